@@ -1,0 +1,33 @@
+# `make run` and `make test` set up everything they need in .venv, from PyPI alone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(VENV)/run.stamp: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidemill needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/run.stamp
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/dev.stamp  ## the development environment
+
+run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data
+	@exec $(BIN)/tidemill serve --data-dir data
+
+test: $(VENV)/dev.stamp  ## every test that a fresh machine can run
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp  ## lint, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+.PHONY: help setup run test check

@@ -1,0 +1,46 @@
+"""The ids and small values that every layer speaks of, each its own type."""
+
+from __future__ import annotations
+
+import base64
+from typing import NamedTuple, NewType
+
+BrokerId = NewType("BrokerId", int)
+BrokerEpoch = NewType("BrokerEpoch", int)
+PartitionIndex = NewType("PartitionIndex", int)
+LeaderEpoch = NewType("LeaderEpoch", int)
+PartitionEpoch = NewType("PartitionEpoch", int)
+Offset = NewType("Offset", int)
+ProducerId = NewType("ProducerId", int)
+ProducerEpoch = NewType("ProducerEpoch", int)
+TimestampMs = NewType("TimestampMs", int)
+
+# The 16 raw bytes, as they stand on the wire: a slice of a request is a dictionary key without parsing.
+TopicId = NewType("TopicId", bytes)
+
+NO_TOPIC_ID = TopicId(bytes(16))
+NO_BROKER = BrokerId(-1)
+NO_LEADER_EPOCH = LeaderEpoch(-1)
+NO_OFFSET = Offset(-1)
+NO_PRODUCER_ID = ProducerId(-1)
+NO_TIMESTAMP = TimestampMs(-1)
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def uuid_text(raw: bytes) -> str:
+    """How Kafka prints a uuid: URL-safe base64 without padding, 22 characters."""
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def uuid_bytes(text: str) -> bytes:
+    raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if len(raw) != 16:
+        raise ValueError(f"{text!r} is not a uuid of 22 base64 characters")
+    return raw
