@@ -17,6 +17,7 @@ Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
 Record = TypeVar("Record")
 Reply = TypeVar("Reply")
+ReplayedRecord = TypeVar("ReplayedRecord", contravariant=True)
 
 
 class ProtocolMachine(Protocol[Event, Effect]):
@@ -36,7 +37,7 @@ class Decision(Generic[Record, Reply]):
     reply: Reply
 
 
-class ReplicatedMachine(Protocol[Record]):
+class ReplicatedMachine(Protocol[ReplayedRecord]):
     """State is a pure function of the records replayed, in order."""
 
-    def replay(self, record: Record) -> None: ...
+    def replay(self, record: ReplayedRecord) -> None: ...

@@ -1,0 +1,1 @@
+"""Benchmarks of a broker as its users meet it: `python -m bench --help`."""

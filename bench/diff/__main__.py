@@ -1,0 +1,111 @@
+"""`python -m bench.diff`: exit status 0 without unexplained differences, 1 with, 2 when it cannot run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import bench.diff.cases
+from bench.apache_kafka import ApacheKafka
+from bench.diff import brokers, report
+from bench.diff.compare import Difference, compare, read_accepted
+from bench.diff.messages import api_name
+from bench.diff.script import Answer, Case, Key, Ranges, Script, advertised, selected, shared_ranges
+
+
+def main() -> int:
+    options = _options()
+    chosen = selected(options.api)
+    if not chosen:
+        print(f"no API matches {options.api!r}", file=sys.stderr)
+        return 2
+    missing = None if options.kafka else ApacheKafka.available()
+    if missing:
+        print(f"diff-kafka cannot run: {missing}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="diff-kafka-") as scratch:
+        first, second = Path(scratch) / "kafka", Path(scratch) / "tidemill"
+        try:
+            with brokers.apache_kafka(options.kafka, first) as kafka:
+                if options.itself:
+                    with brokers.apache_kafka(None, second) as other:
+                        return _run(options, chosen, kafka, other)
+                with brokers.tidemill(options.tidemill, second) as other:
+                    return _run(options, chosen, kafka, other)
+        except brokers.NotStartedError as error:
+            print(error, file=sys.stderr)
+            return 2
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.diff", description=bench.diff.__doc__)
+    parser.add_argument("--api", help="only this API: CreateTopics, 'describe*'")
+    parser.add_argument("--verbose", action="store_true", help="also list the accepted differences")
+    parser.add_argument("--tidemill", metavar="HOST:PORT", help="a running Tidemill instead of a new one")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a running Apache Kafka instead of a new one")
+    parser.add_argument(
+        "--itself",
+        action="store_true",
+        help="Apache Kafka against Apache Kafka: tests this tool, finds nothing",
+    )
+    parser.add_argument("--save", metavar="DIR", type=Path, help="write every answer of both as text")
+    return parser.parse_args()
+
+
+def _run(
+    options: argparse.Namespace, chosen: list[Case], kafka: brokers.Address, other: brokers.Address
+) -> int:
+    shared = shared_ranges(advertised(*kafka), advertised(*other))
+    # One clock for both runs: a timestamp in a script is the same number on either side.
+    now_ms = time.time_ns() // 1_000_000
+    left = _answers(chosen, kafka, shared, now_ms)
+    right = _answers(chosen, other, shared, now_ms)
+    if options.save:
+        report.write_answers(options.save / "kafka", left)
+        report.write_answers(options.save / ("kafka-again" if options.itself else "tidemill"), right)
+    differences = compare(left, right)
+    skipped = sorted({item.api for item in chosen} - set(shared))
+    return _report(options, differences, len(left), skipped)
+
+
+def _answers(chosen: list[Case], address: brokers.Address, shared: Ranges, now_ms: int) -> dict[Key, Answer]:
+    script = Script(*address, shared, now_ms)
+    try:
+        script.learn()
+        for item in chosen:
+            for version in item.versions(shared):
+                script.run(item, version)
+    finally:
+        script.close()
+    return script.answers
+
+
+def _report(
+    options: argparse.Namespace, differences: list[Difference], answers: int, skipped: list[str]
+) -> int:
+    accepted = [] if options.itself else read_accepted()
+    unexplained = []
+    for difference in differences:
+        covering = [entry for entry in accepted if entry.covers(difference)]
+        for entry in covering:
+            entry.used += 1
+        if not covering:
+            unexplained.append(difference)
+    for line in report.difference_lines(unexplained):
+        print(line)
+    if options.verbose:
+        print(*report.accepted_lines(accepted), sep="\n")
+    stale = report.stale_lines(accepted) if options.api is None else []
+    print(*stale, sep="\n", end="\n" if stale else "")
+    for api in skipped:
+        print(f"{api_name(api)}: no version that both brokers advertise; nothing was asked")
+    explained = len(differences) - len(unexplained)
+    print(f"{answers} answers compared: {len(unexplained)} unexplained differences, {explained} accepted")
+    return 1 if unexplained or skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The two brokers: given by address, or started here, Tidemill as a user starts it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.apache_kafka import ApacheKafka
+
+Address = tuple[str, int]
+STOP_SECONDS_MAX = 15.0
+START_SECONDS_MAX = 30.0
+LISTENS = re.compile(r"listens on (\S+):(\d+)")
+
+
+class NotStartedError(RuntimeError):
+    """Tidemill ended or stayed silent before it said where it listens."""
+
+
+def parse_address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return host, int(port)
+
+
+@contextmanager
+def apache_kafka(address: str | None, data_dir: Path) -> Iterator[Address]:
+    if address is not None:
+        yield parse_address(address)
+        return
+    with ApacheKafka(data_dir) as kafka:
+        yield parse_address(kafka.bootstrap)
+
+
+@contextmanager
+def tidemill(address: str | None, data_dir: Path) -> Iterator[Address]:
+    if address is not None:
+        yield parse_address(address)
+        return
+    command = [str(Path(sys.executable).parent / "tidemill"), "serve", "--data-dir", str(data_dir)]
+    log_path = data_dir.with_suffix(".log")
+    with log_path.open("wb") as log:
+        process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=log)
+    try:
+        yield _listening(process, log_path)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _listening(process: subprocess.Popen[bytes], log_path: Path) -> Address:
+    """Where it listens, from its standard output; a broker that says nothing is ended, which ends the reading."""
+    assert process.stdout is not None
+    silence = threading.Timer(START_SECONDS_MAX, process.kill)
+    silence.start()
+    try:
+        for line in process.stdout:
+            match = LISTENS.search(line.decode(errors="replace"))
+            if match:
+                threading.Thread(target=process.stdout.read, daemon=True).start()
+                return match.group(1), int(match.group(2))
+    finally:
+        silence.cancel()
+    raise NotStartedError(f"tidemill serve did not start:\n{log_path.read_text(errors='replace')[-2000:]}")

@@ -1,0 +1,16 @@
+"""The scripts. Importing this package registers every one of them, in the order in which they run.
+
+A new family of APIs (groups, transactions, quotas…) is a new module here, named below.
+"""
+
+from bench.diff.cases import (  # noqa: F401
+    cluster,
+    configs,
+    fetch,
+    metadata,
+    offsets,
+    produce,
+    producers,
+    topics,
+    versions,
+)

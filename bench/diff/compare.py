@@ -1,0 +1,121 @@
+"""Lines two answers up field by field, and sets the differences against the table of accepted ones."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.diff.messages import api_name
+from bench.diff.script import Answer, Key
+
+ACCEPTED_PATH = Path(__file__).parent / "accepted.toml"
+ABSENT = "(absent)"
+# What tells the elements of a list apart, most telling first.
+NAMES = (
+    "name",
+    "topic_id",
+    "topic",
+    "topic_name",
+    "resource_name",
+    "api_key",
+    "partition_index",
+    "partition",
+    "index",
+    "batch_index",
+    "node_id",
+    "broker_id",
+    "base_offset",
+    "log_dir",
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    api: str
+    version: int
+    case: str
+    field: str
+    kafka: Any
+    tidemill: Any
+
+
+@dataclass
+class Accepted:
+    """One entry of accepted.toml. `api`, `case` and `field` are patterns; without `versions` it holds for all."""
+
+    api: str
+    reason: str
+    case: str = "*"
+    field: str = "*"
+    versions: tuple[int, int] = (0, 999)
+    used: int = 0
+
+    def covers(self, difference: Difference) -> bool:
+        return (
+            self.versions[0] <= difference.version <= self.versions[1]
+            and fnmatch.fnmatchcase(api_name(difference.api), self.api)
+            and _matches(difference.case, self.case)
+            and _matches(difference.field, self.field)
+        )
+
+
+def read_accepted(path: Path = ACCEPTED_PATH) -> list[Accepted]:
+    entries = tomllib.loads(path.read_text()).get("accepted", [])
+    return [
+        Accepted(
+            api=entry["api"],
+            reason=entry["reason"],
+            case=entry.get("case", "*"),
+            field=entry.get("field", "*"),
+            versions=tuple(entry.get("versions", (0, 999))),
+        )
+        for entry in entries
+    ]
+
+
+def compare(kafka: dict[Key, Answer], tidemill: dict[Key, Answer]) -> list[Difference]:
+    found = []
+    for key in [*kafka, *(k for k in tidemill if k not in kafka)]:
+        left = kafka[key].tree if key in kafka else ABSENT
+        right = tidemill[key].tree if key in tidemill else ABSENT
+        for path, ours, theirs in _differences("", left, right):
+            found.append(Difference(key.api, key.version, key.case, path or "(answer)", ours, theirs))
+    return found
+
+
+def _differences(path: str, kafka: Any, tidemill: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(kafka, dict) and isinstance(tidemill, dict):
+        for name in [*kafka, *(n for n in tidemill if n not in kafka)]:
+            inner = f"{path}.{name}" if path else name
+            yield from _differences(inner, kafka.get(name, ABSENT), tidemill.get(name, ABSENT))
+    elif isinstance(kafka, list) and isinstance(tidemill, list):
+        yield from _list_differences(path, kafka, tidemill)
+    elif kafka != tidemill or type(kafka) is not type(tidemill):
+        yield path, kafka, tidemill
+
+
+def _list_differences(path: str, kafka: list[Any], tidemill: list[Any]) -> Iterator[tuple[str, Any, Any]]:
+    left, right = _named(kafka), _named(tidemill)
+    for name in [*left, *(n for n in right if n not in left)]:
+        yield from _differences(f"{path}[{name}]", left.get(name, ABSENT), right.get(name, ABSENT))
+    if list(left) != list(right) and set(left) == set(right):
+        yield f"{path} (order)", list(left), list(right)
+
+
+def _named(items: list[Any]) -> dict[str, Any]:
+    """The elements by what names them; by position when that is not unique."""
+    for candidate in NAMES:
+        if all(isinstance(item, dict) and item.get(candidate) is not None for item in items):
+            names = [str(item[candidate]) for item in items]
+            if len(set(names)) == len(names):
+                return dict(zip(names, items, strict=True))
+    return {str(i): item for i, item in enumerate(items)}
+
+
+def _matches(text: str, pattern: str) -> bool:
+    """Only `*` is special: the brackets of a field path stand for themselves."""
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))

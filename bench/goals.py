@@ -1,0 +1,75 @@
+"""The figures the broker is held to: absolute ones, and ratios to Apache Kafka measured in the same run.
+
+A goal covers every case of its family whose name starts with its prefix, and is judged by the worst of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.run import Result
+
+
+@dataclass(frozen=True)
+class Goal:
+    text: str
+    family: str
+    case_prefix: str
+    metric: str
+    limit: float
+    is_ratio: bool = False
+    is_at_least: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    goal: Goal
+    worst: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.worst >= self.goal.limit if self.goal.is_at_least else self.worst <= self.goal.limit
+
+
+CPU = "broker_cpu_s_per_gb"
+GOALS = (
+    Goal("produce, 64 KB batches: CPU-s/GB", "produce", "1 KB messages, 64 KB", CPU, 2.0),
+    Goal("produce, 256 KB batches: CPU-s/GB", "produce", "1 KB messages, 256 KB", CPU, 1.2),
+    Goal("produce, 1 MB batches: CPU-s/GB", "produce", "1 KB messages, 1 MB", CPU, 1.2),
+    Goal("fetch: CPU-s/GB", "fetch", "1 KB messages", CPU, 0.8),
+    Goal("one-record request: µs", "requests", "one record, 5 in flight", "broker_us_per_request", 25),
+    Goal("further partition: µs", "requests", "one record in each", "broker_us_per_further_partition", 10),
+    Goal("ack p50 at 5,000 msgs/s: ms", "latency", "ack, 5,000 msgs/s, raw", "p50_ms", 0.5),
+    Goal("ack p99: ms", "latency", "ack", "p99_ms", 10),
+    Goal("end to end p99: ms", "latency", "end to end", "p99_ms", 50),
+    Goal("empty broker: RSS MB", "start", "", "rss_mb", 60),
+    Goal("empty broker: start s", "start", "", "start_s", 0.5),
+    Goal("produce throughput : Kafka's", "produce", "", "mb_per_s", 1.0, is_ratio=True, is_at_least=True),
+    Goal("fetch throughput : Kafka's", "fetch", "", "mb_per_s", 1.0, is_ratio=True, is_at_least=True),
+    Goal("produce CPU-s/GB : Kafka's", "produce", "", CPU, 1.0, is_ratio=True),
+    Goal("fetch CPU-s/GB : Kafka's", "fetch", "", CPU, 1.0, is_ratio=True),
+    Goal("ack p99 : Kafka's", "latency", "ack", "p99_ms", 1.0, is_ratio=True),
+    Goal("start : Kafka's", "start", "", "start_s", 0.2, is_ratio=True),
+    Goal("RSS : Kafka's", "start", "", "rss_mb", 0.2, is_ratio=True),
+)
+
+
+def judge(results: Sequence[Result], ours: str, theirs: str) -> list[Verdict]:
+    """A verdict on every goal that these results can answer."""
+    median = {(r.target, r.family, r.case): r.median for r in results if r.rounds}
+    verdicts = []
+    for goal in GOALS:
+        values = []
+        for (target, family, case), metrics in median.items():
+            if target != ours or family != goal.family or not case.startswith(goal.case_prefix):
+                continue
+            value = metrics.get(goal.metric)
+            if value is not None and goal.is_ratio:
+                other = median.get((theirs, family, case), {}).get(goal.metric)
+                value = value / other if other else None
+            if value is not None:
+                values.append(value)
+        if values:
+            verdicts.append(Verdict(goal, min(values) if goal.is_at_least else max(values)))
+    return verdicts

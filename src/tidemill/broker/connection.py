@@ -1,0 +1,331 @@
+"""One client connection: frames in, responses out in the order of their requests.
+
+Works on a raw non-blocking socket with the loop's `add_reader`/`add_writer`, so that the kernel receives into the
+frame's own place and sends file slices by `sendfile`; transports would copy both.
+
+Receiving. One buffer per connection. A frame is handed on as a view of it and must not be kept: once `dispatch`
+returns, the bytes are overwritten. The buffer grows with what has arrived, never with what a length prefix claims.
+
+Sending. Each request takes a `Reply` slot in a queue. A slot may be filled later (a parked fetch, a produce that waits
+for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow
+client slows itself down and costs no memory.
+
+A reply that is completed after its connection closed is dropped: it belongs to this object, not to a descriptor
+number that somebody else may have by then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tidemill.errors import ProtocolError
+from tidemill.log.files import FileSlice
+
+Part = bytes | bytearray | memoryview | FileSlice
+
+_SIZE = struct.Struct(">i")
+# A silent connection costs little; one that has filled its first buffer gets a roomy one.
+_RECEIVE_BYTES_MIN = 2 * 1024
+_RECEIVE_BYTES_ROOMY = 64 * 1024
+_REPLIES_QUEUED_MAX = 512
+_SEND_JOIN_BYTES_MAX = 64 * 1024
+# Not everywhere (macOS has no MSG_MORE): then a header goes out as a packet of its own.
+_MSG_MORE = getattr(socket, "MSG_MORE", 0)
+
+
+class Reply:
+    """A place in a connection's queue. `send` fills it, once."""
+
+    __slots__ = ("_connection", "parts")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.parts: Sequence[Part] | None = None
+
+    def send(self, parts: Sequence[Part]) -> None:
+        assert self.parts is None, "a reply is sent once"
+        self.parts = parts
+        self._connection.reply_ready(self)
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self._connection.is_closed
+
+
+class Connection:
+    __slots__ = (
+        "_buffer",
+        "_dispatch",
+        "_end",
+        "_frame_bytes_max",
+        "_is_dispatching",
+        "_is_reading",
+        "_is_writing",
+        "_loop",
+        "_on_close",
+        "_outgoing",
+        "_receive_end",
+        "_replies",
+        "_sock",
+        "_start",
+        "_view",
+        "close_callbacks",
+        "fd",
+        "is_closed",
+        "last_active_s",
+        "listener_name",
+        "local_address",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        sock: socket.socket,
+        peer: str,
+        local_address: tuple[str, int],
+        listener_name: str,
+        *,
+        dispatch: Callable[[Connection, memoryview], None],
+        on_close: Callable[[Connection, str | None], None],
+        frame_bytes_max: int,
+    ) -> None:
+        """`dispatch` handles one request frame: it takes a `Reply`, unless none is due, and fills it now or later.
+
+        `on_close` hears why; the reason is None when the peer simply went away.
+        """
+        self._loop = loop
+        self._sock = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.local_address = local_address
+        self.listener_name = listener_name
+        self.close_callbacks: list[Callable[[], None]] = []
+        self._dispatch = dispatch
+        self._on_close = on_close
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray(_RECEIVE_BYTES_MIN)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._receive_end = len(self._buffer)
+        self._replies: deque[Reply] = deque()
+        self._outgoing: deque[Part] = deque()
+        self._is_dispatching = False
+        self._is_writing = False
+        self._is_reading = False
+        self.is_closed = False
+        self.last_active_s = loop.time()
+        self._resume_reading()
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def _resume_reading(self) -> None:
+        if not self._is_reading and not self.is_closed:
+            self._is_reading = True
+            self._loop.add_reader(self.fd, self._on_readable)
+
+    def _pause_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self.fd)
+
+    def _on_readable(self) -> None:
+        try:
+            received = self._sock.recv_into(self._view[self._end : self._receive_end])
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.close(None if isinstance(error, ConnectionError) else str(error))
+            return
+        if received == 0:
+            self.close(None)
+            return
+        self._end += received
+        self.last_active_s = self._loop.time()
+        self._consume()
+
+    def _consume(self) -> None:
+        """Dispatch the whole frames in the buffer, then make room for what is still to come."""
+        self._is_dispatching = True
+        try:
+            needed = self._dispatch_frames()
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        finally:
+            self._is_dispatching = False
+        if self.is_closed:
+            return
+        self._make_room(needed)
+        self._flush()
+        if len(self._replies) >= _REPLIES_QUEUED_MAX:
+            self._pause_reading()
+
+    def _dispatch_frames(self) -> int:
+        """Returns how many bytes the unfinished frame at the front needs in all, as far as is known."""
+        view, dispatch = self._view, self._dispatch
+        start, end = self._start, self._end
+        while end - start >= 4 and len(self._replies) < _REPLIES_QUEUED_MAX:
+            size: int = _SIZE.unpack_from(view, start)[0]
+            if not 0 < size <= self._frame_bytes_max:
+                raise ProtocolError(f"a request of {size} bytes; the limit is {self._frame_bytes_max}")
+            if end - start - 4 < size:
+                self._start = start
+                return size + 4
+            frame = view[start + 4 : start + 4 + size]
+            start += 4 + size
+            self._start = start
+            dispatch(self, frame)
+            frame.release()
+            if self.is_closed:
+                return 0
+        self._start = start
+        return 4
+
+    def _make_room(self, needed: int) -> None:
+        pending = self._end - self._start
+        capacity = len(self._buffer)
+        if needed > capacity:
+            # Twice what has arrived, or the whole frame if that is less: a length prefix alone buys no memory.
+            self._replace_buffer(min(needed, max(2 * pending, _RECEIVE_BYTES_ROOMY)))
+        elif self._end == capacity < _RECEIVE_BYTES_ROOMY:
+            self._replace_buffer(_RECEIVE_BYTES_ROOMY)
+        elif pending == 0:
+            self._start = self._end = 0
+        elif self._start + needed > capacity:
+            self._buffer[:pending] = self._view[self._start : self._end].tobytes()
+            self._start, self._end = 0, pending
+        # A large frame is received exactly to its end: its successor then begins at the front and never moves.
+        capacity = len(self._buffer)
+        self._receive_end = min(self._start + needed, capacity) if needed > _RECEIVE_BYTES_ROOMY else capacity
+
+    def release_memory(self) -> None:
+        """Give back a large buffer that holds nothing."""
+        if self._start == self._end and len(self._buffer) > _RECEIVE_BYTES_ROOMY:
+            self._replace_buffer(_RECEIVE_BYTES_MIN)
+            self._receive_end = _RECEIVE_BYTES_MIN
+
+    def _replace_buffer(self, capacity: int) -> None:
+        pending = self._end - self._start
+        buffer = bytearray(capacity)
+        buffer[:pending] = self._view[self._start : self._end]
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self._start, self._end = 0, pending
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def expect_reply(self) -> Reply:
+        reply = Reply(self)
+        self._replies.append(reply)
+        return reply
+
+    def reply_ready(self, reply: Reply) -> None:
+        if self.is_closed:
+            return
+        # Replies completed while frames are dispatched go out together when the last frame is done.
+        if not self._is_dispatching and self._replies and self._replies[0] is reply:
+            self._flush()
+            self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        """After a pause, once half of the queue has gone: first what is already in the buffer."""
+        if self._is_reading or self.is_closed or len(self._replies) > _REPLIES_QUEUED_MAX // 2:
+            return
+        self._resume_reading()
+        self._consume()
+
+    def _flush(self) -> None:
+        """Send every reply that is complete and has nothing unfinished before it."""
+        replies, outgoing = self._replies, self._outgoing
+        while replies:
+            parts = replies[0].parts
+            if parts is None:
+                break
+            outgoing.extend(parts)
+            replies.popleft()
+        if outgoing and not self._is_writing and not self._send():
+            self._is_writing = True
+            self._loop.add_writer(self.fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        if self._send() and self._is_writing:
+            self._is_writing = False
+            self._loop.remove_writer(self.fd)
+            self._flush()
+            self._go_on_reading()
+
+    def _send(self) -> bool:
+        """Whether everything is out (or the connection is closed)."""
+        outgoing = self._outgoing
+        try:
+            while outgoing:
+                part = outgoing[0]
+                if isinstance(part, FileSlice):
+                    self._send_slice(part)
+                else:
+                    self._send_bytes()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self.close(None if isinstance(error, ConnectionError) else str(error))
+        return True
+
+    def _send_bytes(self) -> None:
+        outgoing = self._outgoing
+        data = outgoing.popleft()
+        assert not isinstance(data, FileSlice)
+        if outgoing:
+            run = [data]
+            length = len(data)
+            while outgoing and length < _SEND_JOIN_BYTES_MAX:
+                following = outgoing[0]
+                if isinstance(following, FileSlice):
+                    break
+                outgoing.popleft()
+                run.append(following)
+                length += len(following)
+            data = b"".join(run)
+        try:
+            sent = self._sock.send(data, _MSG_MORE if outgoing else 0)
+        except (BlockingIOError, InterruptedError):
+            outgoing.appendleft(data)
+            raise
+        if sent < len(data):
+            outgoing.appendleft(memoryview(data)[sent:])
+        self.last_active_s = self._loop.time()
+
+    def _send_slice(self, part: FileSlice) -> None:
+        file, position, length = part
+        sent = os.sendfile(self.fd, file.fd, position, length)
+        if sent == 0:
+            raise OSError(f"a segment ends {length} bytes before what was promised from it")
+        if sent == length:
+            self._outgoing.popleft()
+        else:
+            self._outgoing[0] = FileSlice(file, position + sent, length - sent)
+        self.last_active_s = self._loop.time()
+
+    # -- closing ---------------------------------------------------------------------------------------------
+
+    def close(self, reason: str | None) -> None:
+        """Idempotent. Purges what is parked, so that nothing can reach this socket's number later."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._pause_reading()
+        if self._is_writing:
+            self._is_writing = False
+            self._loop.remove_writer(self.fd)
+        self._sock.close()
+        self._replies.clear()
+        self._outgoing.clear()
+        for callback in self.close_callbacks:
+            callback()
+        self.close_callbacks.clear()
+        self._on_close(self, reason)

@@ -1,0 +1,76 @@
+"""What a handler may use: the broker's parts, each behind its own name.
+
+Wired once by `node.py`. Handlers take what they need from here and own no state of their own.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidemill.broker.clock import Clock
+from tidemill.broker.dispatch import TABLE, Peer
+from tidemill.broker.driver import ControllerDriver
+from tidemill.broker.producer_ids import ProducerIds
+from tidemill.broker.replicas import Replicas
+from tidemill.broker.sessions import FetchSessions
+from tidemill.broker.syncer import Syncer
+from tidemill.config import BrokerConfig
+from tidemill.controller.image import BrokerImage, MetadataImage
+from tidemill.errors import ErrorCode
+from tidemill.log.datadir import DataDir
+from tidemill.protocol.api.cluster import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
+
+
+@dataclass(slots=True)
+class Broker:
+    config: BrokerConfig
+    loop: AbstractEventLoop
+    clock: Clock
+    controller: ControllerDriver
+    replicas: Replicas
+    fetch_sessions: FetchSessions
+    syncer: Syncer
+    producer_ids: ProducerIds
+    data_dir: DataDir
+    new_uuid: Callable[[], bytes]
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.controller.image
+
+    def api_versions(self, error: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
+        image = self.image
+        return ApiVersionsResponse(
+            error_code=error,
+            api_keys=[
+                ApiVersion(api_key=api.key, min_version=api.advertised.min, max_version=api.advertised.max)
+                for _, api in sorted(TABLE.items())
+            ],
+            supported_features=[
+                SupportedFeatureKey(name=name, min_version=level, max_version=level)
+                for name, level in sorted(image.features.items())
+            ],
+            finalized_features_epoch=image.end_offset,
+            finalized_features=[
+                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in sorted(image.features.items())
+            ],
+        )
+
+    def address_of(self, broker: BrokerImage, connection: Peer) -> tuple[str, int]:
+        """Where this client should dial a broker.
+
+        Without `advertised.listeners` this broker answers with the address that the client dialled: that one
+        is known to work, whatever lies between them.
+        """
+        if broker.id == self.config.node_id and not self.config.network.advertised_listeners:
+            return connection.local_address
+        endpoint = broker.endpoints.get(connection.listener_name) or next(iter(broker.endpoints.values()))
+        return endpoint.host, endpoint.port

@@ -1,0 +1,265 @@
+"""From a request frame to its handler, and from what the handler returns to a reply.
+
+The table is filled by the handler modules themselves: `@serves(MetadataRequest)` beside the function is all there is to
+adding an API, and `docs/compatibility.md` is generated from the same table. A handler gets the decoded message and returns
+the response, or a coroutine that does; version differences live in the codec. The two hot APIs, Produce and Fetch,
+register with `@serves_raw` and read the frame themselves.
+
+Whatever a client sends, it gets the protocol's own answer: an API or version that is not served gets
+UNSUPPORTED_VERSION in the layout the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in
+the log. Only bytes that cannot be understood close the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.log.files import FileSlice
+from tidemill.protocol import api as apis
+from tidemill.protocol.frames import (
+    API_VERSIONS_KEY,
+    RequestHeader,
+    has_flexible_response_header,
+    parse_request_header,
+)
+from tidemill.protocol.schema import Request, Response, VersionRange, decode, encode
+
+if TYPE_CHECKING:
+    from tidemill.broker.connection import Part, Reply
+    from tidemill.broker.context import Broker
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = struct.Struct(">ii")
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+class Peer(Protocol):
+    """The connection as a handler sees it."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def listener_name(self) -> str: ...
+    @property
+    def local_address(self) -> tuple[str, int]: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def close_callbacks(self) -> list[Callable[[], None]]: ...
+    def expect_reply(self) -> Reply: ...
+    def close(self, reason: str | None) -> None: ...
+
+
+class Call:
+    """One request under way."""
+
+    __slots__ = ("_reply", "client_id", "connection", "frame", "header", "is_flexible", "version")
+
+    def __init__(self, connection: Peer, header: RequestHeader, frame: memoryview, is_flexible: bool) -> None:
+        self.connection = connection
+        self.header = header
+        self.frame = frame
+        self.version = header.api_version
+        self.client_id = header.client_id
+        self.is_flexible = is_flexible
+        self._reply: Reply | None = None
+
+    def expect_reply(self) -> None:
+        """Take the next place in the connection's queue; `respond` fills it."""
+        self._reply = self.connection.expect_reply()
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.connection.is_closed
+
+    def respond(self, body: Sequence[Part]) -> None:
+        """Send the response's body; length, correlation id and header tags are put before it."""
+        assert self._reply is not None
+        size = 5 if self.is_flexible else 4
+        for part in body:
+            size += part.length if isinstance(part, FileSlice) else len(part)
+        prefix = _PREFIX.pack(size, self.header.correlation_id)
+        if self.is_flexible:
+            prefix += b"\0"
+        self._reply.send((prefix, *body))
+
+
+MessageHandler = Callable[["Broker", Call, Any], Response | Awaitable[Response]]
+RawHandler = Callable[["Broker", Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    key: int
+    name: str
+    request: type[Request]
+    versions: VersionRange
+    # What ApiVersions says when it differs from what is served.
+    advertised: VersionRange
+    handler: MessageHandler | RawHandler
+    is_raw: bool
+    gaps: tuple[str, ...]
+
+
+TABLE: dict[int, Api] = {}
+
+
+def serves(
+    request: type[RequestT], *, versions: tuple[int, int] | None = None, gaps: Sequence[str] = ()
+) -> Callable[[Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]], Any]:
+    """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs."""
+
+    def register(handler: Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]) -> Any:
+        _register(request, handler, versions, None, gaps, is_raw=False)
+        return handler
+
+    return register
+
+
+def serves_raw(
+    request: type[Request], *, advertised: tuple[int, int] | None = None, gaps: Sequence[str] = ()
+) -> Callable[[RawHandler], RawHandler]:
+    """Register a handler that reads the frame and answers by itself."""
+
+    def register(handler: RawHandler) -> RawHandler:
+        _register(request, handler, None, advertised, gaps, is_raw=True)
+        return handler
+
+    return register
+
+
+def _register(
+    request: type[Request],
+    handler: MessageHandler | RawHandler,
+    versions: tuple[int, int] | None,
+    advertised: tuple[int, int] | None,
+    gaps: Sequence[str],
+    *,
+    is_raw: bool,
+) -> None:
+    assert request.api_key not in TABLE, f"{request.__name__} is served twice"
+    stable = request.versions
+    if request.latest_version_unstable:
+        stable = VersionRange(stable.min, stable.max - 1)
+    served = VersionRange(*versions) if versions else stable
+    TABLE[request.api_key] = Api(
+        request.api_key,
+        apis.API_NAMES[request.api_key],
+        request,
+        served,
+        VersionRange(*advertised) if advertised else served,
+        handler,
+        is_raw,
+        tuple(gaps),
+    )
+
+
+class Dispatcher:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def dispatch(self, connection: Peer, frame: memoryview) -> None:
+        header = parse_request_header(frame)
+        served = TABLE.get(header.api_key)
+        if served is None or not served.versions.min <= header.api_version <= served.versions.max:
+            self._refuse(connection, header, frame)
+            return
+        call = Call(
+            connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
+        )
+        if served.is_raw:
+            self._handle_raw(served, call)
+        else:
+            self._handle(
+                served, call, decode(served.request, header.api_version, frame, header.body_position)
+            )
+
+    def _handle_raw(self, served: Api, call: Call) -> None:
+        try:
+            served.handler(self._broker, call)  # type: ignore[call-arg]
+        except ProtocolError:
+            raise
+        except Exception as error:
+            logger.exception("%s of %s failed", served.name, call.connection.peer)
+            call.connection.close(f"{served.name} failed: {error!r}")
+
+    def _handle(self, served: Api, call: Call, request: Request) -> None:
+        call.expect_reply()
+        try:
+            result = served.handler(self._broker, call, request)  # type: ignore[call-arg]
+        except Exception as error:
+            self._failed(served, call, error)
+            return
+        if inspect.isawaitable(result):
+            task = asyncio.get_running_loop().create_task(self._finish(served, call, result))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            assert isinstance(result, Response)
+            call.respond((encode(result, call.version),))
+
+    async def _finish(self, served: Api, call: Call, result: Awaitable[Response]) -> None:
+        try:
+            response = await result
+        except Exception as error:
+            self._failed(served, call, error)
+            return
+        if call.is_wanted:
+            call.respond((encode(response, call.version),))
+
+    def _failed(self, served: Api, call: Call, error: Exception) -> None:
+        if isinstance(error, ApiError):
+            code = error.code
+        else:
+            code = ErrorCode.UNKNOWN_SERVER_ERROR
+            logger.error("%s of %s failed", served.name, call.connection.peer, exc_info=error)
+        if call.is_wanted:
+            call.respond((encode(error_response(served.key, code, str(error)), call.version),))
+
+    def _refuse(self, connection: Peer, header: RequestHeader, frame: memoryview) -> None:
+        """An API or a version that is not served here."""
+        request = apis.REQUESTS.get(header.api_key)
+        if header.api_key == API_VERSIONS_KEY:
+            # KIP-511: whatever was asked, the answer is in the layout of version 0.
+            call = Call(connection, header, frame, is_flexible=False)
+            call.expect_reply()
+            call.respond((encode(self._broker.api_versions(ErrorCode.UNSUPPORTED_VERSION), 0),))
+            return
+        if request is None or header.api_version not in request.versions or header.api_key in TABLE:
+            name = apis.API_NAMES.get(header.api_key, "unknown")
+            raise ProtocolError(
+                f"API key {header.api_key} ({name}) version {header.api_version} is not served; "
+                "ApiVersions tells which are"
+            )
+        call = Call(
+            connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
+        )
+        call.expect_reply()
+        message = f"{apis.API_NAMES[header.api_key]} is not served"
+        response = error_response(header.api_key, ErrorCode.UNSUPPORTED_VERSION, message)
+        call.respond((encode(response, header.api_version),))
+
+    async def drain(self) -> None:
+        """Wait for the handlers that are still running."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def error_response(api_key: int, code: ErrorCode, message: str) -> Response:
+    """The API's response with nothing in it but an error, as far as the API has a place for one."""
+    response = apis.RESPONSES[api_key]()
+    if hasattr(response, "error_code"):
+        response.error_code = int(code)
+    if hasattr(response, "error_message"):
+        response.error_message = message
+    return response

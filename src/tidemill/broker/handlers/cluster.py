@@ -1,0 +1,261 @@
+"""ApiVersions (18), Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): what clients ask to find their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tidemill.broker.dispatch import Call, serves
+from tidemill.controller.image import PartitionImage, TopicImage
+from tidemill.controller.topic_names import is_valid_topic_name
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.admin import CreatableTopic, CreateTopicsRequest
+from tidemill.protocol.api.cluster import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    Cursor,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidemill.protocol.schema import NO_UUID
+from tidemill.types import TopicId
+
+if TYPE_CHECKING:
+    from tidemill.broker.context import Broker
+
+# Bit n stands for operation n of Kafka's AclOperation; without ACLs everybody may do everything.
+_ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+_ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+_UNKNOWN_OPERATIONS = -0x80000000
+_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_BROKER_ENDPOINTS = 1
+_CONTROLLER_ENDPOINTS = 2
+
+
+@serves(ApiVersionsRequest, versions=(0, 4))
+def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if call.version >= 3 and not _is_software_name(
+        request.client_software_name, request.client_software_version
+    ):
+        return broker.api_versions(ErrorCode.INVALID_REQUEST)
+    return broker.api_versions()
+
+
+def _is_software_name(name: str, version: str) -> bool:
+    """KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit."""
+    return all(
+        text
+        and text[0].isalnum()
+        and text[-1].isalnum()
+        and text.replace("-", "").replace(".", "").isalnum()
+        and text.isascii()
+        for text in (name, version)
+    )
+
+
+@serves(MetadataRequest)
+async def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
+    topics = request.topics
+    wants_all = topics is None or (call.version == 0 and not topics)
+    if not wants_all and topics and request.allow_auto_topic_creation:
+        await _auto_create(broker, topics)
+    image = broker.image
+    response = MetadataResponse(cluster_id=image.cluster_id, controller_id=broker.config.node_id)
+    for member in image.brokers.values():
+        if member.is_fenced:
+            continue
+        host, port = broker.address_of(member, call.connection)
+        response.brokers.append(
+            MetadataResponseBroker(node_id=member.id, host=host, port=port, rack=member.rack)
+        )
+    if wants_all:
+        response.topics = [_describe(broker, topic) for topic in image.topics_by_name.values()]
+    else:
+        response.topics = _find_topics(broker, topics or ())
+    if request.include_topic_authorized_operations:
+        for topic in response.topics:
+            if not topic.error_code:
+                topic.topic_authorized_operations = _ALL_TOPIC_OPERATIONS
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
+    return response
+
+
+async def _auto_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> None:
+    config = broker.config.topics
+    known = broker.image.topics_by_name
+    missing = {
+        topic.name: None
+        for topic in topics
+        if topic.name
+        and topic.topic_id == NO_UUID
+        and topic.name not in known
+        and is_valid_topic_name(topic.name)
+    }
+    if not missing or not config.auto_create_topics_enable:
+        return
+    request = CreateTopicsRequest(
+        topics=[CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in missing]
+    )
+    await broker.controller.submit(lambda controller: controller.create_topics(request, broker.new_uuid))
+
+
+def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
+    """Each topic once; those that are missing come last."""
+    image = broker.image
+    found: dict[str, MetadataResponseTopic] = {}
+    missing: dict[str | bytes, MetadataResponseTopic] = {}
+    for topic in wanted:
+        if topic.topic_id != NO_UUID:
+            known = image.topics_by_id.get(TopicId(topic.topic_id))
+            if known is None:
+                missing[topic.topic_id] = MetadataResponseTopic(
+                    error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic.topic_id
+                )
+                continue
+        else:
+            name = topic.name or ""
+            known = image.topics_by_name.get(name)
+            if known is None:
+                missing[name] = MetadataResponseTopic(error_code=_missing_error(name), name=name)
+                continue
+        found[known.name] = _describe(broker, known)
+    return [*found.values(), *missing.values()]
+
+
+def _missing_error(name: str) -> ErrorCode:
+    is_valid = is_valid_topic_name(name)
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_valid else ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def _describe(broker: Broker, topic: TopicImage) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.name in _INTERNAL_TOPICS,
+        partitions=[
+            MetadataResponsePartition(
+                error_code=_leader_error(partition),
+                partition_index=index,
+                leader_id=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=list(partition.replicas),
+                isr_nodes=list(partition.isr),
+                offline_replicas=_offline(broker, topic.name, index, partition),
+            )
+            for index, partition in enumerate(topic.partitions)
+        ],
+    )
+
+
+def _leader_error(partition: PartitionImage) -> ErrorCode:
+    return ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def _offline(broker: Broker, topic: str, index: int, partition: PartitionImage) -> list[int]:
+    """Replicas on brokers that are away, and this broker's own when its log has failed."""
+    members = broker.image.brokers
+    own, _ = broker.replicas.find((topic, index))
+    return [
+        replica
+        for replica in partition.replicas
+        if replica not in members
+        or members[replica].is_fenced
+        or (replica == broker.config.node_id and own is not None and own.log is None)
+    ]
+
+
+@serves(DescribeClusterRequest)
+def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    image = broker.image
+    response = DescribeClusterResponse(
+        cluster_id=image.cluster_id, controller_id=broker.config.node_id, endpoint_type=request.endpoint_type
+    )
+    if request.endpoint_type != _BROKER_ENDPOINTS:
+        is_known = request.endpoint_type == _CONTROLLER_ENDPOINTS
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        response.error_code = code
+        response.error_message = "This is a broker: it tells the endpoints of brokers (type 1) only."
+        return response
+    for member in image.brokers.values():
+        if member.is_fenced and not request.include_fenced_brokers:
+            continue
+        host, port = broker.address_of(member, call.connection)
+        response.brokers.append(
+            DescribeClusterBroker(
+                broker_id=member.id, host=host, port=port, rack=member.rack, is_fenced=member.is_fenced
+            )
+        )
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
+    return response
+
+
+@serves(DescribeTopicPartitionsRequest)
+def describe_topic_partitions(
+    broker: Broker, call: Call, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """In the order of the names, from the cursor on, until the limit of partitions is reached."""
+    image = broker.image
+    names = sorted({topic.name for topic in request.topics} or set(image.topics_by_name))
+    first_index = 0
+    cursor = request.cursor
+    if cursor is not None:
+        names = [name for name in names if name >= cursor.topic_name]
+        if names and names[0] == cursor.topic_name:
+            first_index = cursor.partition_index
+    left = max(1, min(request.response_partition_limit, broker.config.fetch.max_request_partition_size_limit))
+    response = DescribeTopicPartitionsResponse()
+    for name in names:
+        topic = image.topics_by_name.get(name)
+        if topic is None:
+            code = _missing_error(name)
+            response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+            continue
+        if left == 0:
+            response.next_cursor = Cursor(topic_name=name, partition_index=0)
+            break
+        end = min(len(topic.partitions), first_index + left)
+        response.topics.append(_describe_partitions(broker, topic, range(first_index, end)))
+        left -= max(0, end - first_index)
+        if end < len(topic.partitions):
+            response.next_cursor = Cursor(topic_name=name, partition_index=end)
+            break
+        first_index = 0
+    return response
+
+
+def _describe_partitions(
+    broker: Broker, topic: TopicImage, indexes: range
+) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.name in _INTERNAL_TOPICS,
+        topic_authorized_operations=_ALL_TOPIC_OPERATIONS,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                error_code=_leader_error(partition),
+                partition_index=index,
+                leader_id=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=list(partition.replicas),
+                isr_nodes=list(partition.isr),
+                eligible_leader_replicas=list(partition.elr),
+                last_known_elr=list(partition.last_known_elr),
+                offline_replicas=_offline(broker, topic.name, index, partition),
+            )
+            for index, partition in ((index, topic.partitions[index]) for index in indexes)
+        ],
+    )

@@ -1,0 +1,214 @@
+"""Fetch (1): whole batches as slices of segment files, now or when there is enough.
+
+A fetch that finds less than `min_bytes` is parked: it hears from each of its partitions how much became visible, and
+answers when that adds up, or when `max_wait_ms` is over. It answers by reading again, so whatever happened in between
+(a deletion, a new epoch) is seen.
+
+Partitions share `max_bytes` in the order of the session; those that returned data go to its end. The first batch of
+a response is returned whole even when it is larger than every limit.
+
+Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries the diverging epoch; 13 names topics by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from tidemill.broker.dispatch import Call, serves_raw
+from tidemill.broker.partition import Partition
+from tidemill.broker.sessions import CachedPartition, FetchSession, WireKey
+from tidemill.errors import ErrorCode, StorageError
+from tidemill.log.files import FileSlice
+from tidemill.log.log import OffsetOutOfRange
+from tidemill.protocol.api.data import FetchPartition, FetchRequest
+from tidemill.protocol.fetch import Fetched, pack_fetched
+from tidemill.protocol.schema import decode
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
+    from tidemill.broker.context import Broker
+
+Answer = tuple[WireKey, Fetched, FileSlice | None]
+_READ_COMMITTED = 1
+
+
+@serves_raw(FetchRequest)
+def fetch(broker: Broker, call: Call) -> None:
+    request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
+    call.expect_reply()
+    session = broker.fetch_sessions.resolve(request, call.version, broker.clock.now_ms())
+    if isinstance(session, ErrorCode):
+        call.respond(pack_fetched((), call.version, error_code=session))
+        return
+    _Fetch(broker, call, request, session).start()
+
+
+class _Fetch:
+    __slots__ = (
+        "_broker",
+        "_call",
+        "_is_woken",
+        "_missing_bytes",
+        "_request",
+        "_session",
+        "_timer",
+        "_waiting_on",
+        "_wanted",
+    )
+
+    def __init__(
+        self, broker: Broker, call: Call, request: FetchRequest, session: FetchSession | None
+    ) -> None:
+        self._broker = broker
+        self._call = call
+        self._request = request
+        self._session = session
+        self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
+        if session is not None:
+            self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
+        else:
+            by_id = call.version >= 13
+            self._wanted = [
+                ((topic.topic_id if by_id else topic.topic, wanted.partition), wanted, None)
+                for topic in request.topics
+                for wanted in topic.partitions
+            ]
+        self._missing_bytes = 0
+        self._is_woken = False
+        self._timer: TimerHandle | None = None
+        self._waiting_on: list[Partition] = []
+
+    def start(self) -> None:
+        answers, found_bytes, is_urgent = self._read()
+        request = self._request
+        if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not self._wanted:
+            self._answer(answers)
+        else:
+            self._park(request.min_bytes - found_bytes)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> tuple[list[Answer], int, bool]:
+        """What every partition has now, how much that is, and whether it cannot wait."""
+        left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
+        found_bytes = 0
+        is_urgent = False
+        answers: list[Answer] = []
+        for key, wanted, _ in self._wanted:
+            partition, error = self._broker.replicas.find(key)
+            if partition is None:
+                answers.append((key, Fetched(wanted.partition, error), None))
+                is_urgent = True
+                continue
+            fetched, records = self._read_partition(partition, wanted, left, at_least_one=found_bytes == 0)
+            if records is not None:
+                found_bytes += records.length
+                left = max(0, left - records.length)
+            is_urgent = is_urgent or fetched.error_code != 0 or fetched.diverging is not None
+            answers.append((key, fetched, records))
+        return answers, found_bytes, is_urgent
+
+    def _read_partition(
+        self, partition: Partition, wanted: FetchPartition, left: int, *, at_least_one: bool
+    ) -> tuple[Fetched, FileSlice | None]:
+        index, log = wanted.partition, partition.log
+        if log is None:
+            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
+        error = partition.check_leader_epoch(wanted.current_leader_epoch)
+        if error:
+            return Fetched(index, error), None
+        end_offset = partition.high_watermark
+        fetched = Fetched(
+            index,
+            0,
+            partition.high_watermark,
+            end_offset,
+            log.log_start_offset,
+            [] if self._request.isolation_level == _READ_COMMITTED else None,
+        )
+        if wanted.last_fetched_epoch >= 0:
+            epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
+            if epoch < wanted.last_fetched_epoch or epoch_end < wanted.fetch_offset:
+                return fetched._replace(diverging=(epoch, epoch_end)), None
+        max_bytes = min(wanted.partition_max_bytes, left)
+        try:
+            records = log.read(wanted.fetch_offset, max_bytes, end_offset, at_least_one=at_least_one)
+        except OffsetOutOfRange:
+            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
+        except StorageError as failure:
+            self._broker.replicas.report_damage(partition, str(failure))
+            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
+        return fetched, records
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def _park(self, missing_bytes: int) -> None:
+        self._missing_bytes = missing_bytes
+        for key, _, _ in self._wanted:
+            partition, _ = self._broker.replicas.find(key)
+            if partition is not None:
+                partition.wait(self._grew)
+                self._waiting_on.append(partition)
+        self._timer = self._broker.loop.call_later(self._request.max_wait_ms / 1000, self._complete)
+        self._call.connection.close_callbacks.append(self._unpark)
+
+    def _grew(self, added_bytes: int) -> None:
+        self._missing_bytes -= added_bytes
+        if self._missing_bytes <= 0 and not self._is_woken:
+            self._is_woken = True
+            # Not at once: the producer's ack goes first, and what else arrives in this turn comes along.
+            self._broker.loop.call_soon(self._complete)
+
+    def _unpark(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for partition in self._waiting_on:
+            partition.stop_waiting(self._grew)
+        self._waiting_on = []
+
+    def _complete(self) -> None:
+        if self._timer is None:
+            return
+        self._unpark()
+        if self._call.is_wanted:
+            self._call.connection.close_callbacks.remove(self._unpark)
+            self._answer(self._read()[0])
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def _answer(self, answers: list[Answer]) -> None:
+        session = self._session
+        session_id = 0
+        if session is not None:
+            session_id = session.id
+            is_full = self._request.session_epoch == 0
+            session.rotate([key for key, _, records in answers if records is not None and records.length])
+            news = [answer for answer in answers if _is_news(session.partitions.get(answer[0]), answer)]
+            answers = answers if is_full else news
+        self._call.respond(pack_fetched(_by_topic(answers), self._call.version, session_id=session_id))
+
+
+def _is_news(cached: CachedPartition | None, answer: Answer) -> bool:
+    """Whether an incremental response must mention the partition; remembers what the client now hears."""
+    _, fetched, records = answer
+    if cached is None:
+        return True
+    if fetched.error_code:
+        cached.high_watermark = cached.log_start_offset = None
+        return True
+    changed = (
+        cached.high_watermark != fetched.high_watermark or cached.log_start_offset != fetched.log_start_offset
+    )
+    cached.high_watermark, cached.log_start_offset = fetched.high_watermark, fetched.log_start_offset
+    return changed or fetched.diverging is not None or (records is not None and records.length > 0)
+
+
+def _by_topic(
+    answers: list[Answer],
+) -> Iterable[tuple[str | bytes, list[tuple[Fetched, FileSlice | None]]]]:
+    for name, group in groupby(answers, key=lambda answer: answer[0][0]):
+        yield name, [(fetched, records) for _, fetched, records in group]

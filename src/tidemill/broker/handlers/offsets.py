@@ -1,0 +1,174 @@
+"""ListOffsets (2), DeleteRecords (21), OffsetForLeaderEpoch (23): where a log begins, ends and belongs to whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.broker.dispatch import Call, serves
+from tidemill.broker.partition import Partition
+from tidemill.errors import ErrorCode, ProtocolError, StorageError
+from tidemill.log.log import Log
+from tidemill.log.segment import TimestampedOffset
+from tidemill.protocol.api.data import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    EpochEndOffset,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.context import Broker
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_TIMESTAMP = -3
+_EARLIEST_LOCAL = -4
+_LATEST_TIERED = -5
+_EARLIEST_PENDING_UPLOAD = -6
+# The version that introduced each of the special timestamps.
+_SPECIAL_SINCE = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+_HIGH_WATERMARK = -1
+
+
+@serves(ListOffsetsRequest)
+def list_offsets(broker: Broker, call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    named: set[tuple[str, int]] = set()
+    duplicated: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for wanted in topic.partitions:
+            key = (topic.name, wanted.partition_index)
+            (duplicated if key in named else named).add(key)
+    response = ListOffsetsResponse()
+    for topic in request.topics:
+        answers = []
+        for wanted in topic.partitions:
+            if (topic.name, wanted.partition_index) in duplicated:
+                code = ErrorCode.INVALID_REQUEST
+                answers.append(
+                    ListOffsetsPartitionResponse(partition_index=wanted.partition_index, error_code=code)
+                )
+            else:
+                answers.append(_list_offset(broker, call.version, topic.name, wanted))
+        response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return response
+
+
+def _list_offset(
+    broker: Broker, version: int, topic: str, wanted: ListOffsetsPartition
+) -> ListOffsetsPartitionResponse:
+    answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
+    partition, error = broker.replicas.find((topic, wanted.partition_index))
+    if partition is not None:
+        error = partition.check_leader_epoch(wanted.current_leader_epoch)
+    if not error and wanted.timestamp < 0 and version < _SPECIAL_SINCE.get(wanted.timestamp, 0):
+        error = ErrorCode.UNSUPPORTED_VERSION
+    if not error and partition is not None and partition.log is None:
+        error = ErrorCode.KAFKA_STORAGE_ERROR
+    if error or partition is None or partition.log is None:
+        answer.error_code = error
+        return answer
+    try:
+        found = _offset_at(partition, partition.log, wanted.timestamp)
+    except (StorageError, ProtocolError) as failure:
+        broker.replicas.report_damage(partition, str(failure))
+        answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        return answer
+    if found is not None:
+        answer.timestamp, answer.offset, answer.leader_epoch = found
+    return answer
+
+
+def _offset_at(partition: Partition, log: Log, timestamp: int) -> TimestampedOffset | None:
+    if timestamp == _LATEST:
+        return TimestampedOffset(-1, partition.high_watermark, partition.leader_epoch)
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        epoch = log.epochs.epoch_of(log.log_start_offset)
+        return TimestampedOffset(-1, log.log_start_offset, epoch)
+    if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
+        return None  # nothing is tiered
+    found = log.newest() if timestamp == _MAX_TIMESTAMP else log.first_at_or_after(timestamp)
+    if found is not None and found.offset >= partition.high_watermark:
+        return None
+    return found
+
+
+@serves(DeleteRecordsRequest)
+async def delete_records(broker: Broker, call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    response = DeleteRecordsResponse()
+    moved = False
+    for topic in request.topics:
+        results = []
+        for wanted in topic.partitions:
+            partition, error = broker.replicas.find((topic.name, wanted.partition_index))
+            low_watermark = -1
+            if partition is not None:
+                error, low_watermark = _delete_before(broker, partition, wanted.offset)
+                moved = moved or not error
+            results.append(
+                DeleteRecordsPartitionResult(
+                    partition_index=wanted.partition_index, low_watermark=low_watermark, error_code=error
+                )
+            )
+        response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+    if moved:
+        # What was deleted on request must not come back with a crash.
+        await broker.replicas.checkpoint()
+    return response
+
+
+def _delete_before(broker: Broker, partition: Partition, offset: int) -> tuple[ErrorCode, int]:
+    if partition.log is None:
+        return ErrorCode.KAFKA_STORAGE_ERROR, -1
+    if "delete" not in partition.config.cleanup_policy:
+        return ErrorCode.POLICY_VIOLATION, -1
+    if offset == _HIGH_WATERMARK:
+        offset = partition.high_watermark
+    if not 0 <= offset <= partition.high_watermark:
+        return ErrorCode.OFFSET_OUT_OF_RANGE, -1
+    broker.replicas.move_start(partition, offset)
+    return ErrorCode.NONE, partition.log.log_start_offset
+
+
+@serves(OffsetForLeaderEpochRequest)
+def offset_for_leader_epoch(
+    broker: Broker, call: Call, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[_epoch_end(broker, topic.topic, wanted) for wanted in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _epoch_end(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+    answer = EpochEndOffset(partition=wanted.partition)
+    partition, error = broker.replicas.find((topic, wanted.partition))
+    if partition is not None:
+        error = partition.check_leader_epoch(wanted.current_leader_epoch)
+        if not error and partition.log is None:
+            error = ErrorCode.KAFKA_STORAGE_ERROR
+    if error or partition is None or partition.log is None:
+        answer.error_code = error
+        return answer
+    log = partition.log
+    if wanted.leader_epoch == partition.leader_epoch:
+        answer.leader_epoch, answer.end_offset = partition.leader_epoch, log.log_end_offset
+    else:
+        answer.leader_epoch, answer.end_offset = log.epochs.end_offset_of(
+            wanted.leader_epoch, log.log_end_offset
+        )
+    return answer

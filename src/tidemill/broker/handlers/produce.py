@@ -1,0 +1,198 @@
+"""Produce (0): the hot path.
+
+The request is walked in place; each partition's batch goes to `Partition.append` as a view of the frame. When every
+partition succeeded without waiting, the response is packed directly, otherwise it is built as a message.
+
+Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
+10 adds the current leader; 13 names topics by id. ApiVersions says 0–13, because librdkafka takes a missing 0–2 for
+a broker without any codec support, as Kafka does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidemill.broker.dispatch import Call, serves_raw
+from tidemill.broker.partition import AppendOutcome, Partition
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from tidemill.protocol.produce import Appended, ProduceWalk, pack_produced, walk_produce
+from tidemill.protocol.schema import encode
+
+if TYPE_CHECKING:
+    from tidemill.broker.context import Broker
+
+
+class _Result(NamedTuple):
+    partition: int
+    outcome: AppendOutcome
+    log_start_offset: int
+
+
+@serves_raw(
+    ProduceRequest,
+    advertised=(0, 13),
+    gaps=("Transactional batches are refused until transactions are served.",),
+)
+def produce(broker: Broker, call: Call) -> None:
+    walk = walk_produce(call.frame, call.header.body_position, call.version)
+    acks = walk.acks
+    if acks not in (-1, 0, 1):
+        call.expect_reply()
+        call.respond((encode(_refusal(walk, call.version, ErrorCode.INVALID_REQUIRED_ACKS), call.version),))
+        return
+    if acks:
+        call.expect_reply()
+    frame, version = call.frame, call.version
+    topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
+    now_ms = broker.clock.now_ms()
+    results: list[tuple[bytes, list[_Result]]] = []
+    unsynced: list[tuple[Partition, int]] = []
+    all_good = True
+    for wire_name, partitions in walk.topics:
+        hosted = topics.get(wire_name)
+        topic_results = []
+        for index, start, end in partitions:
+            partition = hosted.get(index) if hosted is not None else None
+            if partition is None:
+                outcome = AppendOutcome(_missing(version, hosted is None))
+            elif start < 0:
+                outcome = AppendOutcome(ErrorCode.INVALID_RECORD, message="no records were sent")
+            else:
+                outcome = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
+                if outcome.sync_to is not None:
+                    unsynced.append((partition, outcome.sync_to))
+            if outcome.error:
+                all_good = False
+            log = partition.log if partition is not None else None
+            topic_results.append(_Result(index, outcome, log.log_start_offset if log else -1))
+        results.append((wire_name, topic_results))
+    if unsynced:
+        _Parked(broker, call, acks, results, unsynced, walk.timeout_ms)
+    else:
+        _answer(call, acks, results, all_good)
+
+
+def _missing(version: int, is_topic: bool) -> ErrorCode:
+    if version >= 13 and is_topic:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class _Parked:
+    """A produce that is answered when the logs it wrote to are synced."""
+
+    __slots__ = ("_acks", "_call", "_failed", "_outstanding", "_results", "_timer")
+
+    def __init__(
+        self,
+        broker: Broker,
+        call: Call,
+        acks: int,
+        results: list[tuple[bytes, list[_Result]]],
+        unsynced: list[tuple[Partition, int]],
+        timeout_ms: int,
+    ) -> None:
+        self._call = call
+        self._acks = acks
+        self._results = results
+        self._outstanding = len(unsynced)
+        self._failed: dict[Partition, ErrorCode] = {}
+        self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
+        for partition, end_offset in unsynced:
+            assert partition.log is not None
+            broker.syncer.sync(partition.log, partial(self._synced, partition, end_offset))
+
+    def _synced(self, partition: Partition, end_offset: int, error: OSError | None) -> None:
+        if error is None:
+            partition.advance_high_watermark(end_offset, 1)
+        else:
+            partition.fence(f"cannot sync {partition.name}: {error.strerror or error}")
+            self._replace_outcome(partition, ErrorCode.KAFKA_STORAGE_ERROR)
+        self._outstanding -= 1
+        if self._outstanding == 0:
+            self._finish()
+
+    def _timed_out(self) -> None:
+        for _, results in self._results:
+            for number, result in enumerate(results):
+                if result.outcome.sync_to is not None:
+                    outcome = AppendOutcome(
+                        ErrorCode.REQUEST_TIMED_OUT, message="the disk did not sync in time"
+                    )
+                    results[number] = result._replace(outcome=outcome)
+        self._finish()
+
+    def _replace_outcome(self, partition: Partition, code: ErrorCode) -> None:
+        for _, results in self._results:
+            for number, result in enumerate(results):
+                if result.partition == partition.name.partition and result.outcome.sync_to is not None:
+                    results[number] = result._replace(outcome=AppendOutcome(code))
+
+    def _finish(self) -> None:
+        if self._timer is None and self._acks:
+            return  # the client has heard of the time-out already
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._call.is_wanted:
+            all_good = not any(r.outcome.error for _, results in self._results for r in results)
+            _answer(self._call, self._acks, self._results, all_good)
+
+
+def _answer(call: Call, acks: int, results: list[tuple[bytes, list[_Result]]], all_good: bool) -> None:
+    if acks == 0:
+        if not all_good:
+            # The only way to tell a client that asked for no answer.
+            call.connection.close("a produce request with acks=0 failed")
+        return
+    if all_good:
+        packed = [
+            (name, [Appended(index, done[1], done[2], log_start) for index, done, log_start in partitions])
+            for name, partitions in results
+        ]
+        call.respond((pack_produced(packed, call.version),))
+    else:
+        call.respond((encode(_message(results, call.version), call.version),))
+
+
+def _message(results: list[tuple[bytes, list[_Result]]], version: int) -> ProduceResponse:
+    responses = []
+    for wire_name, partitions in results:
+        topic = TopicProduceResponse()
+        if version >= 13:
+            topic.topic_id = wire_name
+        else:
+            topic.name = wire_name.decode()
+        topic.partition_responses = [
+            PartitionProduceResponse(
+                index=index,
+                error_code=outcome.error,
+                base_offset=outcome.base_offset,
+                log_append_time_ms=outcome.log_append_time_ms,
+                log_start_offset=-1 if outcome.error else log_start_offset,
+                record_errors=[
+                    BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
+                    for number, text in outcome.record_errors
+                ],
+                error_message=outcome.message or (outcome.error.message if outcome.error else None),
+            )
+            for index, outcome, log_start_offset in partitions
+        ]
+        responses.append(topic)
+    return ProduceResponse(responses=responses)
+
+
+def _refusal(walk: ProduceWalk, version: int, code: ErrorCode) -> ProduceResponse:
+    results = [
+        (name, [_Result(index, AppendOutcome(code), -1) for index, _, _ in partitions])
+        for name, partitions in walk.topics
+    ]
+    return _message(results, version)

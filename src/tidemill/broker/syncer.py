@@ -1,0 +1,90 @@
+"""Group commit: the disk is synced off the loop, and one sync answers everybody who waits for it.
+
+While a round of syncs runs in a thread, further requests gather; the next round takes them together. The thread gets a
+snapshot (`Log.sync_work`) and never touches a structure that the loop changes. Its failure is a value that arrives back
+on the loop: a round always ends, with success or with the error handed to every waiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from tidemill.log.log import Log, SyncWork
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[OSError | None], None]
+
+
+class RunBlocking(Protocol):
+    """Run a function that blocks without blocking the loop."""
+
+    def __call__(self, function: Callable[[], Any], /) -> Awaitable[Any]: ...
+
+
+class Syncer:
+    def __init__(self, run_blocking: RunBlocking, now_ms: Callable[[], int]) -> None:
+        self._run_blocking = run_blocking
+        self._now_ms = now_ms
+        self._waiting: dict[Log, list[Done]] = {}
+        self._round: asyncio.Task[None] | None = None
+
+    def sync(self, log: Log, done: Done) -> None:
+        """Make durable what `log` holds now, then call `done`."""
+        self._waiting.setdefault(log, []).append(done)
+        if self._round is None:
+            self._round = asyncio.get_running_loop().create_task(self._run_rounds())
+
+    async def sync_now(self, log: Log) -> None:
+        """The same for a coroutine; raises what the disk raised."""
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: OSError | None) -> None:
+            if finished.cancelled():
+                return
+            if error is None:
+                finished.set_result(None)
+            else:
+                finished.set_exception(error)
+
+        self.sync(log, done)
+        await finished
+
+    async def _run_rounds(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, {}
+                works = [(log, log.sync_work()) for log in waiting]
+                outcomes = await asyncio.gather(*(self._run_blocking(_Attempt(work)) for _, work in works))
+                for (log, work), error in zip(works, outcomes, strict=True):
+                    if error is None:
+                        log.synced(work.end_offset, self._now_ms())
+                    else:
+                        logger.error("cannot sync %s: %s", log.folder, error)
+                    for done in waiting[log]:
+                        done(error)
+        finally:
+            self._round = None
+
+    async def drain(self) -> None:
+        if self._round is not None:
+            await self._round
+
+
+class _Attempt:
+    """The thread's whole job: an error is returned, not raised, so that a round cannot be lost."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: SyncWork) -> None:
+        self._work = work
+
+    def __call__(self) -> OSError | None:
+        try:
+            self._work.run()
+        except OSError as error:
+            return error
+        return None

@@ -1,0 +1,60 @@
+"""Configuration: every key once in a table, text parsed into typed frozen dataclasses, no I/O.
+
+`definitions` says what a key is; `topic_keys` and `broker_keys_*` are the tables; `layers` finds the text in
+force; `topics` and `brokers` give the typed results; `describe` tells clients where each value comes from.
+Reading files, the command line or the environment is the caller's business.
+"""
+
+from tidemill.config.brokers import (
+    BrokerConfig,
+    FetchConfig,
+    NetworkConfig,
+    StorageConfig,
+    TopicsConfig,
+    load_broker_config,
+)
+from tidemill.config.definitions import ConfigKey, ConfigSource, ConfigType, UpdateMode
+from tidemill.config.describe import (
+    ConfigEntry,
+    ConfigSynonym,
+    describe_broker_configs,
+    describe_cluster_default_configs,
+    describe_topic_configs,
+)
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers
+from tidemill.config.listeners import Listener
+from tidemill.config.properties import parse_properties
+from tidemill.config.topics import (
+    TOPIC_KEYS_BY_NAME,
+    TopicConfig,
+    resolve_topic_config,
+    validate_topic_config,
+    validate_topic_configs,
+)
+
+__all__ = [
+    "BROKER_KEYS",
+    "TOPIC_KEYS_BY_NAME",
+    "BrokerConfig",
+    "BrokerLayers",
+    "ConfigEntry",
+    "ConfigKey",
+    "ConfigSource",
+    "ConfigSynonym",
+    "ConfigType",
+    "FetchConfig",
+    "Listener",
+    "NetworkConfig",
+    "StorageConfig",
+    "TopicConfig",
+    "TopicsConfig",
+    "UpdateMode",
+    "describe_broker_configs",
+    "describe_cluster_default_configs",
+    "describe_topic_configs",
+    "load_broker_config",
+    "parse_properties",
+    "resolve_topic_config",
+    "validate_topic_config",
+    "validate_topic_configs",
+]

@@ -1,0 +1,275 @@
+"""The broker's own configuration, typed and checked before anything is touched.
+
+`load_broker_config` turns properties into one `BrokerConfig`, or raises ConfigError. What it reads is what
+has an effect: a key that Kafka knows and that nothing here reads is reported as such when it is set to
+something other than its default, and a key that nobody knows is reported by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tidemill.config.definitions import Value, invalid_value
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers
+from tidemill.config.listeners import (
+    Listener,
+    check_advertised,
+    check_listener_name,
+    check_ports_differ,
+    parse_listeners,
+    parse_protocol_map,
+)
+from tidemill.config.topic_keys import TOPIC_KEYS
+from tidemill.config.topics import TopicConfig, resolve_topic_config
+from tidemill.types import BrokerId
+
+# Defaults of topic keys that are stored and described, but that no code acts upon yet.
+_TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
+    {
+        "local.retention.bytes",
+        "local.retention.ms",
+        "preallocate",
+        "delete.retention.ms",
+        "max.compaction.lag.ms",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "unclean.leader.election.enable",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    listeners: tuple[Listener, ...]
+    advertised_listeners: tuple[Listener, ...]
+    controller_listeners: tuple[Listener, ...]
+    inter_broker_listener_name: str | None
+    connections_max_idle_ms: int
+    max_connections: int
+    max_connections_per_ip: int
+    max_connections_per_ip_overrides: Mapping[str, int]
+    queued_max_requests: int
+    queued_max_request_bytes: int
+    socket_listen_backlog_size: int
+    socket_receive_buffer_bytes: int
+    socket_request_max_bytes: int
+    socket_send_buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    log_dirs: tuple[str, ...]
+    metadata_log_dir: str
+    log_flush_offset_checkpoint_interval_ms: int
+    log_flush_scheduler_interval_ms: int
+    log_retention_check_interval_ms: int
+    num_recovery_threads_per_data_dir: int
+    producer_id_expiration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsConfig:
+    """How topics come into being; `defaults` is the configuration of a topic that sets nothing itself."""
+
+    auto_create_topics_enable: bool
+    default_replication_factor: int
+    delete_topic_enable: bool
+    num_partitions: int
+    defaults: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FetchConfig:
+    fetch_max_bytes: int
+    max_incremental_fetch_session_cache_slots: int
+    max_request_partition_size_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    node_id: BrokerId
+    process_roles: tuple[str, ...]
+    rack: str | None
+    network: NetworkConfig
+    storage: StorageConfig
+    topics: TopicsConfig
+    fetch: FetchConfig
+    properties: Mapping[str, str]
+
+    @property
+    def layers(self) -> BrokerLayers:
+        """The layers without anything dynamic."""
+        return BrokerLayers(static=self.properties)
+
+
+def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
+    """The configuration and the warnings about keys that do nothing."""
+    known = {name: text for name, text in properties.items() if name in BROKER_KEYS}
+    for name, text in known.items():
+        BROKER_KEYS[name].parse(text)
+    values = _Values(BrokerLayers(static=known))
+    roles = tuple(dict.fromkeys(values.texts("process.roles")))
+    config = BrokerConfig(
+        node_id=_node_id(values),
+        process_roles=roles,
+        rack=values.optional_text("broker.rack"),
+        network=_network(values),
+        storage=_storage(values),
+        topics=_topics(values),
+        fetch=FetchConfig(
+            fetch_max_bytes=values.number("fetch.max.bytes"),
+            max_incremental_fetch_session_cache_slots=values.number(
+                "max.incremental.fetch.session.cache.slots"
+            ),
+            max_request_partition_size_limit=values.number("max.request.partition.size.limit"),
+        ),
+        properties=MappingProxyType(dict(properties)),
+    )
+    return config, _warnings(properties, values.read)
+
+
+class _Values:
+    """Typed reads that remember which keys were read."""
+
+    def __init__(self, layers: BrokerLayers) -> None:
+        self.layers = layers
+        self.read: set[str] = set()
+
+    def is_set(self, name: str) -> bool:
+        return self.layers.set_text(name) is not None
+
+    def optional(self, name: str) -> Value | None:
+        self.read.add(name)
+        text = self.layers.text(name)
+        return None if text is None else BROKER_KEYS[name].parse(text)
+
+    def optional_text(self, name: str) -> str | None:
+        value = self.optional(name)
+        return str(value) if value else None
+
+    def text(self, name: str) -> str:
+        value = self.optional(name)
+        assert isinstance(value, str), name
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.optional(name)
+        assert value is None or isinstance(value, tuple), name
+        return value or ()
+
+    def number(self, name: str) -> int:
+        value = self.optional(name)
+        assert isinstance(value, int), name
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.optional(name)
+        assert isinstance(value, bool), name
+        return value
+
+
+def _node_id(values: _Values) -> BrokerId:
+    node_id = values.number("node.id")
+    broker_id = values.number("broker.id")
+    if broker_id < 0 or broker_id == node_id:
+        return BrokerId(node_id)
+    if values.is_set("node.id"):
+        raise invalid_value("broker.id", str(broker_id), f"the same as node.id, which is {node_id}")
+    return BrokerId(broker_id)
+
+
+def _network(values: _Values) -> NetworkConfig:
+    controller_names = tuple(name.upper() for name in values.texts("controller.listener.names"))
+    protocol_map = parse_protocol_map(
+        values.text("listener.security.protocol.map"),
+        controller_names,
+        is_set=values.is_set("listener.security.protocol.map"),
+    )
+    bound = parse_listeners("listeners", values.texts("listeners"), protocol_map)
+    check_ports_differ("listeners", bound)
+    advertised = parse_listeners("advertised.listeners", values.texts("advertised.listeners"), protocol_map)
+    check_advertised(advertised, bound)
+    listeners = tuple(listener for listener in bound if listener.name not in controller_names)
+    if not listeners:
+        text = ",".join(str(listener) for listener in bound)
+        raise invalid_value(
+            "listeners", text, "a list with at least one listener that is not the controller's"
+        )
+    inter_broker_name = values.optional_text("inter.broker.listener.name")
+    if inter_broker_name is not None:
+        check_listener_name("inter.broker.listener.name", inter_broker_name.upper(), listeners)
+    return NetworkConfig(
+        listeners=listeners,
+        advertised_listeners=tuple(each for each in advertised if each.name not in controller_names),
+        controller_listeners=tuple(each for each in bound if each.name in controller_names),
+        inter_broker_listener_name=inter_broker_name.upper() if inter_broker_name else None,
+        connections_max_idle_ms=values.number("connections.max.idle.ms"),
+        max_connections=values.number("max.connections"),
+        max_connections_per_ip=values.number("max.connections.per.ip"),
+        max_connections_per_ip_overrides=_ip_overrides(values.text("max.connections.per.ip.overrides")),
+        queued_max_requests=values.number("queued.max.requests"),
+        queued_max_request_bytes=values.number("queued.max.request.bytes"),
+        socket_listen_backlog_size=values.number("socket.listen.backlog.size"),
+        socket_receive_buffer_bytes=values.number("socket.receive.buffer.bytes"),
+        socket_request_max_bytes=values.number("socket.request.max.bytes"),
+        socket_send_buffer_bytes=values.number("socket.send.buffer.bytes"),
+    )
+
+
+def _ip_overrides(text: str) -> Mapping[str, int]:
+    overrides: dict[str, int] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        host, _, count = pair.rpartition(":")
+        if not host or not count.isdecimal():
+            raise invalid_value("max.connections.per.ip.overrides", text, "a list of host:count pairs")
+        overrides[host.strip()] = int(count)
+    return MappingProxyType(overrides)
+
+
+def _storage(values: _Values) -> StorageConfig:
+    log_dir = values.texts("log.dir")
+    log_dirs = values.texts("log.dirs") or log_dir
+    if len(set(log_dirs)) != len(log_dirs):
+        raise invalid_value("log.dirs", ",".join(log_dirs), "a list of different directories")
+    return StorageConfig(
+        log_dirs=log_dirs,
+        metadata_log_dir=values.optional_text("metadata.log.dir") or log_dirs[0],
+        log_flush_offset_checkpoint_interval_ms=values.number("log.flush.offset.checkpoint.interval.ms"),
+        log_flush_scheduler_interval_ms=values.number("log.flush.scheduler.interval.ms"),
+        log_retention_check_interval_ms=values.number("log.retention.check.interval.ms"),
+        num_recovery_threads_per_data_dir=values.number("num.recovery.threads.per.data.dir"),
+        producer_id_expiration_ms=values.number("producer.id.expiration.ms"),
+    )
+
+
+def _topics(values: _Values) -> TopicsConfig:
+    for key in TOPIC_KEYS:
+        if key.name not in _TOPIC_KEYS_WITHOUT_EFFECT:
+            values.read.update(synonym.name for synonym in key.synonyms)
+    for name, low in (("log.retention.ms", 1), ("log.retention.minutes", 1), ("log.retention.hours", 1)):
+        if values.is_set(name) and values.optional(name) == 0:
+            raise invalid_value(name, "0", f"-1 for no limit, or a number of at least {low}")
+    for name, low in (("log.roll.ms", 1), ("log.roll.jitter.ms", 0), ("log.flush.interval.ms", 0)):
+        value = values.optional(name)
+        if isinstance(value, int) and value < low:
+            raise invalid_value(name, str(value), f"a number of at least {low}")
+    return TopicsConfig(
+        auto_create_topics_enable=values.flag("auto.create.topics.enable"),
+        default_replication_factor=values.number("default.replication.factor"),
+        delete_topic_enable=values.flag("delete.topic.enable"),
+        num_partitions=values.number("num.partitions"),
+        defaults=resolve_topic_config({}, values.layers),
+    )
+
+
+def _warnings(properties: Mapping[str, str], read: set[str]) -> list[str]:
+    warnings = []
+    for name, text in properties.items():
+        key = BROKER_KEYS.get(name)
+        if key is None:
+            warnings.append(f"Unknown configuration {name} is ignored")
+        elif name not in read and (key.default is None or key.parse(text) != key.parse(key.default)):
+            warnings.append(f"Configuration {name} is known to Kafka but has no effect in Tidemill yet")
+    return warnings

@@ -1,0 +1,143 @@
+"""What DescribeConfigs says about each key: value, source, and the synonyms from which the value was chosen.
+
+The entries are neutral; a handler copies them into the response. Sensitive values are never in them. A key
+nobody defined (a broker accepts those for plug-ins) has an unknown type and counts as sensitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import dropwhile
+
+from tidemill.config.definitions import ConfigKey, ConfigSource, ConfigType, render
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers
+from tidemill.config.topic_keys import TOPIC_KEYS
+from tidemill.config.topics import effective_topic_text
+
+# Broker keys for which a coarser key stands in when they are not set.
+_STAND_INS: dict[str, tuple[str, ...]] = {
+    key.synonyms[0].name: tuple(synonym.name for synonym in key.synonyms)
+    for key in TOPIC_KEYS
+    if len(key.synonyms) > 1
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    name: str
+    value: str | None
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    name: str
+    value: str | None
+    source: ConfigSource
+    is_read_only: bool
+    is_sensitive: bool
+    type: ConfigType | None
+    documentation: str | None
+    synonyms: tuple[ConfigSynonym, ...]
+
+
+def describe_topic_configs(
+    overrides: Mapping[str, str],
+    broker_static: Mapping[str, str],
+    broker_dynamic: Mapping[str, str],
+    cluster_default_dynamic: Mapping[str, str],
+) -> list[ConfigEntry]:
+    broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
+    return [_topic_entry(key, overrides, broker) for key in TOPIC_KEYS]
+
+
+def describe_broker_configs(
+    broker_static: Mapping[str, str],
+    broker_dynamic: Mapping[str, str],
+    cluster_default_dynamic: Mapping[str, str],
+) -> list[ConfigEntry]:
+    """Every broker key, and the undefined ones that were set dynamically."""
+    broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
+    custom = {*broker_dynamic, *cluster_default_dynamic} - BROKER_KEYS.keys()
+    return [_broker_entry(name, broker) for name in (*BROKER_KEYS, *sorted(custom))]
+
+
+def describe_cluster_default_configs(cluster_default_dynamic: Mapping[str, str]) -> list[ConfigEntry]:
+    """The broker resource without a name: only what is set for all brokers."""
+    broker = BrokerLayers(cluster_default=cluster_default_dynamic)
+    entries = [_broker_entry(name, broker) for name in sorted(cluster_default_dynamic)]
+    return [_without_defaults(entry) for entry in entries]
+
+
+def _topic_entry(key: ConfigKey, overrides: Mapping[str, str], broker: BrokerLayers) -> ConfigEntry:
+    value = render(key.parse(effective_topic_text(key, overrides, broker)))
+    synonyms = _broker_synonyms(key.synonyms[0].name, broker) if key.synonyms else ()
+    if key.name in overrides:
+        own = ConfigSynonym(key.name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG)
+        synonyms = (own, *synonyms)
+    return ConfigEntry(
+        name=key.name,
+        value=value,
+        source=synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG,
+        is_read_only=False,
+        is_sensitive=key.is_sensitive,
+        type=key.type,
+        documentation=key.documentation,
+        synonyms=synonyms,
+    )
+
+
+def _broker_entry(name: str, broker: BrokerLayers) -> ConfigEntry:
+    key = BROKER_KEYS.get(name)
+    is_sensitive = key is None or key.is_sensitive
+    synonyms = _broker_synonyms(name, broker)
+    text = None if key is None or is_sensitive else broker.text(name)
+    return ConfigEntry(
+        name=name,
+        value=render(key.parse(text)) if key is not None and text is not None else None,
+        source=synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG,
+        is_read_only=key is None or key.is_read_only,
+        is_sensitive=is_sensitive,
+        type=key.type if key is not None else None,
+        documentation=key.documentation if key is not None else None,
+        synonyms=synonyms,
+    )
+
+
+def _broker_synonyms(name: str, broker: BrokerLayers) -> tuple[ConfigSynonym, ...]:
+    """From the strongest layer to the default. As in Kafka, stand-ins show only below the key's own value."""
+    names = _STAND_INS.get(name, (name,))
+    found = [
+        _synonym(candidate, values[candidate], source)
+        for source, values in broker.by_strength()
+        for candidate in names
+        if candidate in values
+    ]
+    for candidate in names:
+        key = BROKER_KEYS.get(candidate)
+        if key is not None and key.default is not None:
+            found.append(_synonym(candidate, key.default, ConfigSource.DEFAULT_CONFIG))
+    return tuple(dropwhile(lambda synonym: synonym.name != name, found))
+
+
+def _synonym(name: str, text: str, source: ConfigSource) -> ConfigSynonym:
+    key = BROKER_KEYS.get(name)
+    is_sensitive = key is None or key.is_sensitive
+    return ConfigSynonym(name, None if is_sensitive else text, source)
+
+
+def _without_defaults(entry: ConfigEntry) -> ConfigEntry:
+    kept = tuple(
+        synonym for synonym in entry.synonyms if synonym.source is ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    )
+    return ConfigEntry(
+        entry.name,
+        entry.value,
+        ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG,
+        entry.is_read_only,
+        entry.is_sensitive,
+        entry.type,
+        entry.documentation,
+        kept,
+    )

@@ -1,0 +1,64 @@
+"""The layers in which a broker's values lie, and the text that is in force for a key.
+
+From the strongest: set for this broker, set for all brokers, written in its file, the default. The first two
+are dynamic: they come from the metadata log and change while the broker runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tidemill.config.broker_keys_groups import GROUPS_KEYS
+from tidemill.config.broker_keys_log import LOG_KEYS
+from tidemill.config.broker_keys_node import NODE_KEYS
+from tidemill.config.broker_keys_topics import TOPICS_KEYS
+from tidemill.config.definitions import ConfigKey, ConfigSource, Synonym
+
+BROKER_KEYS: dict[str, ConfigKey] = {
+    key.name: key
+    for key in sorted((*GROUPS_KEYS, *LOG_KEYS, *NODE_KEYS, *TOPICS_KEYS), key=lambda key: key.name)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLayers:
+    """The texts that are set, by layer."""
+
+    static: Mapping[str, str] = field(default_factory=dict)
+    dynamic: Mapping[str, str] = field(default_factory=dict)
+    cluster_default: Mapping[str, str] = field(default_factory=dict)
+
+    def by_strength(self) -> Iterator[tuple[ConfigSource, Mapping[str, str]]]:
+        yield ConfigSource.DYNAMIC_BROKER_CONFIG, self.dynamic
+        yield ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.cluster_default
+        yield ConfigSource.STATIC_BROKER_CONFIG, self.static
+
+    def set_text(self, name: str) -> str | None:
+        """What some layer sets, or None."""
+        for _, values in self.by_strength():
+            if name in values:
+                return values[name]
+        return None
+
+    def text(self, name: str) -> str | None:
+        """What is in force: what is set, or the default."""
+        found = self.set_text(name)
+        return BROKER_KEYS[name].default if found is None else found
+
+    def inherited_text(self, synonyms: tuple[Synonym, ...]) -> str | None:
+        """The value a topic inherits: that of the first synonym which has one, in the topic's unit.
+
+        The coarse forms of a time may say "no limit" with any negative number; a topic knows only -1.
+        """
+        for synonym in synonyms:
+            text = self.text(synonym.name)
+            if text is None:
+                continue
+            value = BROKER_KEYS[synonym.name].parse(text)
+            if synonyms[0].name == "log.retention.ms" and isinstance(value, int) and value < 0:
+                return "-1"
+            if isinstance(value, int) and synonym.unit_ms != 1:
+                return str(value * synonym.unit_ms)
+            return text
+        return None

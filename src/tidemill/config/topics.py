@@ -1,0 +1,116 @@
+"""A topic's configuration: typed, resolved over the topic's own values and what it inherits from the broker.
+
+`TopicConfig` has one field per topic key, named after it. `resolve_topic_config` is called when a topic or a
+default changes, never per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tidemill.config.definitions import LONG_MAX, ConfigKey, Value
+from tidemill.config.layers import BrokerLayers
+from tidemill.config.topic_keys import TOPIC_KEYS
+from tidemill.errors import ConfigError
+
+TOPIC_KEYS_BY_NAME: dict[str, ConfigKey] = {key.name: key for key in TOPIC_KEYS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    cleanup_policy: tuple[str, ...] = ("delete",)
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_type: str = "producer"
+    compression_zstd_level: int = 3
+    delete_retention_ms: int = 86_400_000
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = LONG_MAX
+    flush_ms: int = LONG_MAX
+    index_interval_bytes: int = 4096
+    local_retention_bytes: int = -2
+    local_retention_ms: int = -2
+    max_compaction_lag_ms: int = LONG_MAX
+    max_message_bytes: int = 1_048_588
+    message_timestamp_after_max_ms: int = 3_600_000
+    message_timestamp_before_max_ms: int = LONG_MAX
+    message_timestamp_type: str = "CreateTime"
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    min_insync_replicas: int = 1
+    preallocate: bool = False
+    remote_storage_enable: bool = False
+    retention_bytes: int = -1
+    retention_ms: int = 604_800_000
+    segment_bytes: int = 1_073_741_824
+    segment_index_bytes: int = 10_485_760
+    segment_jitter_ms: int = 0
+    segment_ms: int = 604_800_000
+    unclean_leader_election_enable: bool = False
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether retention removes old segments."""
+        return "delete" in self.cleanup_policy
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+
+_FIELD_KEYS = tuple(
+    (field.name, TOPIC_KEYS_BY_NAME[field.name.replace("_", ".")]) for field in fields(TopicConfig)
+)
+
+
+def effective_topic_text(key: ConfigKey, overrides: Mapping[str, str], broker: BrokerLayers) -> str:
+    """The text in force for a topic key: the topic's own, what it inherits, or the default."""
+    own = overrides.get(key.name)
+    if own is not None:
+        return own
+    inherited = broker.inherited_text(key.synonyms)
+    if inherited is not None:
+        return inherited
+    assert key.default is not None, key.name
+    return key.default
+
+
+def resolve_topic_config(overrides: Mapping[str, str], broker: BrokerLayers) -> TopicConfig:
+    values: dict[str, Any] = {
+        name: key.parse(effective_topic_text(key, overrides, broker)) for name, key in _FIELD_KEYS
+    }
+    return TopicConfig(**values)
+
+
+def validate_topic_config(name: str, value: str) -> Value:
+    """The typed value, or ConfigError."""
+    key = TOPIC_KEYS_BY_NAME.get(name)
+    if key is None:
+        raise ConfigError(f"Unknown topic configuration {name}: the value {value} cannot be set")
+    return key.parse(value)
+
+
+def validate_topic_configs(configs: Mapping[str, str], broker: BrokerLayers | None = None) -> None:
+    """Every value on its own, and those that have to agree with each other."""
+    layers = BrokerLayers() if broker is None else broker
+    parsed = {name: validate_topic_config(name, value) for name, value in configs.items()}
+    resolved = resolve_topic_config(configs, layers)
+    if resolved.min_compaction_lag_ms > resolved.max_compaction_lag_ms:
+        raise ConfigError(
+            f"Invalid value {resolved.min_compaction_lag_ms} for configuration min.compaction.lag.ms: "
+            f"must be at most max.compaction.lag.ms, which is {resolved.max_compaction_lag_ms}"
+        )
+    if (
+        parsed.get("remote.storage.enable") is True
+        and layers.text("remote.log.storage.system.enable") != "true"
+    ):
+        raise ConfigError(
+            "Invalid value true for configuration remote.storage.enable: must be false, "
+            "because this cluster has no tiered storage (remote.log.storage.system.enable is false)"
+        )

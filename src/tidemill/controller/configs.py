@@ -1,0 +1,242 @@
+"""Decisions about configurations of topics and brokers.
+
+All operations on one resource stand or fall together. What a resource would look like afterwards is validated
+as a whole, so that values which have to agree with each other are checked together. A broker's static file is
+not the controller's to change: its read-only keys are refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tidemill.config import (
+    BROKER_KEYS,
+    TOPIC_KEYS_BY_NAME,
+    BrokerLayers,
+    ConfigKey,
+    ConfigType,
+    UpdateMode,
+    validate_topic_configs,
+)
+from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
+from tidemill.controller.records import Record
+from tidemill.controller.topic_names import check_topic_name
+from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.machine import Decision
+from tidemill.protocol.api.admin import (
+    AlterConfigsRequest,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from tidemill.protocol.api.metadata import ConfigRecord
+from tidemill.types import BrokerId
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to one key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    name: str
+    operation: int
+    value: str | None
+
+
+def incremental_alter_configs(
+    image: MetadataImage, broker: BrokerLayers, request: IncrementalAlterConfigsRequest
+) -> Decision[Record, IncrementalAlterConfigsResponse]:
+    wanted = [
+        (
+            ConfigResource(resource.resource_type, resource.resource_name),
+            [_Change(config.name, config.config_operation, config.value) for config in resource.configs],
+        )
+        for resource in request.resources
+    ]
+    records, responses = _alter(image, broker, wanted, _incremented)
+    return Decision(
+        [] if request.validate_only else records, IncrementalAlterConfigsResponse(responses=responses)
+    )
+
+
+def alter_configs(
+    image: MetadataImage, broker: BrokerLayers, request: AlterConfigsRequest
+) -> Decision[Record, AlterConfigsResponse]:
+    """The older API: what it does not name returns to its default."""
+    wanted = [
+        (
+            ConfigResource(resource.resource_type, resource.resource_name),
+            [_Change(config.name, Operation.SET, config.value) for config in resource.configs],
+        )
+        for resource in request.resources
+    ]
+    records, responses = _alter(image, broker, wanted, _replaced)
+    return Decision([] if request.validate_only else records, AlterConfigsResponse(responses=responses))
+
+
+_NewConfigs = Callable[[ConfigResource, Mapping[str, str], Sequence[_Change]], dict[str, str]]
+
+
+def _alter(
+    image: MetadataImage,
+    broker: BrokerLayers,
+    wanted: Iterable[tuple[ConfigResource, Sequence[_Change]]],
+    new_configs: _NewConfigs,
+) -> tuple[list[Record], list[AlterConfigsResourceResponse]]:
+    wanted = list(wanted)
+    counts = Counter(resource for resource, _ in wanted)
+    records: list[Record] = []
+    responses: list[AlterConfigsResourceResponse] = []
+    for resource, changes in wanted:
+        response = AlterConfigsResourceResponse(resource_type=resource.type, resource_name=resource.name)
+        try:
+            if counts[resource] > 1:
+                raise _invalid_request(f"Resource '{resource.name}' occurs more than once in the request")
+            _check_changes(changes)
+            _check_resource(resource)
+            before = image.config(resource)
+            after = new_configs(resource, before, changes)
+            _validate(resource, broker, after, changes)
+            _check_existence(image, resource)
+        except ApiError as error:
+            response.error_code = error.code
+            response.error_message = error.message
+        else:
+            records += _config_records(resource, before, after, changes)
+        responses.append(response)
+    return records, responses
+
+
+def _check_changes(changes: Sequence[_Change]) -> None:
+    twice = [name for name, count in Counter(change.name for change in changes).items() if count > 1]
+    if twice:
+        raise _invalid_request(f"Configuration {', '.join(twice)} occurs more than once for one resource")
+    for change in changes:
+        if change.operation not in Operation.__members__.values():
+            raise _invalid_request(
+                f"Unknown operation {change.operation} on configuration {change.name}: "
+                "must be 0 (set), 1 (delete), 2 (append) or 3 (subtract)"
+            )
+        if change.value is None and change.operation != Operation.DELETE:
+            raise _invalid_request(f"Null value for configuration {change.name}: must be a text")
+
+
+def _check_resource(resource: ConfigResource) -> None:
+    if resource.type == ResourceType.TOPIC:
+        if not resource.name:
+            raise _invalid_request("Topics have no common configuration: the name of the topic is missing")
+        check_topic_name(resource.name)
+    elif resource.type == ResourceType.BROKER:
+        if resource != CLUSTER_DEFAULT and not resource.name.isdecimal():
+            raise _invalid_request(f"'{resource.name}' is not the number of a broker")
+    else:
+        raise _invalid_request(
+            f"Resource type {resource.type} has no configuration to alter: must be 2 (topic) or 4 (broker)"
+        )
+
+
+def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
+    if resource.type == ResourceType.TOPIC:
+        if resource.name not in image.topics_by_name:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{resource.name}'")
+    elif resource != CLUSTER_DEFAULT and BrokerId(int(resource.name)) not in image.brokers:
+        raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {resource.name} is not registered")
+
+
+def _incremented(
+    resource: ConfigResource, before: Mapping[str, str], changes: Sequence[_Change]
+) -> dict[str, str]:
+    after = dict(before)
+    for change in changes:
+        if change.operation == Operation.DELETE:
+            after.pop(change.name, None)
+        elif change.operation == Operation.SET:
+            after[change.name] = change.value or ""
+        else:
+            after[change.name] = _edited_list(resource, before.get(change.name), change)
+    return after
+
+
+def _edited_list(resource: ConfigResource, current: str | None, change: _Change) -> str:
+    key = _key(resource, change.name)
+    if key is None or key.type is not ConfigType.LIST:
+        verb = "appended to" if change.operation == Operation.APPEND else "subtracted from"
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG,
+            f"Nothing can be {verb} configuration {change.name}: its type is not a list",
+        )
+    items = [item for item in (current if current is not None else key.default or "").split(",") if item]
+    for item in (change.value or "").split(","):
+        if change.operation == Operation.SUBTRACT:
+            items = [kept for kept in items if kept != item]
+        elif item not in items:
+            items.append(item)
+    return ",".join(items)
+
+
+def _replaced(
+    _resource: ConfigResource, _before: Mapping[str, str], changes: Sequence[_Change]
+) -> dict[str, str]:
+    return {change.name: change.value or "" for change in changes}
+
+
+def _key(resource: ConfigResource, name: str) -> ConfigKey | None:
+    return (TOPIC_KEYS_BY_NAME if resource.type == ResourceType.TOPIC else BROKER_KEYS).get(name)
+
+
+def _validate(
+    resource: ConfigResource, broker: BrokerLayers, after: Mapping[str, str], changes: Sequence[_Change]
+) -> None:
+    try:
+        if resource.type == ResourceType.TOPIC:
+            validate_topic_configs(after, broker)
+            return
+    except ConfigError as error:
+        raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    try:
+        for change in changes:
+            _check_broker_key(resource, change.name)
+        for name, value in after.items():
+            BROKER_KEYS[name].parse(value)
+    except ConfigError as error:
+        # Kafka answers a bad broker value with INVALID_REQUEST, not INVALID_CONFIG (KAFKA-13609).
+        raise _invalid_request(str(error)) from None
+
+
+def _check_broker_key(resource: ConfigResource, name: str) -> None:
+    key = BROKER_KEYS.get(name)
+    if key is None:
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"Unknown broker configuration {name}")
+    if key.is_read_only:
+        raise _invalid_request(f"Configuration {name} is read-only: it can be set only in the broker's file")
+    if resource == CLUSTER_DEFAULT and key.mode is UpdateMode.PER_BROKER:
+        raise _invalid_request(f"Configuration {name} can be set only for one broker, not for all")
+
+
+def _config_records(
+    resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], changes: Sequence[_Change]
+) -> list[Record]:
+    # KAFKA-14136: an unchanged broker value is written again, which makes brokers reload what it points to.
+    rewritten = {change.name for change in changes} if resource.type == ResourceType.BROKER else set()
+    names = dict.fromkeys((*(change.name for change in changes), *before))
+    return [
+        ConfigRecord(
+            resource_type=resource.type, resource_name=resource.name, name=name, value=after.get(name)
+        )
+        for name in names
+        if before.get(name) != after.get(name) or name in rewritten
+    ]
+
+
+def _invalid_request(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, message)

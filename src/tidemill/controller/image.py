@@ -1,0 +1,168 @@
+"""The cluster's metadata at one point of its log: immutable, shared freely between readers.
+
+A `MetadataImage` is never changed; `MetadataDelta` (delta.py) makes the next one from it and shares with it
+all that did not change. Topics are found by name and by id, partitions by their index in the topic's tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from tidemill.config import BrokerLayers
+from tidemill.types import (
+    NO_BROKER,
+    BrokerEpoch,
+    BrokerId,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    ProducerId,
+    TopicId,
+)
+
+_FIRST_LEADER_EPOCH = LeaderEpoch(0)
+_FIRST_PARTITION_EPOCH = PartitionEpoch(0)
+_FIRST_OFFSET = Offset(0)
+_FIRST_PRODUCER_ID = ProducerId(0)
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to; the numbers are those of the wire and of the log."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class ConfigResource(NamedTuple):
+    type: int
+    name: str
+
+
+# The broker resource without a name holds what is set for all brokers.
+CLUSTER_DEFAULT = ConfigResource(ResourceType.BROKER, "")
+
+
+def topic_resource(name: str) -> ConfigResource:
+    return ConfigResource(ResourceType.TOPIC, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+    security_protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerImage:
+    id: BrokerId
+    epoch: BrokerEpoch
+    incarnation_id: bytes
+    endpoints: Mapping[str, Endpoint]
+    rack: str | None = None
+    is_fenced: bool = True
+    is_in_controlled_shutdown: bool = False
+    features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    log_dirs: tuple[bytes, ...] = ()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it may lead partitions and be in their ISR."""
+        return not self.is_fenced and not self.is_in_controlled_shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionImage:
+    """`isr` keeps the order of `replicas`; `leader` is NO_BROKER when no replica may lead."""
+
+    replicas: tuple[BrokerId, ...]
+    isr: tuple[BrokerId, ...]
+    leader: BrokerId
+    leader_epoch: LeaderEpoch = _FIRST_LEADER_EPOCH
+    partition_epoch: PartitionEpoch = _FIRST_PARTITION_EPOCH
+    removing_replicas: tuple[BrokerId, ...] = ()
+    adding_replicas: tuple[BrokerId, ...] = ()
+    elr: tuple[BrokerId, ...] = ()
+    last_known_elr: tuple[BrokerId, ...] = ()
+    leader_recovery_state: int = 0
+    directories: tuple[bytes, ...] = ()
+
+    @property
+    def has_leader(self) -> bool:
+        return self.leader != NO_BROKER
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    name: str
+    id: TopicId
+    partitions: tuple[PartitionImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """`end_offset` is the offset of the first record that is not in the image."""
+
+    cluster_id: str
+    end_offset: Offset = _FIRST_OFFSET
+    topics_by_name: Mapping[str, TopicImage] = field(default_factory=dict)
+    topics_by_id: Mapping[TopicId, TopicImage] = field(default_factory=dict)
+    brokers: Mapping[BrokerId, BrokerImage] = field(default_factory=dict)
+    configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
+    next_producer_id: ProducerId = _FIRST_PRODUCER_ID
+
+    def config(self, resource: ConfigResource) -> Mapping[str, str]:
+        """What was set for the resource, without anything inherited."""
+        return self.configs.get(resource, {})
+
+    def topic_config(self, name: str) -> Mapping[str, str]:
+        return self.config(topic_resource(name))
+
+    def broker_layers(self, broker_id: BrokerId, static: Mapping[str, str]) -> BrokerLayers:
+        """All of a broker's configuration: its file, and what was set for it and for all brokers."""
+        return BrokerLayers(
+            static=static,
+            dynamic=self.config(ConfigResource(ResourceType.BROKER, str(broker_id))),
+            cluster_default=self.config(CLUSTER_DEFAULT),
+        )
+
+    def partition(self, topic: str, index: int) -> PartitionImage | None:
+        found = self.topics_by_name.get(topic)
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        return found.partitions[index]
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when the image contradicts itself."""
+        assert len(self.topics_by_name) == len(self.topics_by_id)
+        for topic_id, topic in self.topics_by_id.items():
+            assert topic.id == topic_id
+            assert self.topics_by_name[topic.name] is topic, topic.name
+            assert topic.partitions, topic.name
+            for index, partition in enumerate(topic.partitions):
+                self._check_partition(f"{topic.name}-{index}", partition)
+        for resource, configs in self.configs.items():
+            assert configs, resource
+            if resource.type == ResourceType.TOPIC:
+                assert resource.name in self.topics_by_name, resource
+
+    def _check_partition(self, label: str, partition: PartitionImage) -> None:
+        assert partition.replicas, label
+        assert len(set(partition.replicas)) == len(partition.replicas), label
+        assert partition.isr, label
+        assert len(set(partition.isr)) == len(partition.isr), label
+        assert set(partition.isr) <= set(partition.replicas), label
+        assert partition.leader_epoch >= 0, label
+        assert partition.partition_epoch >= 0, label
+        if partition.has_leader:
+            assert partition.leader in partition.isr, label
+            broker = self.brokers.get(partition.leader)
+            assert broker is not None, label
+            assert not broker.is_fenced, label

@@ -1,0 +1,39 @@
+"""Which topic names are allowed. A name is also a directory's name on disk and part of a metric's name."""
+
+from __future__ import annotations
+
+import re
+
+from tidemill.errors import ApiError, ErrorCode
+
+# As Kafka: with "-<partition>" behind it, the name of a directory stays within the 255 of file systems.
+MAX_NAME_LENGTH = 249
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def check_topic_name(name: str) -> None:
+    """Raises INVALID_TOPIC_EXCEPTION with what is wrong."""
+    problem = _problem(name)
+    if problem is not None:
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+
+
+def is_valid_topic_name(name: str) -> bool:
+    return _problem(name) is None
+
+
+def collision_key(name: str) -> str:
+    """Equal for names that metrics could not tell apart."""
+    return name.replace(".", "_")
+
+
+def _problem(name: str) -> str | None:
+    if not name:
+        return "A topic name may not be empty"
+    if name in (".", ".."):
+        return f"A topic may not be named '{name}'"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"A topic name may have at most {MAX_NAME_LENGTH} characters, not {len(name)}: '{name[:40]}…'"
+    if not _LEGAL.fullmatch(name):
+        return f"Topic name '{name}' may contain only ASCII letters, digits, '.', '_' and '-'"
+    return None

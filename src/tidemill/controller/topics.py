@@ -1,0 +1,387 @@
+"""Decisions about topics: create, delete, add partitions.
+
+Each function looks at an image and a request and answers with records and the response; nothing is changed
+here. A topic that cannot be had gets its error code and a text, and the others of the request go on. The
+order of the checks is Kafka's, because it decides which of several errors a client sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tidemill.config import BrokerLayers, ConfigEntry, describe_topic_configs, validate_topic_configs
+from tidemill.controller.image import (
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    topic_resource,
+)
+from tidemill.controller.placement import PlacementError, UsableBroker, place_replicas
+from tidemill.controller.records import Record, partition_record
+from tidemill.controller.topic_names import check_topic_name, collision_key
+from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.machine import Decision
+from tidemill.protocol.api.admin import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from tidemill.protocol.api.metadata import ConfigRecord, RemoveTopicRecord, TopicRecord
+from tidemill.types import NO_TOPIC_ID, BrokerId, TopicId, uuid_text
+
+# As Kafka: what one request may create, so that no request can hold the controller for long.
+MAX_PARTITIONS_PER_REQUEST = 10_000
+
+_METADATA_TOPIC = "__cluster_metadata"
+_RESERVED_IDS = (NO_TOPIC_ID, TopicId(bytes(15) + b"\x01"), TopicId(bytes(15) + b"\x02"))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """What the request may leave to the cluster."""
+
+    num_partitions: int
+    replication_factor: int
+    broker: BrokerLayers
+
+
+def create_topics(
+    image: MetadataImage, defaults: TopicDefaults, request: CreateTopicsRequest, new_uuid: Callable[[], bytes]
+) -> Decision[Record, CreateTopicsResponse]:
+    counts = Counter(topic.name for topic in request.topics)
+    is_excessive = _requested_partitions(request, defaults) > MAX_PARTITIONS_PER_REQUEST
+    names_by_key = _names_by_collision_key(image, counts)
+    records: list[Record] = []
+    results: list[CreatableTopicResult] = []
+    for topic in {topic.name: topic for topic in request.topics}.values():
+        try:
+            if counts[topic.name] > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{topic.name}' twice")
+            if is_excessive:
+                raise _excessive()
+            _check_new_name(image, names_by_key, topic.name)
+            created = _create_topic(image, defaults, topic, _unused_id(image, new_uuid))
+        except ApiError as error:
+            results.append(
+                CreatableTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
+            )
+            continue
+        names_by_key.setdefault(collision_key(topic.name), topic.name)
+        records += created.records
+        results.append(created.result)
+    response = CreateTopicsResponse(topics=results)
+    return Decision([] if request.validate_only else records, response)
+
+
+@dataclass(frozen=True, slots=True)
+class _Created:
+    records: list[Record]
+    result: CreatableTopicResult
+
+
+def _create_topic(
+    image: MetadataImage, defaults: TopicDefaults, topic: CreatableTopic, topic_id: TopicId
+) -> _Created:
+    configs = _topic_configs(topic, defaults)
+    if topic.assignments:
+        partitions = _assigned_partitions(image, topic)
+    else:
+        partitions = _placed_partitions(image, defaults, topic, topic_id)
+    records: list[Record] = [TopicRecord(name=topic.name, topic_id=topic_id)]
+    records += [
+        ConfigRecord(
+            resource_type=topic_resource(topic.name).type, resource_name=topic.name, name=name, value=value
+        )
+        for name, value in configs.items()
+    ]
+    records += [partition_record(topic_id, index, each) for index, each in enumerate(partitions)]
+    entries = describe_topic_configs(
+        configs, defaults.broker.static, defaults.broker.dynamic, defaults.broker.cluster_default
+    )
+    result = CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic_id,
+        num_partitions=len(partitions),
+        replication_factor=len(partitions[0].replicas),
+        configs=[_config_result(entry) for entry in sorted(entries, key=lambda entry: entry.name)],
+    )
+    return _Created(records, result)
+
+
+def _config_result(entry: ConfigEntry) -> CreatableTopicConfigs:
+    return CreatableTopicConfigs(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
+    )
+
+
+def _requested_partitions(request: CreateTopicsRequest, defaults: TopicDefaults) -> int:
+    total = 0
+    for topic in request.topics:
+        if topic.assignments:
+            total += len(topic.assignments)
+        else:
+            total += defaults.num_partitions if topic.num_partitions == -1 else max(0, topic.num_partitions)
+    return total
+
+
+def _excessive() -> ApiError:
+    return ApiError(
+        ErrorCode.POLICY_VIOLATION,
+        f"The request asks for more than {MAX_PARTITIONS_PER_REQUEST} partitions, the most in one request",
+    )
+
+
+def _names_by_collision_key(image: MetadataImage, wanted: Iterable[str]) -> dict[str, str]:
+    if not any("." in name or "_" in name for name in wanted):
+        return {}
+    return {collision_key(name): name for name in image.topics_by_name}
+
+
+def _check_new_name(image: MetadataImage, names_by_key: dict[str, str], name: str) -> None:
+    check_topic_name(name)
+    if name == _METADATA_TOPIC:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Topic '{name}' is internal and cannot be created")
+    if name in image.topics_by_name:
+        raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists")
+    other = names_by_key.get(collision_key(name))
+    if other is not None:
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{name}' collides with '{other}': names may not differ only in '.' and '_'",
+        )
+
+
+def _unused_id(image: MetadataImage, new_uuid: Callable[[], bytes]) -> TopicId:
+    while True:
+        topic_id = TopicId(new_uuid())
+        if topic_id not in _RESERVED_IDS and topic_id not in image.topics_by_id:
+            return topic_id
+
+
+def _topic_configs(topic: CreatableTopic, defaults: TopicDefaults) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for config in topic.configs:
+        if config.value is None:
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG, f"Configuration {config.name} of topic '{topic.name}' is null"
+            )
+        configs[config.name] = config.value
+    try:
+        validate_topic_configs(configs, defaults.broker)
+    except ConfigError as error:
+        raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    return configs
+
+
+def _assigned_partitions(image: MetadataImage, topic: CreatableTopic) -> list[PartitionImage]:
+    for field, value in (
+        ("replication factor", topic.replication_factor),
+        ("number of partitions", topic.num_partitions),
+    ):
+        if value != -1:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"Topic '{topic.name}' has a manual assignment, so its {field} must be -1, not {value}",
+            )
+    assigned: dict[int, PartitionImage] = {}
+    replication_factor: int | None = None
+    for assignment in topic.assignments:
+        index = assignment.partition_index
+        if index in assigned:
+            raise _bad_assignment(f"Partition {index} of topic '{topic.name}' is assigned twice")
+        assigned[index] = _assigned_partition(image, index, assignment.broker_ids, replication_factor)
+        replication_factor = len(assignment.broker_ids)
+    if sorted(assigned) != list(range(len(assigned))):
+        raise _bad_assignment(
+            f"Partitions of topic '{topic.name}' must be numbered from 0 without gaps, not {sorted(assigned)}"
+        )
+    return [assigned[index] for index in range(len(assigned))]
+
+
+def _assigned_partition(
+    image: MetadataImage, index: int, broker_ids: Sequence[int], replication_factor: int | None
+) -> PartitionImage:
+    if not broker_ids:
+        raise _bad_assignment(f"The assignment of partition {index} has no replicas")
+    for broker_id in sorted(broker_ids):
+        if broker_id not in image.brokers:
+            raise _bad_assignment(
+                f"Partition {index} is assigned to broker {broker_id}, which is not registered"
+            )
+        if broker_ids.count(broker_id) > 1:
+            raise _bad_assignment(f"Partition {index} is assigned to broker {broker_id} more than once")
+    if replication_factor is not None and len(broker_ids) != replication_factor:
+        raise _bad_assignment(
+            f"Partition {index} has {len(broker_ids)} replica(s), but the partitions before it have "
+            f"{replication_factor}"
+        )
+    partition = _new_partition(image, [BrokerId(broker_id) for broker_id in broker_ids])
+    if partition is None:
+        raise _bad_assignment(f"All brokers assigned to partition {index} are fenced or shutting down")
+    return partition
+
+
+def _bad_assignment(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def _new_partition(image: MetadataImage, replicas: Sequence[BrokerId]) -> PartitionImage | None:
+    """In sync are the replicas that are alive, and the first of them leads; None when there is none."""
+    isr = tuple(replica for replica in replicas if image.brokers[replica].is_active)
+    return PartitionImage(tuple(replicas), isr, isr[0]) if isr else None
+
+
+def _placed_partitions(
+    image: MetadataImage, defaults: TopicDefaults, topic: CreatableTopic, topic_id: TopicId
+) -> list[PartitionImage]:
+    if topic.replication_factor < -1 or topic.replication_factor == 0:
+        raise ApiError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Replication factor {topic.replication_factor} of topic '{topic.name}' must be at least 1, "
+            "or -1 for the default",
+        )
+    if topic.num_partitions < -1 or topic.num_partitions == 0:
+        raise ApiError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The number of partitions {topic.num_partitions} of topic '{topic.name}' must be at least 1, "
+            "or -1 for the default",
+        )
+    count = defaults.num_partitions if topic.num_partitions == -1 else topic.num_partitions
+    factor = defaults.replication_factor if topic.replication_factor == -1 else topic.replication_factor
+    return _place(image, count, factor, topic_id, existing=())
+
+
+def _place(
+    image: MetadataImage, count: int, factor: int, topic_id: TopicId, existing: Sequence[PartitionImage]
+) -> list[PartitionImage]:
+    brokers = [UsableBroker(broker.id, broker.rack, broker.is_active) for broker in image.brokers.values()]
+    seed = int.from_bytes(topic_id, "big")
+    try:
+        placed = place_replicas(brokers, count, factor, seed, [each.replicas for each in existing])
+    except PlacementError as error:
+        raise ApiError(
+            ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor {factor} cannot be had: {error}"
+        ) from None
+    partitions = [_new_partition(image, replicas) for replicas in placed]
+    return [partition for partition in partitions if partition is not None]
+
+
+def delete_topics(
+    image: MetadataImage, request: DeleteTopicsRequest
+) -> Decision[Record, DeleteTopicsResponse]:
+    """Both forms of the request: names until version 5, names or ids since 6."""
+    wanted = [*request.topics, *(DeleteTopicState(name=name) for name in request.topic_names)]
+    names = Counter(topic.name for topic in wanted if topic.name is not None)
+    ids = Counter(topic.topic_id for topic in wanted if topic.topic_id != NO_TOPIC_ID)
+    records: list[Record] = []
+    results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    for state in wanted:
+        result = DeletableTopicResult(name=state.name, topic_id=state.topic_id)
+        try:
+            topic = _topic_to_delete(image, state, names, ids)
+        except ApiError as error:
+            result.error_code = error.code
+            result.error_message = error.message
+        else:
+            result.name, result.topic_id = topic.name, topic.id
+            records.append(RemoveTopicRecord(topic_id=topic.id))
+        results.setdefault((state.name, state.topic_id), result)
+    return Decision(records, DeleteTopicsResponse(responses=list(results.values())))
+
+
+def _topic_to_delete(
+    image: MetadataImage, state: DeleteTopicState, names: Counter[str], ids: Counter[bytes]
+) -> TopicImage:
+    has_id = state.topic_id != NO_TOPIC_ID
+    if state.name is None and not has_id:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "A topic to delete has neither a name nor an id")
+    if state.name is not None and has_id:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, f"Topic '{state.name}' may be given by name or id, not both"
+        )
+    if state.name is not None:
+        if names[state.name] > 1:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{state.name}' twice")
+        topic = image.topics_by_name.get(state.name)
+        if topic is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{state.name}'")
+        if ids[topic.id]:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Topic '{state.name}' is also given by its id")
+        return topic
+    shown_id = uuid_text(state.topic_id)
+    if ids[state.topic_id] > 1:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic id {shown_id} twice")
+    topic = image.topics_by_id.get(TopicId(state.topic_id))
+    if topic is None:
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with id {shown_id}")
+    return topic
+
+
+def create_partitions(
+    image: MetadataImage, request: CreatePartitionsRequest
+) -> Decision[Record, CreatePartitionsResponse]:
+    counts = Counter(topic.name for topic in request.topics)
+    records: list[Record] = []
+    results: list[CreatePartitionsTopicResult] = []
+    for topic in {topic.name: topic for topic in request.topics}.values():
+        result = CreatePartitionsTopicResult(name=topic.name)
+        try:
+            if counts[topic.name] > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{topic.name}' twice")
+            added = _added_partitions(image, topic)
+            if len(records) + len(added) > MAX_PARTITIONS_PER_REQUEST:
+                raise _excessive()
+        except ApiError as error:
+            result.error_code = error.code
+            result.error_message = error.message
+        else:
+            records += added
+        results.append(result)
+    return Decision([] if request.validate_only else records, CreatePartitionsResponse(results=results))
+
+
+def _added_partitions(image: MetadataImage, wanted: CreatePartitionsTopic) -> list[Record]:
+    topic = image.topics_by_name.get(wanted.name)
+    if topic is None:
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{wanted.name}'")
+    current = len(topic.partitions)
+    if wanted.count <= current:
+        raise ApiError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic '{topic.name}' has {current} partition(s), so {wanted.count} would not be an increase",
+        )
+    added = wanted.count - current
+    if added > MAX_PARTITIONS_PER_REQUEST:
+        raise _excessive()
+    factor = len(topic.partitions[0].replicas)
+    if wanted.assignments is None:
+        partitions = _place(image, added, factor, topic.id, topic.partitions)
+    else:
+        if len(wanted.assignments) != added:
+            raise _bad_assignment(
+                f"Topic '{topic.name}' is to get {added} partition(s), but {len(wanted.assignments)} "
+                "assignment(s) are given"
+            )
+        partitions = [
+            _assigned_partition(image, current + index, assignment.broker_ids, factor)
+            for index, assignment in enumerate(wanted.assignments)
+        ]
+    return [
+        partition_record(topic.id, current + index, partition) for index, partition in enumerate(partitions)
+    ]

@@ -1,0 +1,158 @@
+"""A data directory: its lock, its identity, its checkpoints, and the mark of a clean shutdown.
+
+The files are Kafka's: `meta.properties` says whose directory it is, `recovery-point-offset-checkpoint` and
+`log-start-offset-checkpoint` hold one offset for each partition, `.kafka_cleanshutdown` exists only between a clean
+shutdown and the next start. A folder `<topic>-<partition>` is a partition; its `partition.metadata` names the topic id, so that a
+recreated topic never inherits the old one's records. Folders that the metadata does not know are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tidemill.errors import StorageError
+from tidemill.log.files import Files, FolderInUse
+from tidemill.types import TopicPartition, uuid_bytes, uuid_text
+
+_CLEAN_MARK = ".kafka_cleanshutdown"
+_RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+_LOG_STARTS = "log-start-offset-checkpoint"
+_DELETED_SUFFIX = "-delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+
+class DataDir:
+    """Opening takes the lock; whoever opens it second is refused with the first one's pid."""
+
+    def __init__(self, files: Files, path: str, pid: int) -> None:
+        self._files = files
+        self.path = path
+        try:
+            files.make_folder(path)
+            self._unlock: Callable[[], None] = files.lock(f"{path}/.lock", f"pid {pid}")
+        except FolderInUse as error:
+            raise StorageError(
+                f"the data directory {path} is in use by another broker ({error.owner})"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"cannot use the data directory {path}: {error.strerror or error}") from error
+        self.was_clean = files.exists(f"{path}/{_CLEAN_MARK}")
+        self.recovery_points = self._read_checkpoint(_RECOVERY_POINTS)
+        self.log_starts = self._read_checkpoint(_LOG_STARTS)
+
+    # -- identity --------------------------------------------------------------------------------------------
+
+    def identity(self) -> Identity | None:
+        """Whose directory this is; None when it is new."""
+        path = f"{self.path}/meta.properties"
+        if not self._files.exists(path):
+            return None
+        lines = self._files.read(path).decode().splitlines()
+        values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+        try:
+            return Identity(values["cluster.id"], int(values["node.id"]), values["directory.id"])
+        except (KeyError, ValueError) as error:
+            raise StorageError(f"{path} is damaged: {error} is missing or wrong") from error
+
+    def claim(self, identity: Identity) -> None:
+        """Write whose directory this is, or refuse when it is somebody else's."""
+        found = self.identity()
+        if found is None:
+            content = (
+                f"version=1\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\n"
+                f"directory.id={identity.directory_id}\n"
+            )
+            self._files.replace(f"{self.path}/meta.properties", content.encode())
+        elif (found.cluster_id, found.node_id) != (identity.cluster_id, identity.node_id):
+            raise StorageError(
+                f"{self.path} belongs to node {found.node_id} of cluster {found.cluster_id}, "
+                f"not to node {identity.node_id} of cluster {identity.cluster_id}"
+            )
+
+    # -- shutdown and checkpoints ----------------------------------------------------------------------------
+
+    def mark_in_use(self) -> None:
+        """From here on a crash means recovery."""
+        self._files.remove(f"{self.path}/{_CLEAN_MARK}")
+        self._files.sync_folder(self.path)
+
+    def mark_clean(self) -> None:
+        self._files.replace(f"{self.path}/{_CLEAN_MARK}", b'{"version":0,"brokerEpoch":"-1"}')
+
+    def unlock(self) -> None:
+        self._unlock()
+
+    def write_checkpoints(
+        self, recovery_points: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
+    ) -> None:
+        self._write_checkpoint(_RECOVERY_POINTS, recovery_points)
+        self._write_checkpoint(_LOG_STARTS, log_starts)
+
+    def _write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        lines = [f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in offsets.items()]
+        self._files.replace(f"{self.path}/{name}", f"0\n{len(lines)}\n{''.join(lines)}".encode())
+
+    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
+        path = f"{self.path}/{name}"
+        if not self._files.exists(path):
+            return {}
+        try:
+            version, count, *lines = self._files.read(path).decode().split("\n")
+            fields = [line.split(" ") for line in lines if line]
+            offsets = {TopicPartition(topic, int(index)): int(offset) for topic, index, offset in fields}
+            if int(version) != 0 or len(offsets) != int(count):
+                raise ValueError("count or version")
+        except ValueError as error:
+            raise StorageError(
+                f"{path} is damaged ({error}); remove it to recover every log whole"
+            ) from error
+        return offsets
+
+    def disk_bytes(self) -> tuple[int, int]:
+        """Total and usable bytes of the disk under this directory."""
+        return self._files.disk_bytes(self.path)
+
+    # -- partitions ------------------------------------------------------------------------------------------
+
+    def folder_of(self, tp: TopicPartition) -> str:
+        return f"{self.path}/{tp.topic}-{tp.partition}"
+
+    def topic_id_of(self, tp: TopicPartition) -> bytes | None:
+        """The topic id that a partition's folder was made for; None when there is no such folder."""
+        path = f"{self.folder_of(tp)}/partition.metadata"
+        if not self._files.exists(path):
+            return None
+        for line in self._files.read(path).decode(errors="replace").splitlines():
+            if line.startswith("topic_id:"):
+                try:
+                    return uuid_bytes(line.split(":", 1)[1].strip())
+                except ValueError:
+                    break
+        raise StorageError(f"{path} is damaged: it names no topic id")
+
+    def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
+        """Not synced: a folder that a crash takes back held nothing that was promised."""
+        folder = self.folder_of(tp)
+        self._files.make_folder(folder)
+        file = self._files.open(f"{folder}/partition.metadata", create=True)
+        file.write(f"version: 0\ntopic_id: {uuid_text(topic_id)}\n".encode(), 0)
+        return folder
+
+    def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
+        """Rename a partition's folder so that its name is free at once; returns what is left to remove."""
+        renamed = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}{_DELETED_SUFFIX}"
+        self._files.rename(self.folder_of(tp), renamed)
+        return renamed
+
+    def deleted_folders(self) -> list[str]:
+        """What an earlier run did not finish removing."""
+        return [
+            f"{self.path}/{name}" for name in self._files.list(self.path) if name.endswith(_DELETED_SUFFIX)
+        ]

@@ -1,0 +1,218 @@
+"""The seam to the file system: the only module that opens files.
+
+Everything under `log/` speaks to the disk through a `Files`, so that a simulated disk can lose what was not
+synced, tear a write in two, fill up or flip a bit. `DiskFiles` is the real one.
+
+A `File` closes when the last reference to it goes: a response that is still being sent from a segment keeps
+that segment's file readable although retention has unlinked it and the log has forgotten it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class File(Protocol):
+    """One open file. Positions are explicit: no call depends on a cursor."""
+
+    @property
+    def fd(self) -> int:
+        """For `sendfile`; negative when the file has no descriptor."""
+
+    def read(self, length: int, position: int) -> bytes: ...
+    def read_into(self, buffer: memoryview, position: int) -> int: ...
+    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        """All of it or an `OSError`; after an error the bytes at `position` are undefined."""
+
+    def truncate(self, size: int) -> None: ...
+    def sync(self) -> None: ...
+    def size(self) -> int: ...
+
+
+class Mapping(Protocol):
+    """A writable window on a whole file; usable wherever a buffer is."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File: ...
+    def map(self, path: str, size: int) -> Mapping:
+        """Map a file, created or extended to `size` bytes first."""
+
+    def exists(self, path: str) -> bool: ...
+    def size(self, path: str) -> int: ...
+    def list(self, folder: str) -> list[str]: ...
+    def make_folder(self, path: str) -> None: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder and all in it. What is not there is removed already."""
+
+    def truncate(self, path: str, size: int) -> None: ...
+    def sync_folder(self, path: str) -> None: ...
+    def read(self, path: str) -> bytes: ...
+    def replace(self, path: str, content: bytes) -> None:
+        """Write a small file so that after a crash either the old or the new content is there, whole."""
+
+    def lock(self, path: str, owner: str) -> Callable[[], None]:
+        """Take an exclusive lock for as long as this process lives; `FolderInUse` when another holds it."""
+
+    def disk_bytes(self, path: str) -> tuple[int, int]:
+        """Total and free bytes of the disk that holds a path."""
+
+
+class FolderInUse(OSError):
+    """Another process holds the lock; `owner` is what it wrote there."""
+
+    def __init__(self, path: str, owner: str) -> None:
+        super().__init__(errno.EWOULDBLOCK, f"{path} is locked by {owner}")
+        self.owner = owner
+
+
+class FileSlice(NamedTuple):
+    """A run of bytes in a file that goes to a socket without passing through this process."""
+
+    file: File
+    position: int
+    length: int
+
+    def read(self) -> bytes:
+        return self.file.read(self.length, self.position)
+
+
+class DiskFile:
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
+
+    def read(self, length: int, position: int) -> bytes:
+        return os.pread(self.fd, length, position)
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        return os.preadv(self.fd, [buffer], position)
+
+    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        written = os.pwrite(self.fd, data, position)
+        if written == len(data):
+            return
+        view = memoryview(data)
+        while written < len(view):
+            # A short write means a nearly full disk; the next call says why with an errno.
+            written += os.pwrite(self.fd, view[written:], position + written)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+
+    def sync(self) -> None:
+        _fdatasync(self.fd)
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+
+# macOS has no fdatasync.
+_fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
+
+class DiskFiles:
+    """The real file system."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> DiskFile:
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+        return DiskFile(os.open(path, flags | (os.O_CREAT if create else 0), 0o644))
+
+    def map(self, path: str, size: int) -> mmap.mmap:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(fd).st_size < size:
+                # Reserve the blocks: writing to a hole of a map on a full disk is a SIGBUS, not an error.
+                _reserve(fd, size)
+            return mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def list(self, folder: str) -> list[str]:
+        return sorted(os.listdir(folder))
+
+    def make_folder(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    def truncate(self, path: str, size: int) -> None:
+        os.truncate(path, size)
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def replace(self, path: str, content: bytes) -> None:
+        temporary = f"{path}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        self.sync_folder(os.path.dirname(path))
+
+    def lock(self, path: str, owner: str) -> Callable[[], None]:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            os.close(fd)
+            raise FolderInUse(path, holder) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, owner.encode(), 0)
+        return lambda: os.close(fd)
+
+    def disk_bytes(self, path: str) -> tuple[int, int]:
+        usage = shutil.disk_usage(path)
+        return usage.total, usage.free
+
+
+def _reserve(fd: int, size: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except AttributeError:  # not on macOS
+        os.ftruncate(fd, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        os.ftruncate(fd, size)

@@ -1,0 +1,172 @@
+"""The two sparse indexes of a segment, in Kafka's formats, memory-mapped.
+
+`.index` maps an offset to the position of the batch that holds it (8 bytes an entry: offset relative to the
+segment's base, position). `.timeindex` maps a timestamp to an offset (12 bytes: timestamp, relative offset): up to
+that offset no record is newer. Both only ever grow at the end and are searched by bisection. An index can always
+be rebuilt from its segment, so it is never synced and a broken one is thrown away.
+
+A file that nobody wrote to is not mapped, and an active one grows by doubling: thousands of quiet partitions cost
+neither maps nor disk.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Generic, NamedTuple, TypeVar
+
+from tidemill.log.files import Files, Mapping
+
+_INITIAL_ENTRIES = 512
+
+
+class OffsetEntry(NamedTuple):
+    offset: int
+    position: int
+
+
+class TimeEntry(NamedTuple):
+    timestamp: int
+    offset: int
+
+
+Entry = TypeVar("Entry", OffsetEntry, TimeEntry)
+
+
+class CorruptIndex(Exception):
+    """The file cannot be an index of this segment; rebuild it."""
+
+
+class _SparseIndex(Generic[Entry]):
+    """Entries of a fixed size in a growing map. Subclasses say what an entry is."""
+
+    _STRUCT: struct.Struct
+
+    def __init__(self, files: Files, path: str, base_offset: int, size_max: int) -> None:
+        self._files = files
+        self._path = path
+        self.base_offset = base_offset
+        self._map: Mapping | None = None
+        self._entries_max = max(1, size_max // self._STRUCT.size)
+        size = files.size(path) if files.exists(path) else files.open(path, create=True).size()
+        if size % self._STRUCT.size:
+            raise CorruptIndex(f"{path}: {size} bytes are no multiple of {self._STRUCT.size}")
+        self.count = size // self._STRUCT.size
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._entries_max
+
+    def at(self, slot: int) -> Entry:
+        raise NotImplementedError
+
+    @property
+    def last(self) -> Entry | None:
+        return self.at(self.count - 1) if self.count else None
+
+    def entries(self) -> list[Entry]:
+        return [self.at(slot) for slot in range(self.count)]
+
+    def _mapped(self) -> Mapping:
+        if self._map is None:
+            self._map = self._files.map(self._path, max(self.count, 1) * self._STRUCT.size)
+        return self._map
+
+    def _append(self, first: int, second: int) -> None:
+        size = self._STRUCT.size
+        window = self._map
+        if window is None or (self.count + 1) * size > len(window):
+            window = self._grow()
+        self._STRUCT.pack_into(window, self.count * size, first, second)
+        self.count += 1
+
+    def _grow(self) -> Mapping:
+        entries = min(max(_INITIAL_ENTRIES, self.count * 2), self._entries_max)
+        size = max(entries, self.count + 1) * self._STRUCT.size
+        if self._map is not None:
+            self._map.close()
+        self._map = self._files.map(self._path, size)
+        return self._map
+
+    def clear(self) -> None:
+        self.count = 0
+
+    def trim(self) -> None:
+        """Cut the file to its entries: when the segment is sealed, and at a clean shutdown."""
+        if self._map is not None:
+            self._map.flush()
+        self.close()
+        if self.count:
+            self._files.truncate(self._path, self.count * self._STRUCT.size)
+        else:
+            self._files.truncate(self._path, 0)
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+class OffsetIndex(_SparseIndex[OffsetEntry]):
+    _STRUCT = struct.Struct(">ii")
+
+    def at(self, slot: int) -> OffsetEntry:
+        relative, position = self._STRUCT.unpack_from(self._mapped(), slot * 8)
+        return OffsetEntry(self.base_offset + relative, position)
+
+    def append(self, offset: int, position: int) -> None:
+        self._append(offset - self.base_offset, position)
+
+    def at_or_before_offset(self, offset: int) -> OffsetEntry:
+        """The last entry whose offset is not above; the segment's start when there is none."""
+        relative = offset - self.base_offset
+        low, high = 0, self.count
+        unpack, window = self._STRUCT.unpack_from, self._mapped() if high else b""
+        while low < high:
+            middle = (low + high) // 2
+            if unpack(window, middle * 8)[0] <= relative:
+                low = middle + 1
+            else:
+                high = middle
+        return self.at(low - 1) if low else OffsetEntry(self.base_offset, 0)
+
+    def at_or_before_position(self, position: int) -> OffsetEntry:
+        """The last entry that starts at or before a position in the file."""
+        low, high = 0, self.count
+        unpack, window = self._STRUCT.unpack_from, self._mapped() if high else b""
+        while low < high:
+            middle = (low + high) // 2
+            if unpack(window, middle * 8)[1] <= position:
+                low = middle + 1
+            else:
+                high = middle
+        return self.at(low - 1) if low else OffsetEntry(self.base_offset, 0)
+
+
+class TimeIndex(_SparseIndex[TimeEntry]):
+    _STRUCT = struct.Struct(">qi")
+
+    def at(self, slot: int) -> TimeEntry:
+        timestamp, relative = self._STRUCT.unpack_from(self._mapped(), slot * 12)
+        return TimeEntry(timestamp, self.base_offset + relative)
+
+    def append(self, timestamp: int, offset: int) -> None:
+        """Entries rise strictly in time: a later batch that is not newer says nothing."""
+        last = self.last
+        if last is None or timestamp > last.timestamp:
+            self._append(timestamp, offset - self.base_offset)
+
+    def before(self, timestamp: int) -> TimeEntry | None:
+        """The last entry older than a timestamp: a search may start after its offset."""
+        low, high = 0, self.count
+        unpack, window = self._STRUCT.unpack_from, self._mapped() if high else b""
+        while low < high:
+            middle = (low + high) // 2
+            if unpack(window, middle * 12)[0] < timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        return self.at(low - 1) if low else None

@@ -1,0 +1,142 @@
+"""The five compression types of record batches, each exactly as Kafka's own clients read and write it.
+
+- gzip: one member when written, any number when read.
+- snappy: the framing of xerial's snappy-java (magic, two versions, then length-prefixed raw blocks) when
+  written; that or one raw block, as librdkafka sends, when read.
+- lz4: the LZ4 frame format. Blocks are independent of each other: the Java client refuses linked ones.
+- zstd: one frame when written, any number when read.
+
+Decompression never yields more than the caller's limit, nor allocates much more than what the data really
+decompresses to: the output buffer starts at a guess and grows towards the limit, so neither a bomb nor a
+forged length costs memory. Everything that does not decompress is a `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import cramjam
+
+from tidemill.errors import ProtocolError
+from tidemill.protocol.wire import Buffer
+
+
+class CompressionType(IntEnum):
+    """The low three bits of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_BLOCK_LENGTH = struct.Struct(">i")
+
+# The densest element of the format is a copy, which yields at most 64 bytes.
+_SNAPPY_RATIO_MAX = 64
+_GUESS_RATIO = 8
+_GUESS_BYTES_MIN = 64 * 1024
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
+    """`level` is the codec's own scale; None is its default, and none and snappy have no levels."""
+    match codec:
+        case CompressionType.NONE:
+            return bytes(data)
+        case CompressionType.GZIP:
+            return bytes(cramjam.gzip.compress(data, level=level))
+        case CompressionType.SNAPPY:
+            return _compress_xerial(data)
+        case CompressionType.LZ4:
+            compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+            compressor.compress(bytes(data))
+            return bytes(compressor.finish())
+        case CompressionType.ZSTD:
+            return bytes(cramjam.zstd.compress(data, level=level))
+    raise ValueError(f"unknown compression type {codec}")
+
+
+def decompress(codec: int, data: Buffer, limit: int) -> bytes:
+    match codec:
+        case CompressionType.NONE:
+            if len(data) > limit:
+                raise _too_large(limit)
+            return bytes(data)
+        case CompressionType.GZIP:
+            return _decompress_bounded(cramjam.gzip.decompress_into, data, limit)
+        case CompressionType.SNAPPY:
+            if bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+                return _decompress_xerial(data, limit)
+            return _decompress_snappy_block(data, limit)
+        case CompressionType.LZ4:
+            return _decompress_bounded(cramjam.lz4.decompress_into, data, limit)
+        case CompressionType.ZSTD:
+            return _decompress_bounded(cramjam.zstd.decompress_into, data, limit)
+    raise ProtocolError(f"unknown compression type {codec}")
+
+
+def _decompress_bounded(decompress_into: Callable[[Any, bytearray], int], data: Buffer, limit: int) -> bytes:
+    capacity = min(limit, max(len(data) * _GUESS_RATIO, _GUESS_BYTES_MIN))
+    while True:
+        out = bytearray(capacity)
+        try:
+            size = decompress_into(data, out)
+        except cramjam.DecompressionError as error:
+            # "Does not fit" and "is garbage" cannot be told apart safely; garbage fails again, and fast.
+            if capacity >= limit:
+                raise ProtocolError(f"not decompressed within {limit} bytes: {error}") from None
+            capacity = min(limit, capacity * _GUESS_RATIO)
+            continue
+        return bytes(memoryview(out)[:size])
+
+
+def _compress_xerial(data: Buffer) -> bytes:
+    out = bytearray(_XERIAL_HEADER)
+    view = memoryview(data)
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        out += _BLOCK_LENGTH.pack(len(block))
+        out += block
+    return bytes(out)
+
+
+def _decompress_xerial(data: Buffer, limit: int) -> bytes:
+    view = memoryview(data)
+    position = len(_XERIAL_HEADER)
+    if len(view) < position:
+        raise ProtocolError("snappy: the xerial header is cut short")
+    out = bytearray()
+    while position < len(view):
+        if len(view) - position < _BLOCK_LENGTH.size:
+            raise ProtocolError("snappy: a block's length is cut short")
+        (length,) = _BLOCK_LENGTH.unpack_from(view, position)
+        position += _BLOCK_LENGTH.size
+        if not 0 <= length <= len(view) - position:
+            raise ProtocolError(f"snappy: block of {length} bytes, {len(view) - position} left")
+        out += _decompress_snappy_block(view[position : position + length], limit - len(out))
+        position += length
+    return bytes(out)
+
+
+def _decompress_snappy_block(data: Buffer, limit: int) -> bytes:
+    try:
+        size = cramjam.snappy.decompress_raw_len(data)
+        # The length is the sender's claim, so it is held against both the limit and the format's best ratio.
+        if size > limit:
+            raise _too_large(limit)
+        if size > len(data) * _SNAPPY_RATIO_MAX:
+            raise ProtocolError(f"snappy: {len(data)} bytes cannot hold {size}")
+        return bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _too_large(limit: int) -> ProtocolError:
+    return ProtocolError(f"decompresses to more than {limit} bytes")

@@ -1,0 +1,129 @@
+"""Fetch responses without messages in between: records leave as slices of files, not as bytes.
+
+`pack_fetched` lays out the response of every version as a list of parts, in which a partition's records are whatever
+payload the caller has, as long as it knows its length. The message classes in `api/data.py` describe the same layout
+and are what this is tested against.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+from tidemill.protocol.wire import write_uvarint
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_TOP = struct.Struct(">ihi")
+_PARTITION_V4 = struct.Struct(">ihqq")
+_PARTITION_V5 = struct.Struct(">ihqqq")
+_ABORTED = struct.Struct(">qq")
+_DIVERGING = struct.Struct(">BBBiqB")
+_NO_TAGS = b"\0"
+
+
+class Payload(Protocol):
+    @property
+    def length(self) -> int: ...
+
+
+PayloadT = TypeVar("PayloadT", bound=Payload)
+
+
+class Fetched(NamedTuple):
+    """One partition's part of the response, but for its records."""
+
+    partition: int
+    error_code: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    # None, not an empty list, unless the client asked to read committed records only.
+    aborted: list[tuple[int, int]] | None = None
+    # (epoch, end offset) where the reader's log parts from this one.
+    diverging: tuple[int, int] | None = None
+    preferred_read_replica: int = -1
+
+
+def pack_fetched(
+    topics: Iterable[tuple[str | bytes, list[tuple[Fetched, PayloadT | None]]]],
+    version: int,
+    *,
+    error_code: int = 0,
+    session_id: int = 0,
+) -> list[bytearray | PayloadT]:
+    """The response body. Topics are named by what the version names them by."""
+    flexible = version >= 12
+    grouped = list(topics)
+    out = bytearray()
+    parts: list[bytearray | PayloadT] = [out]
+    if version >= 7:
+        out += _TOP.pack(0, error_code, session_id)
+    else:
+        out += _INT32.pack(0)
+    _write_count(out, len(grouped), flexible)
+    for name, partitions in grouped:
+        _write_topic(out, name, flexible)
+        _write_count(out, len(partitions), flexible)
+        for fetched, records in partitions:
+            _write_partition(out, fetched, version)
+            length = records.length if records is not None else 0
+            if flexible:
+                write_uvarint(out, length + 1)
+            else:
+                out += _INT32.pack(length)
+            if records is not None and length:
+                parts.append(records)
+                out = bytearray()
+                parts.append(out)
+            if flexible:
+                out += _diverging_tag(fetched.diverging) if fetched.diverging else _NO_TAGS
+        if flexible:
+            out += _NO_TAGS
+    if flexible:
+        out += _NO_TAGS
+    return parts
+
+
+def _write_topic(out: bytearray, name: str | bytes, flexible: bool) -> None:
+    if isinstance(name, bytes):
+        out += name
+        return
+    encoded = name.encode()
+    if flexible:
+        write_uvarint(out, len(encoded) + 1)
+    else:
+        out += _INT16.pack(len(encoded))
+    out += encoded
+
+
+def _write_partition(out: bytearray, fetched: Fetched, version: int) -> None:
+    flexible = version >= 12
+    if version >= 5:
+        out += _PARTITION_V5.pack(*fetched[:5])
+    else:
+        out += _PARTITION_V4.pack(*fetched[:4])
+    aborted = fetched.aborted
+    if aborted is None:
+        out += b"\0" if flexible else b"\xff\xff\xff\xff"
+    else:
+        _write_count(out, len(aborted), flexible)
+        for producer_id, first_offset in aborted:
+            out += _ABORTED.pack(producer_id, first_offset)
+            if flexible:
+                out += _NO_TAGS
+    if version >= 11:
+        out += _INT32.pack(fetched.preferred_read_replica)
+
+
+def _write_count(out: bytearray, count: int, flexible: bool) -> None:
+    if flexible:
+        write_uvarint(out, count + 1)
+    else:
+        out += _INT32.pack(count)
+
+
+def _diverging_tag(diverging: tuple[int, int]) -> bytes:
+    """One tagged field (tag 0) of 13 bytes: epoch, end offset, no tags of its own."""
+    return _DIVERGING.pack(1, 0, 13, *diverging, 0)

@@ -1,0 +1,371 @@
+"""Record batches as they stand on the wire and on disk: Kafka's message format v2.
+
+The broker lives on the 61-byte header. It reads one, checks the CRC over what follows it, and stamps the base
+offset and the leader epoch in place: both lie before the checksummed part, so a batch goes from the producer to
+the disk to the consumer without being decoded. Only the few who must look inside (compaction, recompression,
+timestamp search, the metadata log) use `iterate_records`, and only they pay for it.
+
+Two kinds of failure: `ProtocolError` from `iterate_records` means that the bytes cannot be decoded;
+`InvalidBatch` carries the error code a producer is told.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from tidemill.errors import ErrorCode, ProtocolError
+from tidemill.protocol import compression
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_SIZE = HEADER.size
+# What `batch_length` does not count: the base offset and the length itself.
+LENGTH_PREFIX = 12
+MAGIC = 2
+
+_CRC_POSITION = 17
+_CRC_START = 21
+_OFFSET = struct.Struct(">q")
+_INT32 = struct.Struct(">i")
+_UINT32 = struct.Struct(">I")
+
+COMPRESSION_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+DELETE_HORIZON = 0x40
+
+NO_SEQUENCE = -1
+# A bound on what one batch may become when decompressed: a bomb is refused, not unpacked.
+DECOMPRESSED_BYTES_MAX = 1 << 30
+
+
+class InvalidBatch(Exception):
+    """A batch that is refused, with the code and the reason that its producer hears."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class BatchHeader(NamedTuple):
+    """The fields in the order of the wire, and what follows from them."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        return self.batch_length + LENGTH_PREFIX
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequences wrap to zero after the largest int32."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & COMPRESSION_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+
+class Header(NamedTuple):
+    key: str
+    value: bytes | None
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+
+
+def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
+    """The header at a position that holds at least 61 bytes."""
+    return BatchHeader._make(HEADER.unpack_from(buffer, position))
+
+
+def checksum_matches(batch: memoryview, header: BatchHeader) -> bool:
+    return crc32c(batch[_CRC_START : header.size]) == header.crc
+
+
+def is_plausible(header: BatchHeader) -> bool:
+    """Whether these bytes can be a batch header at all: what a scan checks before it trusts the length."""
+    return (
+        header.magic == MAGIC
+        and header.batch_length >= HEADER_SIZE - LENGTH_PREFIX
+        and header.base_offset >= 0
+        and header.last_offset_delta >= 0
+    )
+
+
+def split_batches(data: memoryview) -> list[BatchHeader]:
+    """The headers of whole, checksummed batches that fill `data` exactly; `InvalidBatch` otherwise."""
+    headers = []
+    position, end = 0, len(data)
+    while position < end:
+        if end - position < HEADER_SIZE:
+            raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"{end - position} bytes are too few for a batch")
+        header = header_at(data, position)
+        if header.magic != MAGIC:
+            raise InvalidBatch(
+                ErrorCode.INVALID_RECORD, f"batches must have magic {MAGIC}, this one has {header.magic}"
+            )
+        if not HEADER_SIZE - LENGTH_PREFIX <= header.batch_length <= end - position - LENGTH_PREFIX:
+            raise InvalidBatch(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"batch length {header.batch_length} does not fit the {end - position} bytes sent",
+            )
+        if not checksum_matches(data[position:], header):
+            raise InvalidBatch(
+                ErrorCode.CORRUPT_MESSAGE, "the CRC-32C of the batch does not match its content"
+            )
+        headers.append(header)
+        position += header.size
+    return headers
+
+
+def check_produced(header: BatchHeader) -> None:
+    """What a producer may not send although its checksum is right; `InvalidBatch` says what."""
+    if header.last_offset_delta < 0 or header.record_count <= 0:
+        raise InvalidBatch(
+            ErrorCode.INVALID_RECORD,
+            f"a batch must hold records, this one claims {header.record_count} up to delta "
+            f"{header.last_offset_delta}",
+        )
+    if header.record_count != header.last_offset_delta + 1:
+        raise InvalidBatch(
+            ErrorCode.INVALID_RECORD,
+            f"{header.record_count} records do not match a last offset delta of {header.last_offset_delta}",
+        )
+    if header.is_control:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, "clients may not write control batches")
+    if header.codec > compression.CompressionType.ZSTD:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, f"unknown compression codec {header.codec}")
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        raise InvalidBatch(
+            ErrorCode.INVALID_RECORD,
+            f"producer {header.producer_id} sent the sequence number {header.base_sequence}",
+        )
+
+
+def stamp(buffer: memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Give the batch its place in the log. Both fields lie before the checksummed part."""
+    _OFFSET.pack_into(buffer, position, base_offset)
+    _INT32.pack_into(buffer, position + 12, leader_epoch)
+
+
+def iterate_records(batch: memoryview, header: BatchHeader | None = None) -> Iterator[Record]:
+    """Decode every record of one whole batch."""
+    header = header or header_at(batch)
+    body = batch[HEADER_SIZE : header.size]
+    if header.codec:
+        body = memoryview(compression.decompress(header.codec, body, DECOMPRESSED_BYTES_MAX))
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    append_time = header.max_timestamp if header.is_log_append_time else None
+    position = 0
+    try:
+        for _ in range(header.record_count):
+            length, position = _varint(body, position)
+            end = position + length
+            if length < 0 or end > len(body):
+                raise ProtocolError(f"a record of {length} bytes does not fit its batch")
+            position += 1  # the record's attributes, unused so far
+            timestamp_delta, position = _varint(body, position)
+            offset_delta, position = _varint(body, position)
+            key, position = _bytes(body, position, end)
+            value, position = _bytes(body, position, end)
+            headers, position = _headers(body, position, end)
+            if position != end:
+                raise ProtocolError(f"a record claims {length} bytes and has {length + position - end}")
+            timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
+            yield Record(base_offset + offset_delta, timestamp, key, value, headers)
+    except IndexError as error:
+        raise ProtocolError("a record is cut off") from error
+    if position != len(body):
+        raise ProtocolError(f"{len(body) - position} bytes follow the last record of a batch")
+
+
+def build_batch(
+    records: Iterable[Record],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    codec: int = 0,
+    attributes: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = NO_SEQUENCE,
+    last_offset_delta: int | None = None,
+) -> bytearray:
+    """A batch of these records. Their offsets are absolute; the first one's is at least `base_offset`."""
+    records = list(records)
+    base_timestamp = records[0].timestamp if records else -1
+    max_timestamp = max((record.timestamp for record in records), default=-1)
+    body = bytearray()
+    for record in records:
+        encoded = _encode_record(record, base_offset, base_timestamp)
+        _append_varint(body, len(encoded))
+        body += encoded
+    payload = compression.compress(codec, body) if codec else body
+    if last_offset_delta is None:
+        last_offset_delta = records[-1].offset - base_offset if records else 0
+    return assemble(
+        BatchHeader(
+            base_offset,
+            HEADER_SIZE - LENGTH_PREFIX + len(payload),
+            leader_epoch,
+            MAGIC,
+            0,
+            (attributes & ~COMPRESSION_MASK) | codec,
+            last_offset_delta,
+            base_timestamp,
+            max_timestamp,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            len(records),
+        ),
+        payload,
+    )
+
+
+def assemble(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
+    """Header and (compressed) records as one batch, with length and checksum filled in."""
+    batch = bytearray(HEADER_SIZE + len(payload))
+    HEADER.pack_into(
+        batch, 0, *header._replace(batch_length=HEADER_SIZE - LENGTH_PREFIX + len(payload), crc=0)
+    )
+    batch[HEADER_SIZE:] = payload
+    _UINT32.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
+    return batch
+
+
+def recompress(batch: memoryview, header: BatchHeader, codec: int) -> bytearray:
+    """The same records under another codec; their bytes are not interpreted."""
+    body: bytes | memoryview = batch[HEADER_SIZE : header.size]
+    if header.codec:
+        body = compression.decompress(header.codec, body, DECOMPRESSED_BYTES_MAX)
+    payload = compression.compress(codec, body) if codec else body
+    return assemble(header._replace(attributes=(header.attributes & ~COMPRESSION_MASK) | codec), payload)
+
+
+def stamp_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
+    """LogAppendTime: the broker's clock replaces the batch's timestamps, in place."""
+    stamped = header._replace(attributes=header.attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
+    HEADER.pack_into(batch, 0, *stamped)
+    crc = crc32c(batch[_CRC_START : header.size])
+    _UINT32.pack_into(batch, _CRC_POSITION, crc)
+    return stamped._replace(crc=crc)
+
+
+def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytearray:
+    out = bytearray(1)
+    _append_varint(out, record.timestamp - base_timestamp)
+    _append_varint(out, record.offset - base_offset)
+    for part in (record.key, record.value):
+        if part is None:
+            _append_varint(out, -1)
+        else:
+            _append_varint(out, len(part))
+            out += part
+    _append_varint(out, len(record.headers))
+    for key, value in record.headers:
+        encoded_key = key.encode()
+        _append_varint(out, len(encoded_key))
+        out += encoded_key
+        if value is None:
+            _append_varint(out, -1)
+        else:
+            _append_varint(out, len(value))
+            out += value
+    return out
+
+
+def _append_varint(out: bytearray, value: int) -> None:
+    value = (value << 1) ^ (value >> 63)
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _varint(buffer: memoryview, position: int) -> tuple[int, int]:
+    byte = buffer[position]
+    position += 1
+    value = byte & 0x7F
+    shift = 7
+    while byte & 0x80:
+        if shift > 63:
+            raise ProtocolError("a varint in a record is longer than ten bytes")
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return (value >> 1) ^ -(value & 1), position
+
+
+def _bytes(buffer: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = _varint(buffer, position)
+    if length < 0:
+        return None, position
+    if position + length > end:
+        raise ProtocolError(f"a field of {length} bytes does not fit its record")
+    return bytes(buffer[position : position + length]), position + length
+
+
+def _headers(buffer: memoryview, position: int, end: int) -> tuple[Sequence[Header], int]:
+    count, position = _varint(buffer, position)
+    if count == 0:
+        return (), position
+    if not 0 < count <= end - position:
+        raise ProtocolError(f"{count} headers do not fit their record")
+    headers = []
+    for _ in range(count):
+        key, position = _bytes(buffer, position, end)
+        if key is None:
+            raise ProtocolError("a record header has no key")
+        value, position = _bytes(buffer, position, end)
+        try:
+            headers.append(Header(key.decode(), value))
+        except UnicodeDecodeError as error:
+            raise ProtocolError("a record header's key is not UTF-8") from error
+    return headers, position

@@ -1,0 +1,201 @@
+"""Messages, and the four functions that turn them into bytes and back.
+
+A message class names its API key, the versions its declaration covers and the first flexible version:
+
+    class FetchRequest(Request, api_key=1, versions=(4, 18), flexible=12): ...
+
+One class serves all versions. A field that a version lacks is left at its default by `decode` and silently
+left out by `encode`, so that a handler fills in one response and old clients get what they can understand.
+A null where the version allows none is a bug of ours and a `ValueError`; bytes that do not parse are the
+peer's, and always a `ProtocolError`.
+
+Codecs are compiled on first use per (class, version), see codegen.py. The vocabulary of declarations is in
+declarations.py and re-exported here, so that message modules import from one place.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from tidemill.errors import ProtocolError
+from tidemill.protocol.codegen import Decoder, Encoder, compile_decoder, compile_encoder, has_records
+from tidemill.protocol.declarations import (
+    NO_UUID,
+    Bool,
+    Bytes,
+    Float64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    NullableSince,
+    Records,
+    Since,
+    String,
+    Struct,
+    Tag,
+    UInt16,
+    UInt32,
+    Until,
+    Uuid,
+    field,
+    replace,
+)
+from tidemill.protocol.wire import Buffer
+
+__all__ = [
+    "NO_UUID",
+    "Bool",
+    "Bytes",
+    "DataMessage",
+    "Float64",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "Message",
+    "NullableSince",
+    "Records",
+    "Request",
+    "Response",
+    "Since",
+    "String",
+    "Struct",
+    "Tag",
+    "UInt16",
+    "UInt32",
+    "Until",
+    "Uuid",
+    "VersionRange",
+    "decode",
+    "decode_exact",
+    "decode_from",
+    "encode",
+    "encode_into",
+    "field",
+    "replace",
+]
+
+
+class VersionRange(NamedTuple):
+    min: int
+    max: int
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self.min <= version <= self.max
+
+
+class Message(Struct):
+    """A struct that stands alone on the wire or in a log."""
+
+    api_key: ClassVar[int]
+    versions: ClassVar[VersionRange]
+    flexible_since: ClassVar[int | None]
+    latest_version_unstable: ClassVar[bool]
+    _decoders: ClassVar[dict[int, tuple[Decoder, bool]]]
+    _encoders: ClassVar[dict[int, Encoder]]
+
+    def __init_subclass__(
+        cls,
+        *,
+        api_key: int = -1,
+        versions: tuple[int, int] | None = None,
+        flexible: int | None = None,
+        latest_version_unstable: bool = False,
+    ) -> None:
+        super().__init_subclass__()
+        if versions is None:
+            return
+        cls.api_key = api_key
+        cls.versions = VersionRange(*versions)
+        cls.flexible_since = flexible
+        cls.latest_version_unstable = latest_version_unstable
+        cls._decoders = {}
+        cls._encoders = {}
+
+    @classmethod
+    def is_flexible(cls, version: int) -> bool:
+        return cls.flexible_since is not None and version >= cls.flexible_since
+
+
+class Request(Message):
+    """What a client, a broker or a controller asks."""
+
+
+class Response(Message):
+    """The answer to the request with the same API key and version."""
+
+
+class DataMessage(Message):
+    """A message that is stored or embedded, not sent by itself: metadata records, coordinator records."""
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_MALFORMED = (struct.error, IndexError, UnicodeDecodeError)
+
+
+def decode(cls: type[MessageT], version: int, buffer: Buffer, position: int = 0) -> MessageT:
+    """The message at `position`; bytes after it are ignored."""
+    return decode_from(cls, version, buffer, position)[0]
+
+
+def decode_exact(cls: type[MessageT], version: int, buffer: Buffer, position: int = 0) -> MessageT:
+    """The message that takes up the rest of the buffer."""
+    message, end = decode_from(cls, version, buffer, position)
+    if end != len(buffer):
+        raise ProtocolError(f"{cls.__name__} v{version}: {len(buffer) - end} bytes too many")
+    return message
+
+
+def decode_from(cls: type[MessageT], version: int, buffer: Buffer, position: int = 0) -> tuple[MessageT, int]:
+    """The message at `position`, and where it ends."""
+    decoder, views = cls._decoders.get(version) or _decoder(cls, version)
+    try:
+        if views:
+            view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+            return decoder(view, position, len(view))
+        if isinstance(buffer, bytes):
+            return decoder(buffer, position, len(buffer))
+        # One copy, after which every slice of it is a value.
+        copied = bytes(memoryview(buffer)[position:])
+        message, end = decoder(copied, 0, len(copied))
+        return message, position + end
+    except _MALFORMED as error:
+        raise ProtocolError(f"{cls.__name__} v{version} is malformed: {error}") from None
+
+
+def encode(message: Message, version: int) -> bytes:
+    out = bytearray()
+    encode_into(message, version, out)
+    return bytes(out)
+
+
+def encode_into(message: Message, version: int, out: bytearray) -> None:
+    """Appends the message. After a ValueError `out` may end in a part of it."""
+    encoder = message._encoders.get(version) or _encoder(type(message), version)
+    try:
+        encoder(message, out)
+    except struct.error as error:
+        raise ValueError(f"{type(message).__name__} v{version}: {error}") from None
+
+
+def _decoder(cls: type[Message], version: int) -> tuple[Decoder, bool]:
+    if version not in cls.versions:
+        raise ProtocolError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
+    compiled = compile_decoder(cls, version, cls.is_flexible(version)), has_records(cls)
+    cls._decoders[version] = compiled
+    return compiled
+
+
+def _encoder(cls: type[Message], version: int) -> Encoder:
+    if version not in cls.versions:
+        raise ValueError(f"{cls.__name__} has no version {version}, only {_range_text(cls)}")
+    compiled = compile_encoder(cls, version, cls.is_flexible(version))
+    cls._encoders[version] = compiled
+    return compiled
+
+
+def _range_text(cls: type[Any]) -> str:
+    return f"{cls.versions.min} to {cls.versions.max}"

@@ -1,0 +1,62 @@
+"""Fixtures that give tests a broker.
+
+`target` is one broker for the whole session, started with default settings, for tests that leave it unharmed and
+use topic names of their own. With `TIDEMILL_INTEROP_BOOTSTRAP=host:port` it is the broker that already runs there;
+tests that need a process of ours (`broker`, `start`) are then skipped. That is how the expectations are proved
+against Apache Kafka.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Broker, RunningBroker, raise_descriptor_limit, start_broker
+
+BOOTSTRAP = os.environ.get("TIDEMILL_INTEROP_BOOTSTRAP")
+_topic_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    if BOOTSTRAP:
+        host, port = BOOTSTRAP.rsplit(":", 1)
+        yield RunningBroker(host, int(port))
+        return
+    raise_descriptor_limit(65536)
+    with start_broker(tmp_path_factory.mktemp("session") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(target: RunningBroker) -> Broker:
+    """The session's broker, for tests that look at its process or its files."""
+    if not isinstance(target, Broker):
+        pytest.skip("looks at the broker's process; TIDEMILL_INTEROP_BOOTSTRAP names one that is not ours")
+    return target
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Starts brokers of the test's own, all on `tmp_path / "data"` unless told otherwise, and stops them."""
+    if BOOTSTRAP:
+        pytest.skip("starts a broker of its own; TIDEMILL_INTEROP_BOOTSTRAP names one that is not ours")
+    started: list[Broker] = []
+
+    def start_one(settings: Mapping[str, str] | None = None, data_dir: Path | None = None) -> Broker:
+        started.append(start_broker(data_dir or tmp_path / "data", settings=settings))
+        return started[-1]
+
+    yield start_one
+    for broker in started:
+        broker.stop()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses, also not an earlier run against a broker that still runs."""
+    return f"t{os.getpid()}-{next(_topic_numbers)}-{request.function.__name__[:60]}"
