@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.run import Result
+from bench.results import Result
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from bench.goals import Verdict
 from bench.processes import Metrics
-from bench.run import Result
+from bench.results import Result
 
 Row = list[str]
 

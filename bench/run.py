@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import fetch, latency, machine, partitions, produce, small_requests, startup
@@ -25,6 +23,7 @@ from bench.cases import Case, FreshCase, LiveCase, Scale
 from bench.connection import RequestFailedError
 from bench.load import LoadFailedError
 from bench.processes import Metrics
+from bench.results import Result
 from bench.warm_up import warm_up
 
 # Family → its cases, in the order of the report.
@@ -41,20 +40,6 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
 # More than any broker holds before it is loaded.
 START_TOUCHED_BYTES = 1 << 30
 FAILURES = (RequestFailedError, LoadFailedError, BrokerFailedError, KafkaFailedError, OSError)
-
-
-@dataclass
-class Result:
-    family: str
-    case: str
-    target: str
-    rounds: list[Metrics] = field(default_factory=list)
-    error: str | None = None
-
-    @property
-    def median(self) -> Metrics:
-        names = self.rounds[0] if self.rounds else {}
-        return {name: statistics.median(each[name] for each in self.rounds) for name in names}
 
 
 def say(text: str) -> None:

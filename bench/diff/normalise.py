@@ -77,6 +77,8 @@ def _any(name: str, value: Any, facts: Facts) -> Any:
     if isinstance(value, dict):
         if value.get("name") in LOCAL_CONFIGS and "value" in value:
             value = {**value, "value": "<local>", "synonyms": "<local>"}
+        if isinstance(value.get("topic_id"), uuid.UUID) and isinstance(value.get("name"), str):
+            facts.topic_names.setdefault(value["topic_id"], value["name"])
         return {k: _any(k, v, facts) for k, v in value.items() if k not in DROPPED}
     if isinstance(value, list | tuple):
         return [_any(name, item, facts) for item in value]

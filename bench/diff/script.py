@@ -23,8 +23,8 @@ from bench.diff.messages import KEYS, Tree, decode, encode, versions_known
 from bench.diff.normalise import Facts, normalise, shorten
 
 REPLY_SECONDS = 10.0
-SETTLE_SECONDS = 0.05
-SETTLE_LOOKS_MAX = 20
+TOPIC_RESOURCE = 2
+ABORTED = "cannot go on"
 CLIENT_ID = "diff"
 Ranges = dict[str, range]
 
@@ -96,6 +96,8 @@ class Script:
     case_name: str = ""
     _connection: Connection | None = None
     _correlation_id: int = 0
+    _marker: Topic | None = None
+    _changes: int = 0
 
     def run(self, item: Case, version: int) -> None:
         self.api, self.version, self.case_name = item.api, version, item.name
@@ -105,7 +107,7 @@ class Script:
             item.run(self)
         except (SetupError, LookupError, TypeError) as error:
             # The script could not go on after an answer it did not foresee: that is a difference, not a crash.
-            self.note("cannot go on", f"{type(error).__name__}: {error}")
+            self.note(ABORTED, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -224,15 +226,25 @@ class Script:
             raise SetupError(f"{self.host}:{self.port} does not answer Metadata: {reply}")
         self.facts.node_id = reply["brokers"][0]["node_id"]
 
-    def await_settled(self, look: Callable[[], Tree]) -> None:
-        """Wait until two looks, a little apart, show the same: a change reaches Kafka's caches after its answer."""
-        before = look()
-        for _ in range(SETTLE_LOOKS_MAX):
-            time.sleep(SETTLE_SECONDS)
-            after = look()
-            if after == before:
-                return
-            before = after
+    def await_applied(self) -> None:
+        """Wait until every earlier change of metadata shows: changes are ordered, so a later one that shows will do.
+
+        Kafka answers once the controller has a change, which the broker's own view follows.
+        """
+        if self._marker is None:
+            self._marker = self.topic("marker")
+        self._changes += 1
+        value, name = str(self._changes), self._marker.name
+        change = {"name": "segment.jitter.ms", "config_operation": 0, "value": value}
+        target = {"resource_type": TOPIC_RESOURCE, "resource_name": name}
+        self.tell(
+            {"resources": [{**target, "configs": [change]}]}, api="incremental_alter_configs", version=1
+        )
+        look = {"resources": [{**target, "configuration_keys": ["segment.jitter.ms"]}]}
+        self.await_answer(
+            lambda: self.tell(look, api="describe_configs", version=4),
+            lambda tree: bool(tree["results"][0]["configs"][0]["value"] == value),
+        )
 
     def await_answer(self, look: Callable[[], Tree], is_ready: Callable[[Tree], bool]) -> Tree:
         """Ask until the answer is as it should be; Kafka loads some of its parts after it starts to answer."""
@@ -257,7 +269,18 @@ class Script:
         tree = self.await_answer(lambda: self.tell(request, api="metadata", version=version), is_ready)
         topic = Topic(name, tree["topics"][0]["topic_id"])
         self.facts.topic_names[topic.id] = name
+        self._await_leaders(topic, partitions)
         return topic
+
+    def _await_leaders(self, topic: Topic, partitions: int) -> None:
+        """Metadata knows a partition a moment before its leader takes requests."""
+        which = [{"partition_index": i, "timestamp": -1} for i in range(partitions)]
+        request = {"replica_id": -1, "topics": [{"name": topic.name, "partitions": which}]}
+
+        def is_ready(tree: Tree) -> bool:
+            return all(p["error_code"] == "NONE(0)" for p in tree["topics"][0]["partitions"])
+
+        self.await_answer(lambda: self.tell(request, api="list_offsets", version=5), is_ready)
 
     def _decoded(self, api: str, version: int, reply: bytes | Silence) -> Tree:
         if isinstance(reply, Silence):

@@ -12,18 +12,21 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 
 class ErrorCode(IntEnum):
     retriable: bool
     message: str
 
-    def __new__(cls, code: int, retriable: bool, message: str) -> ErrorCode:
-        member = int.__new__(cls, code)
-        member._value_ = code
-        member.retriable = retriable
-        member.message = message
-        return member
+    if not TYPE_CHECKING:  # A checker would otherwise ask for three arguments in ErrorCode(3).
+
+        def __new__(cls, code: int, retriable: bool, message: str) -> ErrorCode:
+            member = int.__new__(cls, code)
+            member._value_ = code
+            member.retriable = retriable
+            member.message = message
+            return member
 
     UNKNOWN_SERVER_ERROR = -1, False, "The server failed in a way it did not expect."
     NONE = 0, False, "No error."

@@ -109,6 +109,7 @@ def _after(s: Script, label: str, kind: int, name: str) -> None:
         )
         return {"error_code": result["error_code"], "set": [list(entry) for entry in entries]}
 
+    s.await_applied()
     s.ask(
         f"{label}, afterwards",
         describe(resource(kind, name)),
@@ -222,9 +223,7 @@ def broker_dynamic(s: Script) -> None:
     def alter(label: str, name: str, *entries: tuple[str, int, str | None]) -> None:
         s.ask(label, {"resources": [_incremental(BROKER, name, *entries)]})
         keys = [entry[0] for entry in entries]
-        s.await_settled(
-            lambda: s.tell(describe(resource(BROKER, own, keys)), api="describe_configs", version=4)
-        )
+        s.await_applied()
         s.ask(
             f"{label}, afterwards",
             describe(resource(BROKER, own, keys), resource(BROKER, everyone, keys), synonyms=True),

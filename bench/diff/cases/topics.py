@@ -174,6 +174,14 @@ def topic_configs(s: Script) -> None:
     ask("local retention above retention", ("retention.ms", "1000"), ("local.retention.ms", "2000"))
 
 
+def _sorted(tree: dict[str, Any]) -> dict[str, Any]:
+    """Kafka shuffles its answer, so that its order tells nothing about topics one may not see."""
+    return {
+        **tree,
+        "responses": sorted(tree["responses"], key=lambda r: (str(r["name"]), str(r["error_code"]))),
+    }
+
+
 @case("delete_topics")
 def delete(s: Script) -> None:
     first, second = s.topic("first"), s.topic("second")
@@ -183,7 +191,7 @@ def delete(s: Script) -> None:
 
     s.ask("one", request(first.name))
     s.ask("again", request(first.name))
-    s.ask("good and bad", request(second.name, s.name("missing"), "not a name", ""))
+    s.ask("good and bad", request(second.name, s.name("missing"), "not a name", ""), keep=_sorted)
     s.ask("none", request())
     third = s.topic("third")
     s.ask("twice in one request", request(third.name, third.name))
@@ -203,7 +211,11 @@ def delete_by_id(s: Script) -> None:
     s.ask("unknown", request({"topic_id": UNKNOWN_ID}))
     s.ask("name and id", request({"name": second.name, "topic_id": second.id}))
     s.ask("neither", request({}))
-    s.ask("by name and by id in one request", request({"name": third.name}, {"topic_id": third.id}))
+    s.ask(
+        "by name and by id in one request",
+        request({"name": third.name}, {"topic_id": third.id}),
+        keep=_sorted,
+    )
     s.ask("id twice", request({"topic_id": second.id}, {"topic_id": second.id}))
 
 

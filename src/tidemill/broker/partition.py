@@ -2,7 +2,7 @@
 
 `append` is the produce path from the batch's bytes to the page cache: check, stamp in place, one write. Records are
 looked into only when the topic's configuration asks for it (a compacted topic refuses records without a key, a
-`compression.type` recompresses). A refusal is an `AppendOutcome` with the protocol's error; a disk error fences this
+`compression.type` recompresses). A refusal is a `ProduceResult` with the protocol's error; a disk error fences this
 partition alone.
 
 A record becomes visible when the high watermark passes it: at once for most topics, after the sync for topics with
@@ -14,12 +14,12 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from tidemill.config import TopicConfig
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.log.log import Log
 from tidemill.protocol import compression
+from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
     BatchHeader,
     InvalidBatch,
@@ -37,17 +37,6 @@ _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _NEVER = (1 << 63) - 1
 
 
-class AppendOutcome(NamedTuple):
-    error: ErrorCode
-    base_offset: int = -1
-    log_append_time_ms: int = -1
-    message: str | None = None
-    # (index within the batch, what is wrong with that record)
-    record_errors: Sequence[tuple[int, str]] = ()
-    # The log end that must be synced before the producer may hear of success; None when it need not wait.
-    sync_to: int | None = None
-
-
 class RejectedRecords(InvalidBatch):
     """Some records of a batch are not allowed in this topic."""
 
@@ -59,10 +48,14 @@ class RejectedRecords(InvalidBatch):
 class Partition:
     __slots__ = (
         "_codec",
+        "_needs_keys",
+        "_rewrites_batches",
+        "_rewrites_timestamps",
         "_waiters",
         "config",
         "high_watermark",
         "in_sync_replicas",
+        "index",
         "leader_epoch",
         "log",
         "name",
@@ -81,6 +74,7 @@ class Partition:
         on_offline: Callable[[Partition, str], None],
     ) -> None:
         self.name = name
+        self.index = name.partition
         self.topic_id = topic_id
         # None while the partition is offline: its log could not be opened or its disk failed.
         self.log = log
@@ -94,60 +88,60 @@ class Partition:
     def configure(self, config: TopicConfig) -> None:
         self.config = config
         self._codec = _CODECS.get(config.compression_type)
+        self._rewrites_timestamps = config.is_log_append_time
+        self._rewrites_batches = self._rewrites_timestamps or self._codec is not None
+        self._needs_keys = config.is_compacted
         if self.log is not None:
             self.log.config = config
 
     # -- producing -------------------------------------------------------------------------------------------
 
-    def append(self, data: memoryview, acks: int, now_ms: int, *, allows_zstd: bool = True) -> AppendOutcome:
+    def append(self, data: memoryview, acks: int, now_ms: int, *, allows_zstd: bool = True) -> ProduceResult:
         log = self.log
         if log is None:
-            return AppendOutcome(
-                ErrorCode.KAFKA_STORAGE_ERROR, message=f"{self.name} is offline on this broker"
-            )
-        if acks == -1 and self.in_sync_replicas < self.config.min_insync_replicas:
-            return AppendOutcome(
+            return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline on this broker")
+        config = self.config
+        if acks == -1 and self.in_sync_replicas < config.min_insync_replicas:
+            return self._refused(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                message=f"{self.name} has {self.in_sync_replicas} replicas in sync, "
-                f"min.insync.replicas is {self.config.min_insync_replicas}",
+                f"{self.name} has {self.in_sync_replicas} replicas in sync, "
+                f"min.insync.replicas is {config.min_insync_replicas}",
             )
         try:
             header = self._checked(data, now_ms, allows_zstd)
             if header.producer_id >= 0:
                 duplicate = log.producers.duplicate_of(header)
                 if duplicate is not None:
-                    return self._outcome(duplicate.base_offset, duplicate.last_offset + 1, now_ms)
-            data, header = self._as_configured(data, header, now_ms)
-            if len(data) > self.config.segment_bytes:
-                raise InvalidBatch(
-                    ErrorCode.RECORD_LIST_TOO_LARGE,
-                    f"a batch of {len(data)} bytes does not fit a segment of {self.config.segment_bytes}",
-                )
-            log.append(data, (header,), self.leader_epoch, now_ms)
-        except RejectedRecords as error:
-            return AppendOutcome(error.code, message=error.reason, record_errors=error.record_errors)
+                    return self._accepted(log, duplicate.base_offset, duplicate.last_offset + 1, now_ms)
+            if self._rewrites_batches:
+                data, header = self._as_configured(data, header, now_ms)
+            base_offset = log.append(data, (header,), self.leader_epoch, now_ms)
         except InvalidBatch as error:
-            return AppendOutcome(error.code, message=error.reason)
+            records = error.record_errors if isinstance(error, RejectedRecords) else ()
+            return self._refused(error.code, error.reason, records)
         except ProtocolError as error:
-            return AppendOutcome(ErrorCode.INVALID_RECORD, message=str(error))
+            return self._refused(ErrorCode.INVALID_RECORD, str(error))
         except OSError as error:
             return self._append_failed(error)
-        base_offset = log.log_end_offset - header.last_offset_delta - 1
-        outcome = self._outcome(base_offset, log.log_end_offset, now_ms)
-        if self.config.flush_messages > 1:
+        if config.flush_messages > 1:
             self.advance_high_watermark(log.log_end_offset, len(data))
-        return outcome
+        return self._accepted(log, base_offset, log.log_end_offset, now_ms)
 
-    def _outcome(self, base_offset: int, end_offset: int, now_ms: int) -> AppendOutcome:
-        log = self.log
-        assert log is not None
-        unsynced = log.log_end_offset - log.recovery_point
-        must_sync = end_offset > log.recovery_point and unsynced >= self.config.flush_messages
-        return AppendOutcome(
-            ErrorCode.NONE,
-            base_offset,
-            now_ms if self.config.is_log_append_time else -1,
-            sync_to=end_offset if must_sync else None,
+    def _refused(
+        self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]] = ()
+    ) -> ProduceResult:
+        return ProduceResult(self.index, code, message=message, record_errors=record_errors)
+
+    def _accepted(self, log: Log, base_offset: int, end_offset: int, now_ms: int) -> ProduceResult:
+        append_time_ms = now_ms if self.config.is_log_append_time else -1
+        sync_to = None
+        if (
+            log.log_end_offset - log.recovery_point >= self.config.flush_messages
+            and end_offset > log.recovery_point
+        ):
+            sync_to = end_offset
+        return ProduceResult(
+            self.index, ErrorCode.NONE, base_offset, append_time_ms, log.log_start_offset, None, (), sync_to
         )
 
     def _checked(self, data: memoryview, now_ms: int, allows_zstd: bool) -> BatchHeader:
@@ -165,25 +159,30 @@ class Partition:
                 f"a batch of {len(data)} bytes; {self.name.topic} allows {config.max_message_bytes} "
                 "(max.message.bytes)",
             )
+        if len(data) > config.segment_bytes:
+            raise InvalidBatch(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"a batch of {len(data)} bytes does not fit a segment of {config.segment_bytes}",
+            )
         check_produced(header)
-        if header.codec == compression.CompressionType.ZSTD and not allows_zstd:
+        if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
             raise InvalidBatch(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"
             )
-        if not config.is_log_append_time:
+        if not self._rewrites_timestamps:
             self._check_timestamps(header, now_ms)
-        if config.is_compacted:
+        if self._needs_keys:
             self._check_keys(data, header)
         return header
 
     def _check_timestamps(self, header: BatchHeader, now_ms: int) -> None:
         config = self.config
         newest = now_ms + config.message_timestamp_after_max_ms
-        oldest = -1
-        if config.message_timestamp_before_max_ms < _NEVER:
-            oldest = now_ms - config.message_timestamp_before_max_ms
+        if header.max_timestamp <= newest and config.message_timestamp_before_max_ms == _NEVER:
+            return
+        oldest = now_ms - config.message_timestamp_before_max_ms
         for timestamp in (header.max_timestamp, header.base_timestamp):
-            if timestamp > newest or (timestamp < oldest and timestamp >= 0):
+            if timestamp > newest or 0 <= timestamp < oldest:
                 raise InvalidBatch(
                     ErrorCode.INVALID_TIMESTAMP,
                     f"timestamp {timestamp} of a record is outside of what {self.name.topic} allows at "
@@ -210,14 +209,14 @@ class Partition:
             header = stamp_append_time(data, header, now_ms)
         return data, header
 
-    def _append_failed(self, error: OSError) -> AppendOutcome:
+    def _append_failed(self, error: OSError) -> ProduceResult:
         message = f"{self.name}: cannot write: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             # The torn write was cut off again: the partition serves readers and recovers with the next free byte.
             logger.error("%s; free some space, producers will retry", message)
         else:
             self.fence(message)
-        return AppendOutcome(ErrorCode.KAFKA_STORAGE_ERROR, message=message)
+        return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
     def fence(self, reason: str) -> None:
         """The disk under this partition failed: stop serving it, touch nothing."""

@@ -2,8 +2,9 @@
 
 The files are Kafka's: `meta.properties` says whose directory it is, `recovery-point-offset-checkpoint` and
 `log-start-offset-checkpoint` hold one offset for each partition, `.kafka_cleanshutdown` exists only between a clean
-shutdown and the next start. A folder `<topic>-<partition>` is a partition; its `partition.metadata` names the topic id, so that a
-recreated topic never inherits the old one's records. Folders that the metadata does not know are left alone.
+shutdown and the next start. A folder `<topic>-<partition>` is a partition; its `partition.metadata` names the topic
+id, so that a recreated topic never inherits the old one's records. Folders that the metadata does not know are left
+alone.
 """
 
 from __future__ import annotations

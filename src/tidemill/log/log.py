@@ -23,8 +23,8 @@ from tidemill.errors import StorageError
 from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import File, Files, FileSlice
 from tidemill.log.producers import Producers
-from tidemill.log.segment import Segment, TimestampedOffset, segment_name
-from tidemill.protocol.records import BatchHeader, stamp
+from tidemill.log.segment import PlacedBatch, Segment, TimestampedOffset, segment_name
+from tidemill.protocol.records import LENGTH_PREFIX, BatchHeader, stamp
 
 _RELATIVE_OFFSET_MAX = 0x7FFFFFFF
 _SNAPSHOTS_KEPT = 2
@@ -192,33 +192,32 @@ class Log:
     def active(self) -> Segment:
         return self._segments[-1]
 
-    def append(
-        self, data: memoryview, headers: Sequence[BatchHeader], leader_epoch: int, now_ms: int
-    ) -> list[BatchHeader]:
-        """As the leader: give the batches the next offsets, in place, and write them. Returns their headers.
+    def append(self, data: memoryview, headers: Sequence[BatchHeader], leader_epoch: int, now_ms: int) -> int:
+        """As the leader: give the batches the next offsets, in place, and write them. Returns the first offset.
 
         The caller has checked the batches and asked `producers` about duplicates.
         """
-        offset = self.log_end_offset
+        base_offset = offset = self.log_end_offset
         position = 0
-        stamped = []
+        placed = []
         for header in headers:
             stamp(data, position, offset, leader_epoch)
-            stamped.append(BatchHeader._make((offset, header[1], leader_epoch, *header[3:])))
-            position += header[1] + 12
-            offset += header[6] + 1
-        segment = self.active
+            size = header.batch_length + LENGTH_PREFIX
+            placed.append(PlacedBatch(offset, offset + header.last_offset_delta, header.max_timestamp, size))
+            position += size
+            offset += header.last_offset_delta + 1
+        segment = self._segments[-1]
         if segment.size and self._must_roll(segment, len(data), offset - 1, headers[0].max_timestamp, now_ms):
             segment = self.roll(now_ms)
-        segment.append(data, stamped)
+        segment.append(data, placed)
         self.size += len(data)
         self.log_end_offset = offset
         if leader_epoch != self.epochs.latest:
-            self.epochs.assign(leader_epoch, stamped[0].base_offset)
-        for header in stamped:
+            self.epochs.assign(leader_epoch, base_offset)
+        for header, batch in zip(headers, placed, strict=True):
             if header.producer_id >= 0:
-                self.producers.record(header)
-        return stamped
+                self.producers.record(header._replace(base_offset=batch.base_offset))
+        return base_offset
 
     def _must_roll(
         self, segment: Segment, added_bytes: int, last_offset: int, timestamp: int, now_ms: int

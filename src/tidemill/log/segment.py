@@ -37,6 +37,19 @@ class TimestampedOffset(NamedTuple):
     leader_epoch: int
 
 
+class PlacedBatch(NamedTuple):
+    """What a segment needs to know of a batch that it takes in."""
+
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+    size: int
+
+
+def placed(header: BatchHeader) -> PlacedBatch:
+    return PlacedBatch(header.base_offset, header.last_offset, header.max_timestamp, header.size)
+
+
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
 
@@ -130,8 +143,8 @@ class Segment:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def append(self, data: memoryview | bytearray, headers: Sequence[BatchHeader]) -> None:
-        """Write whole batches, whose headers carry their final offsets, at the end."""
+    def append(self, data: memoryview | bytearray, batches: Sequence[PlacedBatch]) -> None:
+        """Write whole batches at the end."""
         position = self.size
         try:
             self._file.write(data, position)
@@ -140,24 +153,25 @@ class Segment:
             self._file.truncate(position)
             raise
         self.size = position + len(data)
-        for header in headers:
-            self._note(header, position)
-            position += header.batch_length + 12
+        for batch in batches:
+            self._note(batch, position)
+            position += batch.size
 
-    def _note(self, header: BatchHeader, position: int) -> None:
+    def _note(self, batch: PlacedBatch, position: int) -> None:
         """Account for a batch at the end of the segment: timestamps, indexes, the recent appends."""
-        if header.max_timestamp > self.max_timestamp:
-            self.max_timestamp = header.max_timestamp
-            self.max_timestamp_offset = header.last_offset
+        base_offset, last_offset, max_timestamp, size = batch
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
         if position == 0:
-            self._first_timestamp = header.max_timestamp
+            self._first_timestamp = max_timestamp
         if self._bytes_since_index_entry > self._index_interval_bytes:
-            self.offset_index.append(header.last_offset, position)
+            self.offset_index.append(last_offset, position)
             self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
             self._bytes_since_index_entry = 0
-        self._bytes_since_index_entry += header.batch_length + 12
+        self._bytes_since_index_entry += size
         recent = self._recent
-        recent[header.base_offset] = position
+        recent[base_offset] = position
         if len(recent) > _RECENT_APPENDS_MAX:
             del recent[next(iter(recent))]
 
@@ -310,7 +324,7 @@ class Segment:
         """Make both indexes, and the timestamps kept in memory, anew from the batches."""
         self._forget_indexes()
         for position, header, _ in self.batches():
-            self._note(header, position)
+            self._note(placed(header), position)
         if self.size:
             self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
 
@@ -325,7 +339,7 @@ class Segment:
         for position, header, batch in self.batches():
             if header.base_offset < expected_offset or not checksum_matches(batch, header):
                 break
-            self._note(header, position)
+            self._note(placed(header), position)
             end = position + header.size
             expected_offset = header.next_offset
             on_batch(header)
@@ -357,10 +371,7 @@ class Segment:
 
     def check_invariants(self) -> None:
         entries = self.offset_index.entries()
-        assert all(
-            a.position < b.position and a.offset < b.offset
-            for a, b in zip(entries, entries[1:], strict=False)
-        )
+        assert all(a.position < b.position and a.offset < b.offset for a, b in pairwise(entries))
         positions = {position: header.last_offset for position, header, _ in self.batches()}
         assert all(positions.get(entry.position) == entry.offset for entry in entries), "index points astray"
         assert sum(header.size for _, header, _ in self.batches()) == self.size, (

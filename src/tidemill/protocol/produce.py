@@ -11,11 +11,12 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidemill.errors import ProtocolError
+from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.wire import read_uvarint, skip_tagged_fields, write_uvarint
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
+_PARTITION_AND_LENGTH = struct.Struct(">ii")
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
 _PARTITION_RESULT_V3 = struct.Struct(">ihqq")
 _PARTITION_RESULT = struct.Struct(">ihqqq")
@@ -37,86 +38,116 @@ class ProduceWalk(NamedTuple):
     topics: list[ProducedTopic]
 
 
-class Appended(NamedTuple):
-    """The result of one partition that took its batch."""
+class ProduceResult(NamedTuple):
+    """What became of one partition's batch. The first five fields are those of the response, in its order."""
 
     partition: int
-    base_offset: int
-    log_append_time_ms: int
-    log_start_offset: int
+    error: ErrorCode
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    log_start_offset: int = -1
+    message: str | None = None
+    # (index within the batch, what is wrong with that record)
+    record_errors: Sequence[tuple[int, str]] = ()
+    # The log end that must be synced before the producer may hear of success; None when it need not wait.
+    sync_to: int | None = None
 
 
 def walk_produce(frame: memoryview, position: int, version: int) -> ProduceWalk:
     """Find every batch of the request without copying anything but the topics' names."""
     try:
-        flexible = version >= 9
-        transactional_id, position = _string_at(frame, position, flexible)
-        acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
-        count, position = _count_at(frame, position + 6, flexible)
-        topics = []
-        for _ in range(count):
-            if version >= 13:
-                wire_name, position = bytes(frame[position : position + 16]), position + 16
-            else:
-                name, position = _string_at(frame, position, flexible)
-                wire_name = bytes(name or b"")
-                if not wire_name.isascii():
-                    wire_name.decode()
-            partition_count, position = _count_at(frame, position, flexible)
-            partitions = []
-            for _ in range(partition_count):
-                (index,) = _INT32.unpack_from(frame, position)
-                if flexible:
-                    length, start = read_uvarint(frame, position + 4)
-                    length -= 1
-                else:
-                    (length,) = _INT32.unpack_from(frame, position + 4)
-                    start = position + 8
-                if length < 0:
-                    partitions.append((index, -1, -1))
-                    position = start
-                else:
-                    position = start + length
-                    if position > len(frame):
-                        raise ProtocolError(f"a Produce request is cut off within {length} bytes of records")
-                    partitions.append((index, start, position))
-                if flexible:
-                    position = skip_tagged_fields(frame, position)
-            if flexible:
-                position = skip_tagged_fields(frame, position)
-            topics.append(ProducedTopic(wire_name, partitions))
-        return ProduceWalk(acks, timeout_ms, transactional_id is not None, topics)
+        if version >= 9:
+            return _walk_flexible(frame, position, names_are_ids=version >= 13)
+        return _walk_classic(frame, position)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise ProtocolError(f"a Produce request is malformed: {error}") from None
 
 
-def _string_at(frame: memoryview, position: int, flexible: bool) -> tuple[memoryview | None, int]:
-    if flexible:
+def _walk_flexible(frame: memoryview, position: int, *, names_are_ids: bool) -> ProduceWalk:
+    # Most lengths fit one byte; reading those here spares a call for each.
+    length = frame[position]
+    if length < 0x80:
+        position += 1
+    else:
         length, position = read_uvarint(frame, position)
-        length -= 1
-    else:
-        (length,) = _INT16.unpack_from(frame, position)
-        position += 2
-    if length < 0:
-        return None, position
-    if position + length > len(frame):
-        raise ProtocolError(f"a Produce request is cut off within a string of {length} bytes")
-    return frame[position : position + length], position + length
+    is_transactional = length > 0
+    position += max(length - 1, 0)
+    acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
+    count, position = read_uvarint(frame, position + 6)
+    _check_count(frame, count - 1, position)
+    topics = []
+    for _ in range(count - 1):
+        if names_are_ids:
+            wire_name, position = bytes(frame[position : position + 16]), position + 16
+        else:
+            length, position = read_uvarint(frame, position)
+            wire_name, position = _name_at(frame, position, length - 1)
+        partition_count, position = read_uvarint(frame, position)
+        _check_count(frame, partition_count - 1, position)
+        partitions = []
+        for _ in range(partition_count - 1):
+            index = _INT32.unpack_from(frame, position)[0]
+            length, start = read_uvarint(frame, position + 4)
+            if length == 0:
+                partitions.append((index, -1, -1))
+                position = start
+            else:
+                position = start + length - 1
+                partitions.append((index, start, position))
+            # A read past the end fails here: at least the tag section follows every batch.
+            position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
+        position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
+        topics.append(ProducedTopic(wire_name, partitions))
+    return ProduceWalk(acks, timeout_ms, is_transactional, topics)
 
 
-def _count_at(frame: memoryview, position: int, flexible: bool) -> tuple[int, int]:
-    if flexible:
-        count, position = read_uvarint(frame, position)
-        count -= 1
-    else:
-        (count,) = _INT32.unpack_from(frame, position)
+def _walk_classic(frame: memoryview, position: int) -> ProduceWalk:
+    """Versions 3 to 8, with lengths of a fixed size."""
+    length = _INT16.unpack_from(frame, position)[0]
+    is_transactional = length >= 0
+    position += 2 + max(length, 0)
+    acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
+    count = _INT32.unpack_from(frame, position + 6)[0]
+    position += 10
+    _check_count(frame, count, position)
+    topics = []
+    for _ in range(count):
+        length = _INT16.unpack_from(frame, position)[0]
+        wire_name, position = _name_at(frame, position + 2, length)
+        partition_count = _INT32.unpack_from(frame, position)[0]
         position += 4
+        _check_count(frame, partition_count, position)
+        partitions = []
+        for _ in range(partition_count):
+            index, length = _PARTITION_AND_LENGTH.unpack_from(frame, position)
+            start = position + 8
+            if length < 0:
+                partitions.append((index, -1, -1))
+                position = start
+            else:
+                position = start + length
+                if position > len(frame):
+                    raise ProtocolError(f"a Produce request is cut off within {length} bytes of records")
+                partitions.append((index, start, position))
+        topics.append(ProducedTopic(wire_name, partitions))
+    return ProduceWalk(acks, timeout_ms, is_transactional, topics)
+
+
+def _name_at(frame: memoryview, position: int, length: int) -> tuple[bytes, int]:
+    if length < 0 or position + length > len(frame):
+        raise ProtocolError(f"a Produce request names a topic with {length} bytes")
+    name = bytes(frame[position : position + length])
+    if not name.isascii():
+        name.decode()
+    return name, position + length
+
+
+def _check_count(frame: memoryview, count: int, position: int) -> None:
     if count > len(frame) - position:
         raise ProtocolError(f"a Produce request claims {count} elements in {len(frame) - position} bytes")
-    return max(count, 0), position
 
 
-def pack_produced(results: Sequence[tuple[bytes, Sequence[Appended]]], version: int) -> bytearray:
+def pack_produced(results: Sequence[tuple[bytes, Sequence[ProduceResult]]], version: int) -> bytearray:
     """The response when nothing went wrong."""
     flexible = version >= 9
     out = bytearray()
@@ -128,11 +159,11 @@ def pack_produced(results: Sequence[tuple[bytes, Sequence[Appended]]], version: 
         else:
             out += wire_name
         _append_count(out, len(partitions), flexible)
-        for index, base_offset, log_append_time_ms, log_start_offset in partitions:
+        for result in partitions:
             if version >= 5:
-                out += _PARTITION_RESULT.pack(index, 0, base_offset, log_append_time_ms, log_start_offset)
+                out += _PARTITION_RESULT.pack(*result[:5])
             else:
-                out += _PARTITION_RESULT_V3.pack(index, 0, base_offset, log_append_time_ms)
+                out += _PARTITION_RESULT_V3.pack(*result[:4])
             out += after
         if flexible:
             out.append(0)

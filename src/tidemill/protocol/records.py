@@ -144,22 +144,23 @@ def split_batches(data: memoryview) -> list[BatchHeader]:
     while position < end:
         if end - position < HEADER_SIZE:
             raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"{end - position} bytes are too few for a batch")
-        header = header_at(data, position)
+        header = BatchHeader._make(HEADER.unpack_from(data, position))
         if header.magic != MAGIC:
             raise InvalidBatch(
                 ErrorCode.INVALID_RECORD, f"batches must have magic {MAGIC}, this one has {header.magic}"
             )
-        if not HEADER_SIZE - LENGTH_PREFIX <= header.batch_length <= end - position - LENGTH_PREFIX:
+        following = position + header.batch_length + LENGTH_PREFIX
+        if not position + HEADER_SIZE <= following <= end:
             raise InvalidBatch(
                 ErrorCode.CORRUPT_MESSAGE,
                 f"batch length {header.batch_length} does not fit the {end - position} bytes sent",
             )
-        if not checksum_matches(data[position:], header):
+        if crc32c(data[position + _CRC_START : following]) != header.crc:
             raise InvalidBatch(
                 ErrorCode.CORRUPT_MESSAGE, "the CRC-32C of the batch does not match its content"
             )
         headers.append(header)
-        position += header.size
+        position = following
     return headers
 
 

@@ -27,6 +27,8 @@ UINT32 = struct.Struct(">I")
 FLOAT64 = struct.Struct(">d")
 
 NULL_LENGTH = -1
+# The int16 length of classic strings; Kafka holds compact strings to it as well.
+STRING_BYTES_MAX = 0x7FFF
 
 
 def truncated(needed: int, left: int) -> ProtocolError:
@@ -144,6 +146,8 @@ def read_string(buffer: Buffer, position: int) -> tuple[str, int]:
 
 def read_nullable_compact_string(buffer: Buffer, position: int) -> tuple[str | None, int]:
     length, position = read_uvarint(buffer, position)
+    if length - 1 > STRING_BYTES_MAX:
+        raise ProtocolError(f"a string of {length - 1} bytes, at most {STRING_BYTES_MAX} are allowed")
     return _read_text(buffer, position, length - 1)
 
 
@@ -186,8 +190,8 @@ def write_nullable_string(out: bytearray, value: str | None) -> None:
         out += INT16.pack(NULL_LENGTH)
         return
     raw = value.encode()
-    if len(raw) > 0x7FFF:
-        raise ValueError(f"a string of {len(raw)} bytes is longer than the protocol's 32767")
+    if len(raw) > STRING_BYTES_MAX:
+        raise ValueError(f"a string of {len(raw)} bytes is longer than the protocol's {STRING_BYTES_MAX}")
     out += INT16.pack(len(raw))
     out += raw
 
@@ -197,6 +201,8 @@ def write_nullable_compact_string(out: bytearray, value: str | None) -> None:
         out.append(0)
         return
     raw = value.encode()
+    if len(raw) > STRING_BYTES_MAX:
+        raise ValueError(f"a string of {len(raw)} bytes is longer than the protocol's {STRING_BYTES_MAX}")
     write_uvarint(out, len(raw) + 1)
     out += raw
 

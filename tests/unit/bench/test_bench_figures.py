@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from bench import report
 from bench.brokers import BrokerFailedError, Tidemill
-from bench.goals import Goal, Verdict, judge
+from bench.goals import GOALS, Goal, Verdict, judge
 from bench.processes import cpu_seconds, rss_mb
-from bench.run import Result
+from bench.results import Result
+from bench.run import FAMILIES
 from bench.stats import Schedule, percentile
 
 
@@ -101,9 +102,6 @@ def test_a_verdict_names_its_limit() -> None:
 
 
 def test_every_column_that_a_goal_needs_can_be_printed() -> None:
-    from bench.goals import GOALS
-    from bench.run import FAMILIES
-
     assert {goal.metric for goal in GOALS} <= report.COLUMNS.keys()
     assert {goal.family for goal in GOALS} <= FAMILIES.keys()
 

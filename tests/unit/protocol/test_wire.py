@@ -106,21 +106,22 @@ def test_nothing_is_read_past_the_end(read: Callable[..., Any], position: int) -
         read(b"", position)
 
 
-@pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
-def test_a_length_beyond_the_buffer_is_refused(read: Callable[..., Any]) -> None:
-    # As an int16 or int32 length, a varint length, a varint that does not end: too much in each reading.
-    for raw in (b"\x7f", b"\x7f\xff", b"\x7f\xff\xff", b"\xff\xff\xff"):
-        try:
-            read(memoryview(raw), 0)
-        except ProtocolError:
-            continue
-        assert read in (
-            wire.read_int8,
-            wire.read_int16,
-            wire.read_uvarint,
-            wire.read_varint,
-            wire.read_varlong,
-        ) or (read is wire.read_nullable_string)
+@pytest.mark.parametrize(
+    ("read", "raw"),
+    [
+        (wire.read_string, "7fff61"),
+        (wire.read_nullable_string, "000261"),
+        (wire.read_compact_string, "0361"),
+        (wire.read_nullable_compact_string, "ffffffff0f61"),
+        (wire.read_nullable_bytes, "7fffffff61"),
+        (wire.read_nullable_compact_bytes, "ffffffff0f61"),
+        (wire.read_array_length, "7fffffff61"),
+        (wire.read_compact_array_length, "ffffffff0f61"),
+    ],
+)
+def test_a_length_beyond_the_buffer_is_refused(read: Callable[..., Any], raw: str) -> None:
+    with pytest.raises(ProtocolError):
+        read(memoryview(bytes.fromhex(raw)), 0)
 
 
 def test_int16_strings() -> None:
@@ -153,8 +154,12 @@ def test_strings_are_written_as_they_are_read() -> None:
 
 
 def test_a_string_too_long_for_its_length_field_is_not_written() -> None:
-    with pytest.raises(ValueError, match="32768"):
-        wire.write_nullable_string(bytearray(), "x" * 32768)
+    for write in (wire.write_nullable_string, wire.write_nullable_compact_string):
+        write(bytearray(), "x" * 32767)
+        with pytest.raises(ValueError, match="32768"):
+            write(bytearray(), "x" * 32768)
+    with pytest.raises(ProtocolError, match="32768"):
+        wire.read_compact_string(b"\x81\x80\x02" + bytes(40_000), 0)
 
 
 def test_bytes() -> None:

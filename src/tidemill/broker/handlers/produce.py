@@ -11,10 +11,10 @@ a broker without any codec support, as Kafka does.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, serves_raw
-from tidemill.broker.partition import AppendOutcome, Partition
+from tidemill.broker.partition import Partition
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     BatchIndexAndErrorMessage,
@@ -23,17 +23,14 @@ from tidemill.protocol.api.data import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from tidemill.protocol.produce import Appended, ProduceWalk, pack_produced, walk_produce
+from tidemill.protocol.produce import ProduceResult, ProduceWalk, pack_produced, walk_produce
 from tidemill.protocol.schema import encode
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
 
-class _Result(NamedTuple):
-    partition: int
-    outcome: AppendOutcome
-    log_start_offset: int
+Results = list[tuple[bytes, list[ProduceResult]]]
 
 
 @serves_raw(
@@ -53,7 +50,7 @@ def produce(broker: Broker, call: Call) -> None:
     frame, version = call.frame, call.version
     topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
     now_ms = broker.clock.now_ms()
-    results: list[tuple[bytes, list[_Result]]] = []
+    results: Results = []
     unsynced: list[tuple[Partition, int]] = []
     all_good = True
     for wire_name, partitions in walk.topics:
@@ -62,17 +59,16 @@ def produce(broker: Broker, call: Call) -> None:
         for index, start, end in partitions:
             partition = hosted.get(index) if hosted is not None else None
             if partition is None:
-                outcome = AppendOutcome(_missing(version, hosted is None))
+                result = ProduceResult(index, _missing(version, hosted is None))
             elif start < 0:
-                outcome = AppendOutcome(ErrorCode.INVALID_RECORD, message="no records were sent")
+                result = ProduceResult(index, ErrorCode.INVALID_RECORD, message="no records were sent")
             else:
-                outcome = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
-                if outcome.sync_to is not None:
-                    unsynced.append((partition, outcome.sync_to))
-            if outcome.error:
+                result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
+                if result.sync_to is not None:
+                    unsynced.append((partition, result.sync_to))
+            if result.error:
                 all_good = False
-            log = partition.log if partition is not None else None
-            topic_results.append(_Result(index, outcome, log.log_start_offset if log else -1))
+            topic_results.append(result)
         results.append((wire_name, topic_results))
     if unsynced:
         _Parked(broker, call, acks, results, unsynced, walk.timeout_ms)
@@ -96,7 +92,7 @@ class _Parked:
         broker: Broker,
         call: Call,
         acks: int,
-        results: list[tuple[bytes, list[_Result]]],
+        results: Results,
         unsynced: list[tuple[Partition, int]],
         timeout_ms: int,
     ) -> None:
@@ -123,18 +119,17 @@ class _Parked:
     def _timed_out(self) -> None:
         for _, results in self._results:
             for number, result in enumerate(results):
-                if result.outcome.sync_to is not None:
-                    outcome = AppendOutcome(
-                        ErrorCode.REQUEST_TIMED_OUT, message="the disk did not sync in time"
+                if result.sync_to is not None:
+                    results[number] = ProduceResult(
+                        result.partition, ErrorCode.REQUEST_TIMED_OUT, message="the disk did not sync in time"
                     )
-                    results[number] = result._replace(outcome=outcome)
         self._finish()
 
     def _replace_outcome(self, partition: Partition, code: ErrorCode) -> None:
         for _, results in self._results:
             for number, result in enumerate(results):
-                if result.partition == partition.name.partition and result.outcome.sync_to is not None:
-                    results[number] = result._replace(outcome=AppendOutcome(code))
+                if result.partition == partition.name.partition and result.sync_to is not None:
+                    results[number] = ProduceResult(result.partition, code)
 
     def _finish(self) -> None:
         if self._timer is None and self._acks:
@@ -143,27 +138,23 @@ class _Parked:
             self._timer.cancel()
             self._timer = None
         if self._call.is_wanted:
-            all_good = not any(r.outcome.error for _, results in self._results for r in results)
+            all_good = not any(result.error for _, results in self._results for result in results)
             _answer(self._call, self._acks, self._results, all_good)
 
 
-def _answer(call: Call, acks: int, results: list[tuple[bytes, list[_Result]]], all_good: bool) -> None:
+def _answer(call: Call, acks: int, results: Results, all_good: bool) -> None:
     if acks == 0:
         if not all_good:
             # The only way to tell a client that asked for no answer.
             call.connection.close("a produce request with acks=0 failed")
         return
     if all_good:
-        packed = [
-            (name, [Appended(index, done[1], done[2], log_start) for index, done, log_start in partitions])
-            for name, partitions in results
-        ]
-        call.respond((pack_produced(packed, call.version),))
+        call.respond((pack_produced(results, call.version),))
     else:
         call.respond((encode(_message(results, call.version), call.version),))
 
 
-def _message(results: list[tuple[bytes, list[_Result]]], version: int) -> ProduceResponse:
+def _message(results: Results, version: int) -> ProduceResponse:
     responses = []
     for wire_name, partitions in results:
         topic = TopicProduceResponse()
@@ -173,18 +164,18 @@ def _message(results: list[tuple[bytes, list[_Result]]], version: int) -> Produc
             topic.name = wire_name.decode()
         topic.partition_responses = [
             PartitionProduceResponse(
-                index=index,
-                error_code=outcome.error,
-                base_offset=outcome.base_offset,
-                log_append_time_ms=outcome.log_append_time_ms,
-                log_start_offset=-1 if outcome.error else log_start_offset,
+                index=result.partition,
+                error_code=result.error,
+                base_offset=result.base_offset,
+                log_append_time_ms=result.log_append_time_ms,
+                log_start_offset=result.log_start_offset,
                 record_errors=[
                     BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
-                    for number, text in outcome.record_errors
+                    for number, text in result.record_errors
                 ],
-                error_message=outcome.message or (outcome.error.message if outcome.error else None),
+                error_message=result.message or (result.error.message if result.error else None),
             )
-            for index, outcome, log_start_offset in partitions
+            for result in partitions
         ]
         responses.append(topic)
     return ProduceResponse(responses=responses)
@@ -192,7 +183,6 @@ def _message(results: list[tuple[bytes, list[_Result]]], version: int) -> Produc
 
 def _refusal(walk: ProduceWalk, version: int, code: ErrorCode) -> ProduceResponse:
     results = [
-        (name, [_Result(index, AppendOutcome(code), -1) for index, _, _ in partitions])
-        for name, partitions in walk.topics
+        (name, [ProduceResult(index, code) for index, _, _ in partitions]) for name, partitions in walk.topics
     ]
     return _message(results, version)

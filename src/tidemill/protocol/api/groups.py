@@ -186,7 +186,7 @@ class DeleteGroupsResponse(Response, api_key=42, versions=(0, 3), flexible=2):
     results: list[DeletableGroupResult] = field(default_factory=list)
 
 
-class ConsumerGroupHeartbeatRequestTopicPartitions(Struct):
+class ConsumerGroupHeartbeatTopicPartitions(Struct):
     topic_id: Uuid = NO_UUID
     partitions: list[Int32] = field(default_factory=list)
 
@@ -202,16 +202,11 @@ class ConsumerGroupHeartbeatRequest(Request, api_key=68, versions=(0, 1), flexib
     subscribed_topic_names: list[String] | None = None
     subscribed_topic_regex: Annotated[String | None, Since(1)] = None
     server_assignor: String | None = None
-    topic_partitions: list[ConsumerGroupHeartbeatRequestTopicPartitions] | None = None
-
-
-class ConsumerGroupHeartbeatResponseTopicPartitions(Struct):
-    topic_id: Uuid = NO_UUID
-    partitions: list[Int32] = field(default_factory=list)
+    topic_partitions: list[ConsumerGroupHeartbeatTopicPartitions] | None = None
 
 
 class ConsumerGroupHeartbeatAssignment(Struct):
-    topic_partitions: list[ConsumerGroupHeartbeatResponseTopicPartitions] = field(default_factory=list)
+    topic_partitions: list[ConsumerGroupHeartbeatTopicPartitions] = field(default_factory=list)
 
 
 class ConsumerGroupHeartbeatResponse(Response, api_key=68, versions=(0, 1), flexible=0):

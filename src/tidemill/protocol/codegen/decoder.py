@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.errors import ProtocolError
 from tidemill.protocol import wire
-from tidemill.protocol.codegen.source import SMALL_ARRAY, Source, small_arrays
+from tidemill.protocol.codegen.source import SMALL_ARRAY, STRING, Source, small_arrays
 from tidemill.protocol.declarations import (
     ArrayOf,
     FieldSpec,
@@ -22,6 +22,7 @@ from tidemill.protocol.declarations import (
     default_factory_of,
     field_specs,
 )
+from tidemill.protocol.wire import Buffer
 
 
 class DecoderSource(Source):
@@ -29,6 +30,7 @@ class DecoderSource(Source):
         super().__init__(version, flexible)
         self.views = views
         self.constants["long_uvarint"] = wire.read_uvarint
+        self.constants["long_string"] = _long_string
         self.constants["skip_tags"] = wire.skip_tagged_fields
         self.constants["overrun"] = _overrun
         self.constants["bad_length"] = _bad_length
@@ -39,7 +41,7 @@ class DecoderSource(Source):
         self.struct(cls, "m", 0)
         self.flush()
         self.line("return m, p")
-        return self.build("def codec(buf, p, end):")
+        return self.build("def codec(buf, p, end):", f"<decode {cls.__name__} v{self.version}>")
 
     def struct(self, cls: type[Struct], var: str, depth: int) -> None:
         self.line(f"{var} = new({self.constant('C', cls)})")
@@ -93,7 +95,8 @@ class DecoderSource(Source):
         self.pending.append((self.length_code(kind), var))
         self.flush()
         if self.flexible:
-            self.line(f"if {var} > 127: {var}, p = long_uvarint(buf, p - 1)")
+            long_form = "long_string" if kind == STRING else "long_uvarint"
+            self.line(f"if {var} > 127: {var}, p = {long_form}(buf, p - 1)")
             self.line(f"{var} -= 1")
 
     def null_branch(self, var: str, target: str, nullable: bool, name: str) -> None:
@@ -202,6 +205,13 @@ class DecoderSource(Source):
             self.indent -= 1
         self.line(f"else: p = {stop}")
         self.indent -= 2
+
+
+def _long_string(buffer: Buffer, position: int) -> tuple[int, int]:
+    length, position = wire.read_uvarint(buffer, position)
+    if length > wire.STRING_BYTES_MAX + 1:
+        raise ProtocolError(f"a string of {length - 1} bytes, at most {wire.STRING_BYTES_MAX} are allowed")
+    return length, position
 
 
 def _overrun(name: str, length: int, left: int) -> ProtocolError:

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from tidemill.protocol import wire
-from tidemill.protocol.codegen.source import SMALL_ARRAY, Source, small_arrays
+from tidemill.protocol.codegen.source import SMALL_ARRAY, STRING, Source, small_arrays
 from tidemill.protocol.declarations import (
     ArrayOf,
     FieldSpec,
@@ -28,6 +28,7 @@ class EncoderSource(Source):
         super().__init__(version, flexible)
         self.out = "out"
         self.constants["write_uvarint"] = wire.write_uvarint
+        self.constants["write_long_string"] = _write_long_string
         self.constants["null_value"] = _null_value
         self.constants["bad_uuid"] = _bad_uuid
 
@@ -36,7 +37,7 @@ class EncoderSource(Source):
         self.flush()
         if not self.lines:
             self.line("pass")
-        return self.build("def codec(m, out):")
+        return self.build("def codec(m, out):", f"<encode {cls.__name__} v{self.version}>")
 
     def struct(self, cls: type[Struct], var: str, depth: int) -> None:
         for spec in self.untagged(cls):
@@ -78,7 +79,8 @@ class EncoderSource(Source):
         self.flush()
         self.line(f"n = {expression} + 1")
         self.line(f"if n < 128: {self.out}.append(n)")
-        self.line(f"else: write_uvarint({self.out}, n)")
+        long_form = "write_long_string" if kind == STRING else "write_uvarint"
+        self.line(f"else: {long_form}({self.out}, n)")
 
     def null_branch(self, var: str, kind: Kind, nullable: bool, name: str) -> None:
         """Opens the branch for a value that is there; the caller closes it."""
@@ -183,6 +185,14 @@ class EncoderSource(Source):
             ]
             return f"({' or '.join(inner) or False})"
         return f"({source} != {self.constant('D', default_of(spec))})"
+
+
+def _write_long_string(out: bytearray, length: int) -> None:
+    if length > wire.STRING_BYTES_MAX + 1:
+        raise ValueError(
+            f"a string of {length - 1} bytes is longer than the protocol's {wire.STRING_BYTES_MAX}"
+        )
+    wire.write_uvarint(out, length)
 
 
 def _null_value(name: str, version: int) -> ValueError:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tidemill.protocol.declarations import ArrayOf, FieldSpec, Kind, Primitive, Struct, field_specs
 
+STRING = Primitive("string")
 # Arrays shorter than this (replicas, partitions) have their `struct` layouts ready.
 SMALL_ARRAY = 12
 
@@ -55,9 +56,10 @@ class Source:
         self.variables += 1
         return f"{prefix}{self.variables}"
 
-    def build(self, header: str) -> Any:
+    def build(self, header: str, name: str) -> Any:
+        """The compiled function; `name` is what a traceback through it shows."""
         namespace = dict(self.constants)
-        exec("\n".join([header, *self.lines]), namespace)
+        exec(compile("\n".join([header, *self.lines]), name, "exec"), namespace)
         return namespace["codec"]
 
     def untagged(self, cls: type[Struct]) -> list[FieldSpec]:
@@ -74,7 +76,7 @@ class Source:
         if isinstance(kind, ArrayOf) or (isinstance(kind, Primitive) and not kind.code):
             if self.flexible:
                 return 1
-            return 2 if kind == Primitive("string") else 4
+            return 2 if kind == STRING else 4
         if isinstance(kind, Primitive):
             return kind.size
         sizes = [self.size_min_of_field(spec) for spec in self.untagged(kind)]
@@ -88,4 +90,4 @@ class Source:
     def length_code(self, kind: Kind) -> str:
         if self.flexible:
             return "B"
-        return "h" if kind == Primitive("string") else "i"
+        return "h" if kind == STRING else "i"
