@@ -37,6 +37,14 @@ def _positive(text: str) -> int:
     return value
 
 
+def _new_file(text: str) -> Path:
+    """Refused now rather than after half an hour of measuring."""
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
@@ -47,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kafka", action="store_true", help="the same beside Apache Kafka, alternating")
     parser.add_argument("--kafka-only", action="store_true", help="only Apache Kafka")
     parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
+    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write everything there as well")
     parser.add_argument(
         "--dir", type=Path, help="where the brokers keep their data; default: a temporary directory"
     )
@@ -94,8 +102,10 @@ def main() -> int:
         run = Run(targets, options.only, scale, Path(scratch))
         try:
             run.to_the_end()
+            status = 1 if any(result.error is not None for result in run.results) else 0
         except KeyboardInterrupt:
             say("interrupted; what was measured so far:")
+            status = 130
     verdicts = judge(run.results, "tidemill", "kafka")
     print(_headline(targets, facts) + "\n")
     print(report.document(run.results, verdicts, is_markdown=options.markdown))
@@ -110,7 +120,7 @@ def main() -> int:
         }
         everything = about | report.as_json(run.results, verdicts)
         options.json.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n")
-    return 1 if any(result.error is not None for result in run.results) else 0
+    return status
 
 
 if __name__ == "__main__":

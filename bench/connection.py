@@ -15,6 +15,7 @@ from types import TracebackType
 from bench import frames
 
 TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
 # Unknown topic, leader not available, not the leader: what a topic answers just after its creation.
 _NOT_YET = {3, 5, 6}
 
@@ -89,7 +90,7 @@ def create_topics(
 
 def await_topics(bootstrap: str, topics: Sequence[str], partitions: int) -> None:
     """Wait until every partition answers."""
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
     with Connection(bootstrap) as connection:
         for topic in topics:
             while errors := {error for error, _ in log_end_offsets(connection, topic, partitions) if error}:

@@ -25,6 +25,8 @@ from bench.stats import Schedule, percentile
 
 IN_FLIGHT_MAX = 5
 FETCH_BYTES_MAX = 1 << 20
+# Of what became due during a stall one request takes no more than this, well below `max.message.bytes`.
+MESSAGES_PER_REQUEST_MAX = 500
 # How long after its last message is due a load may still wait for it.
 DRAIN_S = 30.0
 _PR_SET_TIMERSLACK = 29
@@ -106,7 +108,7 @@ class _RawRun:
         return max(0.0, self._schedule.due_s(self._sent) - time.monotonic())
 
     def _send_due(self) -> None:
-        due = self._schedule.due_count(time.monotonic()) - self._sent
+        due = min(self._schedule.due_count(time.monotonic()) - self._sent, MESSAGES_PER_REQUEST_MAX)
         if due > 0 and len(self._in_flight) < IN_FLIGHT_MAX:
             self._producer.send(self._request(due))
             self._in_flight.append(due)

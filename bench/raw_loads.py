@@ -97,9 +97,9 @@ class SmallRequests(Load):
         batches = dict.fromkeys(range(self.partitions), batch)
         ready = [frames.produce_request(topic, batches, acks=1) for topic in self.topics]
         with Connection(self.bootstrap) as connection:
-            send_pipelined(
-                connection, ready, self.in_flight_max
-            )  # the first touch of a partition is not the subject
+            # Neither the first touch of a partition nor code that a JIT has yet to compile is the subject.
+            warm_up = itertools.islice(itertools.cycle(ready), max(len(ready), self.requests // 2))
+            send_pipelined(connection, warm_up, self.in_flight_max)
             with Meter(self.broker_pid) as meter:
                 requests = itertools.islice(itertools.cycle(ready), self.requests)
                 send_pipelined(connection, requests, self.in_flight_max)

@@ -101,7 +101,9 @@ class Broker(RunningBroker):
             return self.process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise BrokerFailedError(f"the broker did not stop within {STOP_LIMIT_S:g} s\n{self.log()}") from None
+            raise BrokerFailedError(
+                f"the broker did not stop within {STOP_LIMIT_S:g} s\n{self.log()}"
+            ) from None
         finally:
             self._close_stdout()
 

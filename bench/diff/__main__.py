@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bench.diff.cases
@@ -61,8 +62,9 @@ def _run(
     shared = shared_ranges(advertised(*kafka), advertised(*other))
     # One clock for both runs: a timestamp in a script is the same number on either side.
     now_ms = time.time_ns() // 1_000_000
-    left = _answers(chosen, kafka, shared, now_ms)
-    right = _answers(chosen, other, shared, now_ms)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(_answers, chosen, address, shared, now_ms) for address in (kafka, other)]
+        left, right = (answers.result() for answers in asked)
     if options.save:
         report.write_answers(options.save / "kafka", left)
         report.write_answers(options.save / ("kafka-again" if options.itself else "tidemill"), right)

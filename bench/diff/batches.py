@@ -23,6 +23,10 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 XERIAL_MAGIC = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+# Magic, version 1 with independent blocks, blocks of at most 64 KB, and the checksum of these two bytes.
+LZ4_HEADER = bytes.fromhex("04224d18604082")
+LZ4_BLOCK_BYTES = 65536
+LZ4_STORED = 0x8000_0000
 
 # Old enough to differ from any clock, so that answers can be compared to the millisecond.
 T0_MS = 1_700_000_000_000
@@ -44,7 +48,7 @@ def records(count: int, *, timestamp_ms: int = T0_MS, step_ms: int = 1000, size:
 
 
 def batch(items: list[Record], *, codec: str = "none", **header: Any) -> bytes:
-    """One batch. Of the keywords `crc`, `length` and the header's own names, each replaces the right value."""
+    """One batch; a keyword (`crc`, `length`, any other field of the header) replaces the right value."""
     base_timestamp = items[0].timestamp_ms if items else T0_MS
     body = b"".join(_record(i, item, base_timestamp) for i, item in enumerate(items))
     body = header.pop("payload", None) or _compress(codec, body)
@@ -161,7 +165,9 @@ def _describe_batch(header: tuple[int, ...], data: bytes) -> dict[str, Any]:
         "attributes": f"{attributes:#04x}",
         "codec": CODECS[codec] if codec < len(CODECS) else codec,
         "max_timestamp": max_ms,
-        "producer": None if pid == -1 else [pid, pid_epoch, sequence],
+        "producer_id": pid,
+        "producer_epoch": pid_epoch,
+        "base_sequence": sequence,
         "count": count,
     }
     if codec < len(CODECS):
@@ -212,10 +218,22 @@ def _compress(codec: str, body: bytes) -> bytes:
             block = bytes(cramjam.snappy.compress_raw(body))
             return XERIAL_MAGIC + struct.pack(">i", len(block)) + block
         case "lz4":
-            return bytes(cramjam.lz4.compress(body))
+            return _lz4_frame(body)
         case "zstd":
             return bytes(cramjam.zstd.compress(body))
     return body
+
+
+def _lz4_frame(body: bytes) -> bytes:
+    """Independent blocks, as Kafka's own client writes them; Kafka refuses blocks that depend on others."""
+    frame = LZ4_HEADER
+    for start in range(0, len(body), LZ4_BLOCK_BYTES):
+        block = body[start : start + LZ4_BLOCK_BYTES]
+        packed = bytes(cramjam.lz4.compress_block(block, store_size=False))
+        is_smaller = len(packed) < len(block)
+        size = len(packed) if is_smaller else len(block) | LZ4_STORED
+        frame += struct.pack("<I", size) + (packed if is_smaller else block)
+    return frame + struct.pack("<I", 0)
 
 
 def _decompress(codec: str, body: bytes) -> bytes:

@@ -61,7 +61,7 @@ def tidemill(address: str | None, data_dir: Path) -> Iterator[Address]:
 
 
 def _listening(process: subprocess.Popen[bytes], log_path: Path) -> Address:
-    """Where it listens, from its standard output; a broker that says nothing is ended, which ends the reading."""
+    """Where it listens, by its own words; a broker that says nothing is ended, which ends the reading."""
     assert process.stdout is not None
     silence = threading.Timer(START_SECONDS_MAX, process.kill)
     silence.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.diff.messages import api_name
+from bench.diff.render import as_text
 from bench.diff.script import ABORTED, Answer, Key
 
 ACCEPTED_PATH = Path(__file__).parent / "accepted.toml"
@@ -45,21 +46,25 @@ class Difference:
 
 @dataclass
 class Accepted:
-    """One entry of accepted.toml. `api`, `case` and `field` are patterns; without `versions` it holds for all."""
+    """One entry of accepted.toml: patterns that a difference must all match. `cases` holds alternatives."""
 
     api: str
     reason: str
-    case: str = "*"
+    cases: tuple[str, ...] = ("*",)
     field: str = "*"
+    kafka: str = "*"
+    tidemill: str = "*"
     versions: tuple[int, int] = (0, 999)
     used: int = 0
 
     def covers(self, difference: Difference) -> bool:
         return (
             self.versions[0] <= difference.version <= self.versions[1]
-            and fnmatch.fnmatchcase(api_name(difference.api), self.api)
-            and _matches(difference.case, self.case)
+            and _matches(api_name(difference.api), self.api)
+            and any(_matches(difference.case, pattern) for pattern in self.cases)
             and _matches(difference.field, self.field)
+            and _matches(as_text(difference.kafka), self.kafka)
+            and _matches(as_text(difference.tidemill), self.tidemill)
         )
 
 
@@ -69,8 +74,10 @@ def read_accepted(path: Path = ACCEPTED_PATH) -> list[Accepted]:
         Accepted(
             api=entry["api"],
             reason=entry["reason"],
-            case=entry.get("case", "*"),
+            cases=tuple(entry.get("cases", ("*",))),
             field=entry.get("field", "*"),
+            kafka=entry.get("kafka", "*"),
+            tidemill=entry.get("tidemill", "*"),
             versions=tuple(entry.get("versions", (0, 999))),
         )
         for entry in entries
@@ -81,9 +88,9 @@ def compare(kafka: dict[Key, Answer], tidemill: dict[Key, Answer]) -> list[Diffe
     found = []
     aborted = {_script_of(key) for key in [*kafka, *tidemill] if key.case.endswith(ABORTED)}
     for key in [*kafka, *(k for k in tidemill if k not in kafka)]:
-        if (key not in kafka or key not in tidemill) and _script_of(key) in aborted:
-            if not key.case.endswith(ABORTED):
-                continue
+        is_cut_off = _script_of(key) in aborted and not key.case.endswith(ABORTED)
+        if is_cut_off and (key not in kafka or key not in tidemill):
+            continue
         left = kafka[key].tree if key in kafka else ABSENT
         right = tidemill[key].tree if key in tidemill else ABSENT
         for path, ours, theirs in _differences("", left, right):

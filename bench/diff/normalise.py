@@ -43,6 +43,12 @@ LOCAL_CONFIGS = {
     "log.dirs",
     "metadata.log.dir",
     "node.id",
+    "offsets.topic.replication.factor",
+    "process.roles",
+    "share.coordinator.state.topic.min.isr",
+    "share.coordinator.state.topic.replication.factor",
+    "transaction.state.log.min.isr",
+    "transaction.state.log.replication.factor",
 }
 
 
@@ -76,7 +82,7 @@ def shorten(request: Any, facts: Facts) -> Any:
 def _any(name: str, value: Any, facts: Facts) -> Any:
     if isinstance(value, dict):
         if value.get("name") in LOCAL_CONFIGS and "value" in value:
-            value = {**value, "value": "<local>", "synonyms": "<local>"}
+            value = {**value, "value": "<local>", "config_source": "<local>", "synonyms": "<local>"}
         if isinstance(value.get("topic_id"), uuid.UUID) and isinstance(value.get("name"), str):
             facts.topic_names.setdefault(value["topic_id"], value["name"])
         return {k: _any(k, v, facts) for k, v in value.items() if k not in DROPPED}
@@ -112,7 +118,7 @@ def _number(name: str, value: int, facts: Facts) -> Any:
         return "<session>"
     if name == "finalized_features_epoch" and value >= 0:
         return "<epoch>"
-    if name in ("producer_id", "producer"):
+    if name == "producer_id":
         return facts.producer_ids.get(value, value)
     if abs(value - time.time() * 1000) < NEAR_MS:
         return "<now>"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from bench.diff.compare import Accepted, Difference
 from bench.diff.messages import api_name
+from bench.diff.render import block, one_line, request_text
 from bench.diff.script import Answer, Key
-
-LINE_CHARS = 140
 
 
 def versions_text(versions: Iterable[int]) -> str:
@@ -43,7 +41,7 @@ def difference_lines(differences: list[Difference]) -> list[str]:
 
 def accepted_lines(accepted: list[Accepted]) -> list[str]:
     return [
-        f"{entry.api} {entry.case} {entry.field}: {entry.used} fields, accepted: {entry.reason}"
+        f"{entry.api} {', '.join(entry.cases)} {entry.field}: {entry.used} fields, accepted: {entry.reason}"
         for entry in accepted
         if entry.used
     ]
@@ -51,15 +49,10 @@ def accepted_lines(accepted: list[Accepted]) -> list[str]:
 
 def stale_lines(accepted: list[Accepted]) -> list[str]:
     return [
-        f"accepted.toml: {entry.api}, case {entry.case!r}, field {entry.field!r} no longer differs"
+        f"accepted.toml: {entry.api}, {', '.join(entry.cases)}, field {entry.field}: no longer differs"
         for entry in accepted
         if not entry.used
     ]
-
-
-def one_line(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= LINE_CHARS * 2 else f"{text[: LINE_CHARS * 2]}… ({len(text)} characters)"
 
 
 def write_answers(folder: Path, answers: dict[Key, Answer]) -> None:
@@ -67,56 +60,12 @@ def write_answers(folder: Path, answers: dict[Key, Answer]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[tuple[str, str, str], list[int]]] = {}
     for key, answer in answers.items():
-        body = "\n".join(_block(answer.tree, "  "))
+        body = "\n".join(block(answer.tree, "  "))
         group = files.setdefault(key.api, {})
-        group.setdefault((key.case, _request_text(answer.request), body), []).append(key.version)
+        group.setdefault((key.case, request_text(answer.request), body), []).append(key.version)
     for api, groups in files.items():
         parts = [
             f"## {case}   [{versions_text(versions)}]\n> {request}\n{body}\n"
             for (case, request, body), versions in groups.items()
         ]
         (folder / f"{api}.txt").write_text("\n".join(parts))
-
-
-def _request_text(request: Any) -> str:
-    text = _text(request)
-    return text if len(text) <= 600 else f"{text[:600]}…"
-
-
-def _block(value: Any, indent: str) -> list[str]:
-    """Short things on one line; of long ones the short fields together, the long ones indented below."""
-    flat = _text(value)
-    if len(flat) + len(indent) <= LINE_CHARS or not isinstance(value, dict | list):
-        return [f"{indent}{flat}"]
-    if isinstance(value, list):
-        return [line for item in value for line in _bulleted(_block(item, indent + "  "), indent)]
-    lines: list[str] = []
-    run: list[str] = []
-    for name, item in value.items():
-        field = f"{name}: {_text(item)}"
-        if len(", ".join([*run, field])) + len(indent) <= LINE_CHARS:
-            run.append(field)
-            continue
-        lines += [indent + ", ".join(run)] if run else []
-        run = []
-        if len(field) + len(indent) <= LINE_CHARS:
-            run.append(field)
-        else:
-            lines += [f"{indent}{name}:", *_block(item, indent + "  ")]
-    return lines + ([indent + ", ".join(run)] if run else [])
-
-
-def _bulleted(lines: list[str], indent: str) -> list[str]:
-    return [f"{indent}- {lines[0].strip()}", *lines[1:]]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_text(v) for v in value) + "]"
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>" if len(value) > 40 else repr(value)
-    if value is None:
-        return "null"
-    return value if isinstance(value, str) and value else repr(value)

@@ -23,7 +23,10 @@ from bench.diff.messages import KEYS, Tree, decode, encode, versions_known
 from bench.diff.normalise import Facts, normalise, shorten
 
 REPLY_SECONDS = 10.0
+# For questions that Kafka is known to leave unanswered.
+SILENT_SECONDS = 2.0
 TOPIC_RESOURCE = 2
+LOADING = "COORDINATOR_LOAD_IN_PROGRESS(14)"
 ABORTED = "cannot go on"
 CLIENT_ID = "diff"
 Ranges = dict[str, range]
@@ -106,7 +109,7 @@ class Script:
         try:
             item.run(self)
         except (SetupError, LookupError, TypeError) as error:
-            # The script could not go on after an answer it did not foresee: that is a difference, not a crash.
+            # An answer that the script did not foresee is a difference, not a crash.
             self.note(ABORTED, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -130,7 +133,7 @@ class Script:
         return tree
 
     def ask_timed(self, label: str, request: dict[str, Any], mark_seconds: float) -> Tree:
-        """As `ask`, and also record on which side of a mark the answer came; marks leave room for a slow machine."""
+        """As `ask`, and record on which side of a mark the answer came; marks leave room for slow machines."""
         started = time.monotonic()
         tree = self.ask(label, request)
         is_late = time.monotonic() - started >= mark_seconds
@@ -146,14 +149,18 @@ class Script:
         timeout_seconds: float = REPLY_SECONDS,
     ) -> Tree:
         api, version = api or self.api, self.version if version is None else version
-        payload = encode(api, version, request, self._next_id(), CLIENT_ID)
-        reply = self._exchange(payload, timeout_seconds)
-        return self._decoded(api, version, reply)
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            payload = encode(api, version, request, self._next_id(), CLIENT_ID)
+            tree = self._decoded(api, version, self._exchange(payload, timeout_seconds))
+            is_loading = isinstance(tree, dict) and tree.get("error_code") == LOADING
+            if not is_loading or time.monotonic() > deadline:
+                return tree
 
     def ask_raw(self, label: str, key: int, version: int, body: bytes, *, header_version: int = 1) -> None:
-        """Send a body as it stands; record whether anything came back, and how long it was."""
+        """Send a body as it stands; record whether anything came back."""
         reply = self.tell_raw(key, version, body, header_version=header_version)
-        shown = reply.value if isinstance(reply, Silence) else f"a reply of {len(reply)} bytes"
+        shown = reply.value if isinstance(reply, Silence) else "a reply"
         self.note(label, shown, f"api key {key}, version {version}, {len(body)} bytes: {body[:40].hex()}")
 
     def tell_raw(self, key: int, version: int, body: bytes, *, header_version: int = 1) -> bytes | Silence:
@@ -162,7 +169,7 @@ class Script:
         return self._exchange(payload + body, REPLY_SECONDS)
 
     def ask_without_reply(self, label: str, request: dict[str, Any]) -> None:
-        """For acks=0: what comes first after it, its own reply or that of the ApiVersions request sent next?"""
+        """For acks=0: what comes back first, its own reply or that of the ApiVersions request sent next?"""
         connection = self._connected()
         connection.send(encode(self.api, self.version, request, self._next_id(), CLIENT_ID))
         probe = self._next_id()
@@ -176,7 +183,7 @@ class Script:
         connection.close()
 
     def topic(self, label: str, partitions: int = 1, **configs: str) -> Topic:
-        """A new topic whose records never expire; the brokers' clocks and these fixed timestamps are far apart."""
+        """A new topic whose records never expire, though their fixed timestamps are long past."""
         name = self.name(label)
         settings = {"retention_ms": "-1", **configs}
         request = {
@@ -227,9 +234,9 @@ class Script:
         self.facts.node_id = reply["brokers"][0]["node_id"]
 
     def await_applied(self) -> None:
-        """Wait until every earlier change of metadata shows: changes are ordered, so a later one that shows will do.
+        """Wait until every earlier change of metadata shows: changes are ordered, so make one and wait for that.
 
-        Kafka answers once the controller has a change, which the broker's own view follows.
+        Kafka answers once the controller has a change; the broker's own view follows.
         """
         if self._marker is None:
             self._marker = self.topic("marker")
@@ -247,7 +254,7 @@ class Script:
         )
 
     def await_answer(self, look: Callable[[], Tree], is_ready: Callable[[Tree], bool]) -> Tree:
-        """Ask until the answer is as it should be; Kafka loads some of its parts after it starts to answer."""
+        """Ask until the answer is as it should be; Kafka loads some parts after it starts to answer."""
         deadline = time.monotonic() + REPLY_SECONDS
         while True:
             tree = look()

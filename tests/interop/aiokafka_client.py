@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import aiokafka
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
@@ -42,7 +42,7 @@ class _Reader:
 
 class AiokafkaClient(Client):
     name = "aiokafka"
-    gaps = {
+    gaps: ClassVar[Mapping[str, str]] = {
         "alter_configs": "its admin client has AlterConfigs only, not the incremental one",
         "offset_of_newest": "it asks for offsets by timestamp, earliest and latest only",
     }
@@ -196,8 +196,6 @@ class AiokafkaClient(Client):
         return None if found is None else int(found.offset)
 
 
-async def _assign(
-    consumer: aiokafka.AIOKafkaConsumer, place: aiokafka.TopicPartition, offset: int
-) -> None:
+async def _assign(consumer: aiokafka.AIOKafkaConsumer, place: aiokafka.TopicPartition, offset: int) -> None:
     consumer.assign([place])
     consumer.seek(place, offset)

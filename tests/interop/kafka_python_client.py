@@ -7,16 +7,17 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tests.interop.clients import LIMIT_S, Client, ClientError, Delivery, Message, Received
 
 with warnings.catch_warnings():
     # It loads its schemas, while it is imported, through a function that newer Pythons deprecate.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, OffsetSpec
     from kafka.errors import KafkaError
+
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 Result = TypeVar("Result")
 
@@ -51,7 +52,7 @@ class _Reader:
 
 class KafkaPythonClient(Client):
     name = "kafka-python"
-    gaps = {
+    gaps: ClassVar[Mapping[str, str]] = {
         "produce null headers": "its producer takes bytes only as a header's value",
         "replace_configs": "it reads the overrides first and sends them along, so that it replaces nothing",
     }

@@ -15,8 +15,8 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from tests.interop.clients import (
     LIMIT_S,
@@ -61,7 +61,9 @@ class _Reader:
             readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(descriptor, 1 << 20) if readable else b""
             if not chunk:
-                raise AssertionError(f"kcat gave no record within {limit_s:g} s (exit {self._process.poll()})")
+                raise AssertionError(
+                    f"kcat gave no record within {limit_s:g} s (exit {self._process.poll()})"
+                )
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return _received(json.loads(line))
@@ -83,7 +85,7 @@ def _received(record: dict[str, Any]) -> Received:
 
 class KcatClient(Client):
     name = "kcat"
-    gaps = {
+    gaps: ClassVar[Mapping[str, str]] = {
         "create_topic": NO_ADMIN,
         "delete_topic": NO_ADMIN,
         "create_partitions": NO_ADMIN,

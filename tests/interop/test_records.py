@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +21,9 @@ COMPRESSIBLE = [Message(b"%04d " % number + b"ebb and flow " * 40) for number in
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
 
+Open = Callable[[type[Client]], Client]
+
+
 def _content(received: list[Received]) -> list[tuple[bytes | None, bytes | None]]:
     return [(record.key, record.value) for record in received]
 
@@ -27,7 +31,12 @@ def _content(received: list[Received]) -> list[tuple[bytes | None, bytes | None]
 @with_clients()
 def test_keys_and_values_come_back(client: Client, other: Client, topic: str) -> None:
     other.create_topic(topic)
-    messages = [Message(b"v1", b"k1"), Message(b"v2"), Message(None, b"k3"), Message("größe ✓".encode(), b"k4")]
+    messages = [
+        Message(b"v1", b"k1"),
+        Message(b"v2"),
+        Message(None, b"k3"),
+        Message("größe ✓".encode(), b"k4"),
+    ]
     client.produce(topic, messages)
     expected = [(message.key, message.value) for message in messages]
     assert _content(client.fetch(topic, 0, 0, 4)) == expected
@@ -107,10 +116,9 @@ def test_the_producer_learns_where_its_records_are(client: Client, other: Client
 
 
 def test_a_key_goes_to_the_same_partition_from_every_client(
-    opened: object, topic: str, target: RunningBroker
+    opened: Open, topic: str, target: RunningBroker
 ) -> None:
     """Each client writes every key; a key's records must then all be in one partition."""
-    assert callable(opened)
     kinds = installed()
     opened(CLIENTS[0]).create_topic(topic, partitions=7)
     for kind in kinds:
@@ -130,16 +138,17 @@ def test_a_key_goes_to_the_same_partition_from_every_client(
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("kind", [column(kind) for kind in CLIENTS])
 def test_every_client_reads_what_one_compressed(
-    kind: type[Client], codec: str, opened: object, target: RunningBroker, topic: str
+    kind: type[Client], codec: str, opened: Open, target: RunningBroker, topic: str
 ) -> None:
-    assert callable(opened)
     opened(CLIENTS[0]).create_topic(topic)
     opened(kind).produce(topic, COMPRESSIBLE, compression=codec)
     stored = read_all(target, topic)
     assert {batch.codec for batch in stored} == {CODECS[codec]}
     for reader in installed():
         received = opened(reader).fetch(topic, 0, 0, len(COMPRESSIBLE))
-        assert [record.value for record in received] == [message.value for message in COMPRESSIBLE], reader.name
+        assert [record.value for record in received] == [message.value for message in COMPRESSIBLE], (
+            reader.name
+        )
 
 
 @with_clients()
@@ -163,14 +172,14 @@ def test_acks(client: Client, other: Client, topic: str, acks: str) -> None:
 
 
 @with_clients()
-def test_the_idempotent_producer(
-    client: Client, other: Client, target: RunningBroker, topic: str
-) -> None:
+def test_the_idempotent_producer(client: Client, other: Client, target: RunningBroker, topic: str) -> None:
     other.create_topic(topic)
     client.produce(topic, [Message(b"%d" % number) for number in range(500)], idempotent=True)
     stored = read_all(target, topic)
     assert all(batch.producer_id >= 0 for batch in stored)
-    assert [value for batch in stored for value in batch.values()] == [b"%d" % number for number in range(500)]
+    assert [value for batch in stored for value in batch.values()] == [
+        b"%d" % number for number in range(500)
+    ]
 
 
 @with_clients()

@@ -108,7 +108,13 @@ def encode(
 def stamped(batch: bytes, **changes: int) -> bytes:
     """The batch with other values in the part that the CRC does not cover."""
     base_offset, length, leader_epoch, magic, crc = PREFIX.unpack_from(batch)
-    prefix = {"base_offset": base_offset, "length": length, "leader_epoch": leader_epoch, "magic": magic, "crc": crc}
+    prefix = {
+        "base_offset": base_offset,
+        "length": length,
+        "leader_epoch": leader_epoch,
+        "magic": magic,
+        "crc": crc,
+    }
     return PREFIX.pack(*(prefix | changes).values()) + batch[PREFIX.size :]
 
 

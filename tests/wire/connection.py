@@ -114,11 +114,10 @@ class Connection:
         created = self.request("create_topics", 7, topics=[new], timeout=20_000)
         assert created.topics[0].error_code == 0, created.topics[0]
 
-        def is_led(partition: int) -> bool:
-            return bool(self.list_offset(topic, -1, partition).error_code == 0)
+        def is_led() -> bool:
+            return all(self.list_offset(topic, -1, index).error_code == 0 for index in range(partitions))
 
-        for partition in range(partitions):
-            eventually(lambda index=partition: is_led(index), f"a leader of {topic}-{partition}")
+        eventually(is_led, f"leaders of {topic}")
         topic_id = created.topics[0].topic_id
         assert isinstance(topic_id, uuid.UUID)
         return topic_id
@@ -128,15 +127,25 @@ class Connection:
         return response.topics[0]
 
     def produce(
-        self, topic: str, batch: bytes | None, *, partition: int = 0, acks: int = -1, version: int = PRODUCE_VERSION
+        self,
+        topic: str,
+        batch: bytes | None,
+        *,
+        partition: int = 0,
+        acks: int = -1,
+        version: int = PRODUCE_VERSION,
     ) -> Any:
         """The partition's part of the response."""
         response = self.request("produce", version, **produce_fields(topic, batch, partition, acks))
         return response.responses[0].partition_responses[0]
 
-    def fetch(self, topic: str, offset: int, *, partition: int = 0, version: int = FETCH_VERSION, **options: Any) -> Any:
+    def fetch(
+        self, topic: str, offset: int, *, partition: int = 0, version: int = FETCH_VERSION, **options: Any
+    ) -> Any:
         """The partition's part of the response."""
-        response = self.request("fetch", version, **fetch_fields(topic, offset, partition=partition, **options))
+        response = self.request(
+            "fetch", version, **fetch_fields(topic, offset, partition=partition, **options)
+        )
         assert response.error_code == 0, response.error_code
         return response.responses[0].partitions[0]
 
@@ -147,7 +156,7 @@ class Connection:
         return batches.parse_fetched(bytes(fetched.records or b""))
 
     def end_offset(self, topic: str, partition: int = 0) -> int:
-        return self.list_offset(topic, -1, partition).offset
+        return int(self.list_offset(topic, -1, partition).offset)
 
     def list_offset(self, topic: str, timestamp: int, partition: int = 0, version: int = 7) -> Any:
         asked = {"partition_index": partition, "timestamp": timestamp}

@@ -34,8 +34,16 @@ SAMPLES: list[tuple[str, int, dict[str, Any]]] = [
     ("create_topics", 7, {"topics": [{"name": TOPIC, "num_partitions": 1, "configs": [CONFIG]}]}),
     ("delete_topics", 1, {"topic_names": ["no-such-topic"]}),
     ("delete_topics", 6, {"topics": [{"name": "no-such-topic", "topic_id": None}]}),
-    ("create_partitions", 0, {"topics": [{"name": TOPIC, "count": 2, "assignments": None}], "validate_only": True}),
-    ("create_partitions", 3, {"topics": [{"name": TOPIC, "count": 2, "assignments": None}], "validate_only": True}),
+    (
+        "create_partitions",
+        0,
+        {"topics": [{"name": TOPIC, "count": 2, "assignments": None}], "validate_only": True},
+    ),
+    (
+        "create_partitions",
+        3,
+        {"topics": [{"name": TOPIC, "count": 2, "assignments": None}], "validate_only": True},
+    ),
     ("describe_configs", 1, {"resources": [{"resource_type": 2, "resource_name": TOPIC}]}),
     ("describe_configs", 4, {"resources": [{"resource_type": 2, "resource_name": TOPIC}]}),
     ("alter_configs", 0, {"resources": [{"resource_type": 2, "resource_name": TOPIC, "configs": [CONFIG]}]}),
@@ -43,7 +51,11 @@ SAMPLES: list[tuple[str, int, dict[str, Any]]] = [
     (
         "incremental_alter_configs",
         1,
-        {"resources": [{"resource_type": 2, "resource_name": TOPIC, "configs": [CONFIG | {"config_operation": 0}]}]},
+        {
+            "resources": [
+                {"resource_type": 2, "resource_name": TOPIC, "configs": [CONFIG | {"config_operation": 0}]}
+            ]
+        },
     ),
     ("delete_records", 0, {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "offset": 0}]}]}),
     ("delete_records", 2, {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "offset": 0}]}]}),

@@ -8,6 +8,7 @@ import gzip
 
 import pytest
 
+from tests.brokers import RunningBroker
 from tests.wire.batches import CONTROL, NOW_MS, TRANSACTIONAL, Header, Record, encode, encode_records
 from tests.wire.connection import Connection, read_all
 
@@ -112,7 +113,9 @@ def test_garbage_that_claims_to_be_compressed_is_refused_by_a_topic_that_recompr
     assert connection.end_offset(topic) == 3
 
 
-def test_a_compression_bomb_is_refused_by_a_topic_that_recompresses(connection: Connection, topic: str) -> None:
+def test_a_compression_bomb_is_refused_by_a_topic_that_recompresses(
+    connection: Connection, topic: str
+) -> None:
     """A megabyte that would become a gigabyte; the health check looks at the memory."""
     connection.create_topic(topic, configs={"compression.type": "zstd"})
     bomb = gzip.compress(bytes(300_000_000), compresslevel=1)[:900_000]
@@ -164,11 +167,10 @@ def test_failure_24_a_refused_append_does_not_block_the_next(connection: Connect
         assert connection.produce(topic, encode([b"%d" % number])).base_offset == number
 
 
-def test_failure_15_a_flipped_bit_is_never_stored(connection: Connection, topic: str, target: object) -> None:
+def test_failure_15_a_flipped_bit_is_never_stored(
+    connection: Connection, topic: str, target: RunningBroker
+) -> None:
     """Any single bit of the checked part of a batch: all are found."""
-    from tests.brokers import RunningBroker
-
-    assert isinstance(target, RunningBroker)
     connection.create_topic(topic)
     for at in range(17, len(GOOD)):
         damaged = GOOD[:at] + bytes([GOOD[at] ^ 1 << at % 8]) + GOOD[at + 1 :]

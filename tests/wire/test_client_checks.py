@@ -110,13 +110,13 @@ class TestApiVersions:
 
     @pytest.mark.parametrize("name", ["", "-bad", "has space", "x\n"])
     def test_a_bad_client_name_is_an_invalid_request(self, connection: Connection, name: str) -> None:
-        body = connection.request(
-            "api_versions", 3, client_software_name=name, client_software_version="1"
-        )
+        body = connection.request("api_versions", 3, client_software_name=name, client_software_version="1")
         assert body.error_code == INVALID_REQUEST
 
     @pytest.mark.parametrize("api", CLIENT_APIS)
-    def test_an_api_that_is_not_served_says_so_in_its_own_layout(self, connection: Connection, api: str) -> None:
+    def test_an_api_that_is_not_served_says_so_in_its_own_layout(
+        self, connection: Connection, api: str
+    ) -> None:
         """Never a dropped connection. What is served is judged elsewhere."""
         served = {one.api_key for one in connection.request("api_versions", 0).api_keys}
         version = CLIENT_APIS[api]
@@ -371,7 +371,9 @@ class TestListOffsets:
         return topic
 
     @pytest.mark.parametrize(
-        ("asked", "expected"), [(EARLIEST, 0), (LATEST, 6), (EARLIEST_LOCAL, 0)], ids=["earliest", "latest", "local"]
+        ("asked", "expected"),
+        [(EARLIEST, 0), (LATEST, 6), (EARLIEST_LOCAL, 0)],
+        ids=["earliest", "latest", "local"],
     )
     def test_the_ends(self, connection: Connection, filled: str, asked: int, expected: int) -> None:
         found = connection.list_offset(filled, asked, version=8)
@@ -395,7 +397,11 @@ class TestListOffsets:
     def test_read_committed_ends_at_the_last_stable_offset(self, connection: Connection, filled: str) -> None:
         place = {"partition_index": 0, "timestamp": LATEST}
         body = connection.request(
-            "list_offsets", 7, replica_id=-1, isolation_level=1, topics=[{"name": filled, "partitions": [place]}]
+            "list_offsets",
+            7,
+            replica_id=-1,
+            isolation_level=1,
+            topics=[{"name": filled, "partitions": [place]}],
         )
         assert body.topics[0].partitions[0].offset == 6
 
@@ -422,6 +428,8 @@ class TestListOffsets:
 
     def test_log_dirs_know_the_partition(self, connection: Connection, filled: str) -> None:
         body = connection.request("describe_log_dirs", 4, topics=[{"topic": filled, "partitions": [0]}])
-        sizes = [part.partition_size for one in body.results for topic in one.topics for part in topic.partitions]
+        sizes = [
+            part.partition_size for one in body.results for topic in one.topics for part in topic.partitions
+        ]
         assert len(sizes) == 1
         assert sizes[0] > 0

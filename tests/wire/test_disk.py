@@ -26,7 +26,9 @@ def small_disk(directory: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small file system")
     options = f"size={DISK_SIZE}"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip("root, but mounting is not allowed here: " + mounted.stderr.decode().strip())
     try:
@@ -37,7 +39,7 @@ def small_disk(directory: Path) -> Iterator[Path]:
 
 def _fill(connection: Connection, topic: str) -> list[tuple[int, bytes]]:
     """Produces until the broker refuses, and returns what it acked."""
-    acked = []
+    acked: list[tuple[int, bytes]] = []
     for number in range(10 * DISK_SIZE // MEGABYTE):
         value = b"%d " % number + b"x" * 700_000
         produced = connection.produce(topic, encode([value]))
@@ -107,7 +109,9 @@ def stopped(start: Callable[..., Broker], topic: str) -> tuple[Callable[..., Bro
         connection.create_topic("beside-" + topic)
         for number in range(40):
             header = Header(base_timestamp_ms=NOW_MS - 1_000_000 + number * 1000)
-            assert connection.produce(topic, encode([b"%d " % number + b"x" * 100_000], header)).error_code == 0
+            assert (
+                connection.produce(topic, encode([b"%d " % number + b"x" * 100_000], header)).error_code == 0
+            )
         connection.produce("beside-" + topic, encode([b"untouched"]))
     directory = _partition_dir(broker, topic)
     assert broker.stop() == 0
@@ -196,9 +200,7 @@ def test_failure_15_a_flipped_bit_in_an_old_segment_costs_that_batch_alone(
 
 
 @pytest.mark.parametrize("cut", [1, 30, 61, 5000])
-def test_a_torn_tail_is_cut_off_after_a_crash(
-    start: Callable[..., Broker], topic: str, cut: int
-) -> None:
+def test_a_torn_tail_is_cut_off_after_a_crash(start: Callable[..., Broker], topic: str, cut: int) -> None:
     """Bytes of half a batch at the end of the log, as a power failure leaves them."""
     broker = start()
     with Connection(broker) as connection:

@@ -28,7 +28,9 @@ def filled(connection: Connection, topic: str) -> str:
     """Three batches of ten records, offsets 0 to 29."""
     connection.create_topic(topic)
     for first in (0, 10, 20):
-        assert connection.produce(topic, encode([b"%d" % n for n in range(first, first + 10)])).error_code == 0
+        assert (
+            connection.produce(topic, encode([b"%d" % n for n in range(first, first + 10)])).error_code == 0
+        )
     return topic
 
 
@@ -49,7 +51,9 @@ def test_a_fetch_at_the_end_is_empty_and_beyond_it_out_of_range(connection: Conn
         assert (beyond.error_code, beyond.records or b"") == (OFFSET_OUT_OF_RANGE, b""), offset
 
 
-@pytest.mark.parametrize(("max_bytes", "partition_max_bytes"), [(1, 1), (1, 1_000_000), (1_000_000, 1), (0, 0)])
+@pytest.mark.parametrize(
+    ("max_bytes", "partition_max_bytes"), [(1, 1), (1, 1_000_000), (1_000_000, 1), (0, 0)]
+)
 def test_one_batch_larger_than_every_limit_is_still_returned(
     connection: Connection, filled: str, max_bytes: int, partition_max_bytes: int
 ) -> None:
@@ -77,7 +81,11 @@ def test_a_newer_leader_epoch_than_ours(connection: Connection, filled: str) -> 
 
 def _by_id(topic_id: uuid.UUID, offset: int = 0, **options: Any) -> dict[str, Any]:
     wanted = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1_000_000}
-    fields = {"min_bytes": 1, "max_bytes": 1_000_000, "topics": [{"topic_id": topic_id, "partitions": [wanted]}]}
+    fields = {
+        "min_bytes": 1,
+        "max_bytes": 1_000_000,
+        "topics": [{"topic_id": topic_id, "partitions": [wanted]}],
+    }
     return fields | options
 
 
@@ -168,7 +176,9 @@ class TestSessions:
             connection.produce(topic, encode([b"x" * 1000]), partition=partition)
         wanted = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": 1500} for n in range(3)]
         fields = fetch_fields(topic, 0, max_bytes=1, session_epoch=0)
-        body = connection.request("fetch", 12, **fields | {"topics": [{"topic": topic, "partitions": wanted}]})
+        body = connection.request(
+            "fetch", 12, **fields | {"topics": [{"topic": topic, "partitions": wanted}]}
+        )
         seen = set()
         for epoch in range(1, 8):
             seen |= {
@@ -192,7 +202,9 @@ class TestWaiting:
             body = waiting.finish("fetch", 12, number)
         assert parse_fetched(bytes(body.responses[0].partitions[0].records))[0].values() == [b"v"]
 
-    def test_it_waits_for_enough_bytes(self, target: RunningBroker, connection: Connection, topic: str) -> None:
+    def test_it_waits_for_enough_bytes(
+        self, target: RunningBroker, connection: Connection, topic: str
+    ) -> None:
         connection.create_topic(topic)
         with Connection(target) as waiting:
             fields = fetch_fields(topic, 0, max_wait=LONG_WAIT_MS, min_bytes=3000)
@@ -212,7 +224,9 @@ class TestWaiting:
     ) -> None:
         connection.create_topic(topic, partitions=2)
         wanted = [{"partition": n, "fetch_offset": 7 * n, "partition_max_bytes": 1000} for n in range(2)]
-        fields = fetch_fields(topic, 0, max_wait=LONG_WAIT_MS) | {"topics": [{"topic": topic, "partitions": wanted}]}
+        fields = fetch_fields(topic, 0, max_wait=LONG_WAIT_MS) | {
+            "topics": [{"topic": topic, "partitions": wanted}]
+        }
         connection.socket.settimeout(LONG_WAIT_MS / 2000)
         body = connection.request("fetch", 12, **fields)
         codes = {part.partition_index: part.error_code for part in body.responses[0].partitions}
@@ -279,7 +293,9 @@ class TestWaiting:
                 assert parse_fetched(records)[0].base_offset == offset
 
 
-def test_reading_while_the_topic_is_deleted(target: RunningBroker, connection: Connection, topic: str) -> None:
+def test_reading_while_the_topic_is_deleted(
+    target: RunningBroker, connection: Connection, topic: str
+) -> None:
     """Large answers are on their way when the files go: each is whole, or the topic is unknown."""
     connection.create_topic(topic, configs={"max.message.bytes": "4000000"})
     for _ in range(5):

@@ -87,7 +87,9 @@ def test_a_request_that_is_cut_anywhere(
                 connection = stack.enter_context(Connection(target))
 
 
-def test_a_connection_that_ends_in_the_middle_of_a_frame(target: RunningBroker, connection: Connection) -> None:
+def test_a_connection_that_ends_in_the_middle_of_a_frame(
+    target: RunningBroker, connection: Connection
+) -> None:
     whole = messages.request("produce", 9, **produce_fields(health.TOPIC, batches.encode([b"never"])))
     health.assert_serves(target)
     end = connection.end_offset(health.TOPIC)
@@ -117,10 +119,18 @@ BILLIONS = {
     "produce v3 topics": ("produce", 3, NULL_STRING + b"\xff\xff\0\0\0\1" + ARRAY_OF_A_BILLION),
     "produce v9 topics": ("produce", 9, b"\0\xff\xff\0\0\0\1" + COMPACT_ARRAY_OF_A_BILLION),
     "produce v9 partitions": ("produce", 9, b"\0\xff\xff\0\0\0\1\x02" + TOPIC_A + COMPACT_ARRAY_OF_A_BILLION),
-    "produce v9 records": ("produce", 9, b"\0\xff\xff\0\0\0\1\x02" + TOPIC_A + b"\x02\0\0\0\0" + COMPACT_ARRAY_OF_A_BILLION),
+    "produce v9 records": (
+        "produce",
+        9,
+        b"\0\xff\xff\0\0\0\1\x02" + TOPIC_A + b"\x02\0\0\0\0" + COMPACT_ARRAY_OF_A_BILLION,
+    ),
     "fetch v4 topics": ("fetch", 4, bytes(17) + ARRAY_OF_A_BILLION),
     "fetch v12 topics": ("fetch", 12, b"\xff\xff\xff\xff" + bytes(21) + COMPACT_ARRAY_OF_A_BILLION),
-    "fetch v12 partitions": ("fetch", 12, b"\xff\xff\xff\xff" + bytes(21) + b"\x02" + TOPIC_A + COMPACT_ARRAY_OF_A_BILLION),
+    "fetch v12 partitions": (
+        "fetch",
+        12,
+        b"\xff\xff\xff\xff" + bytes(21) + b"\x02" + TOPIC_A + COMPACT_ARRAY_OF_A_BILLION,
+    ),
     "create_topics v2 topics": ("create_topics", 2, ARRAY_OF_A_BILLION),
     "create_topics v7 topics": ("create_topics", 7, COMPACT_ARRAY_OF_A_BILLION),
     "list_offsets v1 topics": ("list_offsets", 1, b"\xff\xff\xff\xff" + ARRAY_OF_A_BILLION),

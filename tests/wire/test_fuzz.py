@@ -30,7 +30,9 @@ def _flip(rng: random.Random, data: bytearray) -> None:
 
 def _overwrite(rng: random.Random, data: bytearray) -> None:
     at = rng.randrange(len(data))
-    data[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", bytes(4), b"\xff\xff\xff\x07"])
+    data[at : at + 4] = rng.choice(
+        [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", bytes(4), b"\xff\xff\xff\x07"]
+    )
 
 
 def _cut(rng: random.Random, data: bytearray) -> None:

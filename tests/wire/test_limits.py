@@ -14,6 +14,7 @@ from tests.brokers import Broker, RunningBroker, eventually, raise_descriptor_li
 from tests.wire import health
 from tests.wire.batches import encode
 from tests.wire.connection import Connection, fetch_fields, produce_fields
+from tests.wire.messages import request
 
 SILENT = int(os.environ.get("TIDEMILL_SILENT_CONNECTIONS", "2000"))
 VALUE = b"x" * 1_000_000
@@ -70,27 +71,23 @@ def test_a_sender_that_does_not_read_its_answers(target: RunningBroker, topic: s
         setup.create_topic(topic, partitions=50)
     with Connection(target) as deaf:
         deaf.socket.setblocking(False)
-        request = b"".join(_metadata_requests(topic, 200))
+        requests = b"".join(_metadata_requests(topic, 200))
         sent = 0
         while sent < 30_000_000:
-            _, writable, _ = select.select([], [deaf.socket], [], 2)
+            _, writable, _ = select.select([], [deaf.socket], [], 1)
             if not writable:
                 break
             with contextlib.suppress(BlockingIOError):
-                sent += deaf.socket.send(request)
+                sent += deaf.socket.send(requests)
         health.assert_serves(target)
 
 
 def _metadata_requests(topic: str, count: int) -> list[bytes]:
-    from tests.wire.messages import request
-
     return [request("metadata", 12, number, topics=[{"name": topic}]) for number in range(count)]
 
 
 def test_many_large_produces_at_once(target: RunningBroker, topic: str) -> None:
     """Thirty connections send a megabyte each, half of it first, all together."""
-    from tests.wire.messages import request
-
     with Connection(target) as setup:
         setup.create_topic(topic)
     frame = request("produce", 9, **produce_fields(topic, encode([VALUE])))
@@ -102,7 +99,8 @@ def test_many_large_produces_at_once(target: RunningBroker, topic: str) -> None:
         for sender in senders:
             sender.send(frame[len(frame) // 2 :])
         offsets = [
-            sender.finish("produce", 9, 1).responses[0].partition_responses[0].base_offset for sender in senders
+            sender.finish("produce", 9, 1).responses[0].partition_responses[0].base_offset
+            for sender in senders
         ]
     assert sorted(offsets) == list(range(30))
 

@@ -34,7 +34,9 @@ def test_acks_0_gets_no_reply_at_all(connection: Connection, topic: str) -> None
     assert connection.end_offset(topic) == 1
 
 
-def test_acks_0_with_an_error_closes_the_connection_or_stays_silent(target: RunningBroker, topic: str) -> None:
+def test_acks_0_with_an_error_closes_the_connection_or_stays_silent(
+    target: RunningBroker, topic: str
+) -> None:
     with Connection(target) as connection:
         connection.start("produce", 9, **produce_fields(topic, encode([b"v"], Header(crc=1)), acks=0))
         number = connection.start("api_versions", 0)
@@ -94,7 +96,9 @@ def test_min_insync_replicas_asks_for_no_more_than_there_are(connection: Connect
 
 class TestIdempotence:
     def _producer(self, connection: Connection) -> int:
-        body = connection.request("init_producer_id", 4, transaction_timeout=60_000, producer_id=-1, producer_epoch=-1)
+        body = connection.request(
+            "init_producer_id", 4, transaction_timeout=60_000, producer_id=-1, producer_epoch=-1
+        )
         assert (body.error_code, body.producer_epoch) == (0, 0)
         return int(body.producer_id)
 
@@ -129,7 +133,9 @@ class TestIdempotence:
         connection.create_topic(topic)
         producer_id = self._producer(connection)
         connection.produce(topic, self._batch(producer_id, 0))
-        assert connection.produce(topic, self._batch(producer_id, 2)).error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert (
+            connection.produce(topic, self._batch(producer_id, 2)).error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
+        )
         assert connection.produce(topic, self._batch(producer_id, 1)).base_offset == 1
 
     def test_a_bumped_epoch_starts_anew_and_fences_the_old(self, connection: Connection, topic: str) -> None:
@@ -155,7 +161,9 @@ class TestIdempotence:
         producer_id = self._producer(connection)
         for _ in range(2):
             numbers = [
-                connection.start("produce", 9, **produce_fields(topic, self._batch(producer_id, 2 * n, count=2)))
+                connection.start(
+                    "produce", 9, **produce_fields(topic, self._batch(producer_id, 2 * n, count=2))
+                )
                 for n in range(5)
             ]
             answers = [connection.finish("produce", 9, number) for number in numbers]
@@ -180,7 +188,9 @@ def test_concurrent_producers_share_a_partition(target: RunningBroker, topic: st
         thread.start()
     for thread in threads:
         thread.join()
-    stored = [(record.offset, record.value) for batch in read_all(target, topic) for record in batch.records()]
+    stored = [
+        (record.offset, record.value) for batch in read_all(target, topic) for record in batch.records()
+    ]
     assert sorted(acked) == stored
     assert [offset for offset, _ in stored] == list(range(400))
 
@@ -200,7 +210,8 @@ def test_failure_26_acks_go_on_while_flushed_topics_come_and_go(
                 passing = f"{topic}-{name}-{number}"
                 other.create_topic(passing, configs=flushed)
                 pending = [
-                    other.start("produce", 9, **produce_fields(passing, encode([b"x" * 1000]))) for _ in range(5)
+                    other.start("produce", 9, **produce_fields(passing, encode([b"x" * 1000])))
+                    for _ in range(5)
                 ]
                 with Connection(target) as third:
                     asked = [{"name": passing, "topic_id": None}]

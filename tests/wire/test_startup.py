@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker, command, eventually, run_to_end, serve_arguments
+from tests.brokers import Broker, command, eventually, run_to_end, serve_arguments, start_broker
 from tests.wire import health
 from tests.wire.batches import encode
-from tests.wire.connection import Connection, read_all
+from tests.wire.connection import Connection, fetch_fields, read_all
 
 BAD_SETTINGS = {
     "num.partitions": "many",
@@ -67,8 +67,6 @@ def test_an_unknown_key_is_a_warning_that_names_it(start: Callable[..., Broker])
 
 
 def test_settings_of_the_file_are_used(tmp_path: Path, topic: str) -> None:
-    from tests.brokers import start_broker
-
     config = tmp_path / "server.properties"
     config.write_text("num.partitions=4\nlog.retention.hours=1\n")
     with start_broker(tmp_path / "data", config=config) as broker, Connection(broker) as connection:
@@ -165,8 +163,6 @@ def test_a_signal_stops_the_broker_cleanly_and_nothing_is_lost(
 
 
 def test_a_stop_answers_or_closes_waiting_fetches(start: Callable[..., Broker], topic: str) -> None:
-    from tests.wire.connection import fetch_fields
-
     broker = start()
     with Connection(broker) as connection:
         connection.create_topic(topic)

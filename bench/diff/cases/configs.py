@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.diff.script import Script, case
+from bench.diff.script import SILENT_SECONDS, Script, case
 
 UNKNOWN, TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 0, 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+# Config sources: a topic, one broker or all brokers at run time.
+SET_BY_SOMEONE = (1, 2, 3)
 # What people look for on a broker; the whole list is a case of its own.
 BROKER_KEYS = [
     "advertised.listeners",
@@ -104,10 +106,8 @@ def _after(s: Script, label: str, kind: int, name: str) -> None:
 
     def changed(tree: dict[str, Any]) -> dict[str, Any]:
         result = tree["results"][0]
-        entries = sorted(
-            (c["name"], c["value"]) for c in result["configs"] if c["config_source"] in (1, 2, 3)
-        )
-        return {"error_code": result["error_code"], "set": [list(entry) for entry in entries]}
+        entries = {c["name"]: c["value"] for c in result["configs"] if c["config_source"] in SET_BY_SOMEONE}
+        return {"error_code": result["error_code"], "set": dict(sorted(entries.items()))}
 
     s.await_applied()
     s.ask(
@@ -147,7 +147,7 @@ def replace(s: Script) -> None:
         "resource_name": t.name,
         "configs": [{"name": "retention.ms", "value": "9"}],
     }
-    s.ask("same topic twice", {"resources": [change, change]})
+    s.ask("same topic twice", {"resources": [change, change]}, timeout_seconds=SILENT_SECONDS)
     _after(s, "same topic twice", TOPIC, t.name)
     s.ask("no resources", {"resources": []})
 

@@ -21,7 +21,7 @@ def by_id(*ids: uuid.UUID) -> dict[str, Any]:
 
 @case("metadata")
 def some(s: Script) -> None:
-    """A version below 4 creates what it asks for, whatever it says, so the unknown are asked for elsewhere."""
+    """A version below 4 creates what it asks for, so the unknown are asked for in another script."""
     one, three = s.topic("one"), s.topic("three", 3)
     s.ask("by name", by_name(three.name, one.name))
     s.ask("twice", by_name(one.name, one.name))

@@ -1,4 +1,4 @@
-"""Produce: acknowledgements, bad batches, compression, timestamps. Idempotent produce stands in producers.py."""
+"""Produce: acknowledgements, bad batches, compression, timestamps. For idempotence see producers.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from bench.diff import batches
 from bench.diff.batches import Record, batch, records
 from bench.diff.cases.topics import UNKNOWN_ID
-from bench.diff.script import Script, Topic, case
+from bench.diff.script import SILENT_SECONDS, Script, Topic, case
 
 YEAR_MS = 365 * 86_400_000
 
@@ -30,9 +30,9 @@ def produce(
     }
 
 
-def look(s: Script, label: str, topic: Topic) -> None:
+def look(s: Script, label: str, topic: Topic, partition: int = 0) -> None:
     """What the log holds after all that."""
-    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 10_000_000}
+    part = {"partition": partition, "fetch_offset": 0, "partition_max_bytes": 10_000_000}
     request = {
         "max_wait": 0,
         "min_bytes": 0,
@@ -42,13 +42,26 @@ def look(s: Script, label: str, topic: Topic) -> None:
     s.ask(label, request, api="fetch", version=12)
 
 
+class Trials:
+    """Questions that do not disturb each other, each with a partition of its own."""
+
+    def __init__(self, s: Script, label: str = "x", count: int = 45, **configs: str):
+        self.s, self.topic, self.next = s, s.topic(label, count, **configs), 0
+
+    def ask(self, label: str, data: bytes, **more: Any) -> None:
+        partition, self.next = self.next, self.next + 1
+        tree = self.s.ask(label, produce(self.topic, data, partition=partition, **more))
+        answer = tree["responses"][0]["partition_responses"][0] if isinstance(tree, dict) else {}
+        if answer.get("error_code") == "NONE(0)":
+            look(self.s, f"{label}, the log", self.topic, partition)
+
+
 @case("produce")
 def good(s: Script) -> None:
     t = s.topic("x", 2)
     s.ask("acks all", produce(t, batch(records(2))))
     s.ask("acks 1", produce(t, batch(records(1)), acks=1))
     s.ask_without_reply("acks 0", produce(t, batch(records(1)), acks=0))
-    s.ask("base offset is replaced", produce(t, batch(records(1), base_offset=77)))
     s.ask("leader epoch is replaced", produce(t, batch(records(1), leader_epoch=5)))
     with_headers = [Record(headers=(("a", b"1"), ("b", None))), Record(None, None)]
     s.ask("headers, null key, null value", produce(t, batch(with_headers)))
@@ -90,73 +103,76 @@ def unknown(s: Script) -> None:
 
 @case("produce", only_ends=True)
 def bad_batches(s: Script) -> None:
-    t = s.topic("x")
+    """What a broker can see in the header and the checksum."""
+    t = Trials(s)
     good = batch(records(2))
+    s.ask("null", produce(t.topic, None), timeout_seconds=SILENT_SECONDS)
+    t.ask("no bytes", b"")
+    t.ask("fewer bytes than a header", good[:30])
+    t.ask("cut short", good[:-3])
+    t.ask("one byte left over", good + b"\x00")
+    t.ask("20 bytes left over", good + bytes(20))
+    t.ask("wrong crc", batch(records(2), crc=1))
+    t.ask("flipped bit", good[:-1] + bytes([good[-1] ^ 1]))
+    t.ask("length too large", batch(records(2), length=5000))
+    t.ask("length too small", batch(records(2), length=60))
+    t.ask("length below a header's", batch(records(2), length=10))
+    t.ask("length 0", batch(records(2), length=0))
+    t.ask("length negative", batch(records(2), length=-1))
+    t.ask("magic 3", batch(records(2), magic=3))
+    t.ask("magic -1", batch(records(2), magic=-1))
+    t.ask("magic 0", batches.message_set(0))
+    t.ask("magic 1", batches.message_set(1))
+    t.ask("base offset 77", batch(records(2), base_offset=77))
+    t.ask("base offset negative", batch(records(2), base_offset=-1))
+    t.ask("count too high", batch(records(2), count=3))
+    t.ask("count too low", batch(records(2), count=1))
+    t.ask("count 0", batch(records(2), count=0, last_offset_delta=-1))
+    t.ask("count negative", batch(records(2), count=-1, last_offset_delta=-2))
+    t.ask("last offset too high", batch(records(2), last_offset_delta=5))
+    t.ask("last offset too low", batch(records(2), last_offset_delta=0))
+    t.ask("last offset negative", batch(records(2), last_offset_delta=-1))
+    t.ask("no records", batch([], last_offset_delta=0))
+    t.ask("no records, last offset -1", batch([]))
+    t.ask("two batches", good + good)
+    t.ask("three batches, the second bad", good + batch(records(1), crc=1) + good)
+    t.ask("unused attribute bit", batch(records(1), attributes=0x80))
+    t.ask("unknown codec 5", batch(records(1), attributes=5))
+    t.ask("unknown codec 7", batch(records(1), attributes=7))
+    t.ask("marked as LogAppendTime", batch(records(1), flags=batches.LOG_APPEND_TIME))
 
-    def ask(label: str, data: bytes | None) -> None:
-        s.ask(label, produce(t, data))
 
-    ask("null", None)
-    ask("no bytes", b"")
-    ask("fewer bytes than a header", good[:30])
-    ask("cut short", good[:-3])
-    ask("one byte left over", good + b"\x00")
-    ask("20 bytes left over", good + bytes(20))
-    ask("wrong crc", batch(records(2), crc=1))
-    ask("flipped bit", good[:-1] + bytes([good[-1] ^ 1]))
-    ask("length too large", batch(records(2), length=5000))
-    ask("length too small", batch(records(2), length=60))
-    ask("length below a header's", batch(records(2), length=10))
-    ask("length 0", batch(records(2), length=0))
-    ask("length negative", batch(records(2), length=-1))
-    ask("magic 3", batch(records(2), magic=3))
-    ask("magic -1", batch(records(2), magic=-1))
-    ask("magic 0", batches.message_set(0))
-    ask("magic 1", batches.message_set(1))
-    ask("count too high", batch(records(2), count=3))
-    ask("count too low", batch(records(2), count=1))
-    ask("count and last offset too high", batch(records(2), count=3, last_offset_delta=2))
-    ask("count and last offset too low", batch(records(2), count=1, last_offset_delta=0))
-    ask("count 0", batch(records(2), count=0, last_offset_delta=-1))
-    ask("count negative", batch(records(2), count=-1, last_offset_delta=-2))
-    ask("last offset too high", batch(records(2), last_offset_delta=5))
-    ask("last offset too low", batch(records(2), last_offset_delta=0))
-    ask("last offset negative", batch(records(2), last_offset_delta=-1))
-    ask("no records", batch([], last_offset_delta=0))
-    ask("no records, last offset -1", batch([]))
-    ask("two batches", good + good)
-    ask("three batches, the second bad", good + batch(records(1), crc=1) + good)
-    ask("records are garbage", batch(records(2), payload=b"\x07garbage!"))
-    ask("record longer than the batch", batch(records(1), payload=b"\x7e\x00\x00\x00\x01\x01\x00"))
-    ask("unused attribute bit", batch(records(1), attributes=0x80))
-    ask("unknown codec 5", batch(records(1), attributes=5))
-    ask("unknown codec 7", batch(records(1), attributes=7))
-    ask("marked as LogAppendTime", batch(records(1), flags=batches.LOG_APPEND_TIME))
-    look(s, "the log", t)
+@case("produce", only_ends=True)
+def bad_records(s: Script) -> None:
+    """What a broker can see only if it decodes the records of a batch whose header and checksum are right."""
+    t = Trials(s)
+    future = s.now_ms + 7_200_000
+    t.ask("garbage", batch(records(2), payload=b"\x07garbage!"))
+    t.ask("record longer than the batch", batch(records(1), payload=b"\x7e\x00\x00\x00\x01\x01\x00"))
+    t.ask("one record more in the header", batch(records(2), count=3, last_offset_delta=2))
+    t.ask("one record less in the header", batch(records(2), count=1, last_offset_delta=0))
+    t.ask("max timestamp is wrong", batch(records(2), max_timestamp=batches.T0_MS + 99))
+    t.ask("max timestamp alone too new", batch(records(2), max_timestamp=future))
+    for codec in batches.CODECS[1:]:
+        t.ask(f"{codec}, garbage", batch(records(3), codec=codec, payload=b"garbage" * 3))
+        t.ask(f"{codec}, wrong count", batch(records(3), codec=codec, count=4, last_offset_delta=3))
 
 
 @case("produce", only_ends=True)
 def flags(s: Script) -> None:
-    t = s.topic("x")
+    t = Trials(s, count=5)
     marker = struct.pack(">hhhi", 0, 0, 0, 0)
-    s.ask("control batch", produce(t, batch([Record(marker[4:], marker[:4])], flags=batches.CONTROL)))
-    s.ask("transactional, no producer", produce(t, batch(records(1), flags=batches.TRANSACTIONAL)))
-    s.ask("transactional id, plain batch", produce(t, batch(records(1)), transactional_id="tx"))
-    s.ask("delete horizon", produce(t, batch(records(1), attributes=0x40)))
-    look(s, "the log", t)
+    t.ask("control batch", batch([Record(marker[4:], marker[:4])], flags=batches.CONTROL))
+    t.ask("transactional, no producer", batch(records(1), flags=batches.TRANSACTIONAL))
+    t.ask("transactional id, plain batch", batch(records(1)), transactional_id="tx")
+    t.ask("delete horizon", batch(records(1), attributes=0x40))
 
 
 @case("produce")
 def codecs(s: Script) -> None:
-    t = s.topic("x")
+    t = Trials(s, count=4)
     for codec in batches.CODECS[1:]:
-        s.ask(codec, produce(t, batch(records(3), codec=codec)))
-    for codec in batches.CODECS[1:]:
-        s.ask(f"{codec}, garbage", produce(t, batch(records(3), codec=codec, payload=b"garbage" * 3)))
-        s.ask(
-            f"{codec}, wrong count", produce(t, batch(records(3), codec=codec, count=4, last_offset_delta=3))
-        )
-    look(s, "the log", t)
+        t.ask(codec, batch(records(3), codec=codec))
 
 
 @case("produce", only_ends=True)
@@ -187,25 +203,22 @@ def sizes(s: Script) -> None:
 
 @case("produce", only_ends=True)
 def timestamps(s: Script) -> None:
-    t = s.topic(
-        "x", message_timestamp_before_max_ms=str(100 * YEAR_MS), message_timestamp_after_max_ms="3600000"
-    )
     now = s.now_ms
-    s.ask("now", produce(t, batch([Record(timestamp_ms=now)])))
-    s.ask("in two hours", produce(t, batch([Record(timestamp_ms=now + 7_200_000)])))
-    s.ask("second of three is too new", produce(t, batch(_stamped(now, now + 7_200_000, now))))
-    s.ask("compressed, too new", produce(t, batch(_stamped(now, now + 7_200_000), codec="gzip")))
-    s.ask("no timestamp (-1)", produce(t, batch([Record(timestamp_ms=-1)])))
-    s.ask("negative (-2)", produce(t, batch([Record(timestamp_ms=-2)])))
-    s.ask("zero", produce(t, batch([Record(timestamp_ms=0)])))
-    s.ask("max timestamp is wrong", produce(t, batch(records(2), max_timestamp=batches.T0_MS + 99)))
-    s.ask("max timestamp alone too new", produce(t, batch(records(2), max_timestamp=now + 7_200_000)))
-    old = s.topic("old", message_timestamp_before_max_ms="3600000")
-    s.ask("two hours ago", produce(old, batch([Record(timestamp_ms=now - 7_200_000)])))
-    s.ask("half an hour ago", produce(old, batch([Record(timestamp_ms=now - 1_800_000)])))
-    s.ask("T0", produce(old, batch(records(2))))
-    s.ask("in a year, by default", produce(s.topic("y"), batch([Record(timestamp_ms=now + YEAR_MS)])))
-    look(s, "the log", t)
+    before, after = str(100 * YEAR_MS), "3600000"
+    t = Trials(s, count=10, message_timestamp_before_max_ms=before, message_timestamp_after_max_ms=after)
+    t.ask("now", batch(_stamped(now)))
+    t.ask("in two hours", batch(_stamped(now + 7_200_000)))
+    t.ask("second of three is too new", batch(_stamped(now, now + 7_200_000, now)))
+    t.ask("compressed, too new", batch(_stamped(now, now + 7_200_000), codec="gzip"))
+    t.ask("no timestamp (-1)", batch(_stamped(-1)))
+    t.ask("negative (-2)", batch(_stamped(-2)))
+    t.ask("zero", batch(_stamped(0)))
+    old = Trials(s, "old", count=5, message_timestamp_before_max_ms="3600000")
+    old.ask("two hours ago", batch(_stamped(now - 7_200_000)))
+    old.ask("second of two is too old", batch(_stamped(now, now - 7_200_000)))
+    old.ask("half an hour ago", batch(_stamped(now - 1_800_000)))
+    old.ask("T0", batch(records(2)))
+    Trials(s, "y", count=1).ask("in a year, by default", batch(_stamped(now + YEAR_MS)))
 
 
 def _stamped(*timestamps_ms: int) -> list[Record]:

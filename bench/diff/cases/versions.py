@@ -31,6 +31,8 @@ SERVED = (
 
 
 def _served(tree: dict[str, Any]) -> dict[str, Any]:
+    if not tree["api_keys"]:
+        return tree
     names = {KEYS[api]: api_name(api) for api in SERVED}
     ranges = {
         names[entry["api_key"]]: f"{entry['min_version']}-{entry['max_version']}"

@@ -33,7 +33,9 @@ _SIZE = struct.Struct(">i")
 _RECEIVE_BYTES_MIN = 2 * 1024
 _RECEIVE_BYTES_ROOMY = 64 * 1024
 _REPLIES_QUEUED_MAX = 512
+_REPLY_BYTES_QUEUED_MAX = 4 << 20
 _SEND_JOIN_BYTES_MAX = 64 * 1024
+_PARTS_AT_ONCE = 256
 # Not everywhere (macOS has no MSG_MORE): then a header goes out as a packet of its own.
 _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
@@ -50,7 +52,7 @@ class Reply:
     def send(self, parts: Sequence[Part]) -> None:
         assert self.parts is None, "a reply is sent once"
         self.parts = parts
-        self._connection.reply_ready(self)
+        self._connection.reply_ready(self, parts)
 
     @property
     def is_wanted(self) -> bool:
@@ -69,6 +71,7 @@ class Connection:
         "_loop",
         "_on_close",
         "_outgoing",
+        "_queued_bytes",
         "_receive_end",
         "_replies",
         "_sock",
@@ -116,6 +119,7 @@ class Connection:
         self._receive_end = len(self._buffer)
         self._replies: deque[Reply] = deque()
         self._outgoing: deque[Part] = deque()
+        self._queued_bytes = 0
         self._is_dispatching = False
         self._is_writing = False
         self._is_reading = False
@@ -164,14 +168,18 @@ class Connection:
             return
         self._make_room(needed)
         self._flush()
-        if len(self._replies) >= _REPLIES_QUEUED_MAX:
+        if self._is_full:
             self._pause_reading()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
 
     def _dispatch_frames(self) -> int:
         """Returns how many bytes the unfinished frame at the front needs in all, as far as is known."""
         view, dispatch = self._view, self._dispatch
         start, end = self._start, self._end
-        while end - start >= 4 and len(self._replies) < _REPLIES_QUEUED_MAX:
+        while end - start >= 4 and not self._is_full:
             size: int = _SIZE.unpack_from(view, start)[0]
             if not 0 < size <= self._frame_bytes_max:
                 raise ProtocolError(f"a request of {size} bytes; the limit is {self._frame_bytes_max}")
@@ -225,33 +233,39 @@ class Connection:
         self._replies.append(reply)
         return reply
 
-    def reply_ready(self, reply: Reply) -> None:
+    def reply_ready(self, reply: Reply, parts: Sequence[Part]) -> None:
         if self.is_closed:
             return
+        for part in parts:
+            if not isinstance(part, FileSlice):
+                self._queued_bytes += len(part)
         # Replies completed while frames are dispatched go out together when the last frame is done.
         if not self._is_dispatching and self._replies and self._replies[0] is reply:
             self._flush()
             self._go_on_reading()
 
     def _go_on_reading(self) -> None:
-        """After a pause, once half of the queue has gone: first what is already in the buffer."""
-        if self._is_reading or self.is_closed or len(self._replies) > _REPLIES_QUEUED_MAX // 2:
+        """After a pause, once there is room again: first what is already in the buffer."""
+        if self._is_reading or self.is_closed or self._is_full:
             return
         self._resume_reading()
         self._consume()
 
     def _flush(self) -> None:
-        """Send every reply that is complete and has nothing unfinished before it."""
+        """Send every reply that is complete and has nothing unfinished before it, as far as the socket takes them."""
         replies, outgoing = self._replies, self._outgoing
-        while replies:
-            parts = replies[0].parts
-            if parts is None:
-                break
-            outgoing.extend(parts)
-            replies.popleft()
-        if outgoing and not self._is_writing and not self._send():
-            self._is_writing = True
-            self._loop.add_writer(self.fd, self._on_writable)
+        while replies and not self._is_writing:
+            while replies and len(outgoing) < _PARTS_AT_ONCE:
+                parts = replies[0].parts
+                if parts is None:
+                    break
+                outgoing.extend(parts)
+                replies.popleft()
+            if not outgoing:
+                return
+            if not self._send():
+                self._is_writing = True
+                self._loop.add_writer(self.fd, self._on_writable)
 
     def _on_writable(self) -> None:
         if self._send() and self._is_writing:
@@ -296,6 +310,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             outgoing.appendleft(data)
             raise
+        self._queued_bytes -= sent
         if sent < len(data):
             outgoing.appendleft(memoryview(data)[sent:])
         self.last_active_s = self._loop.time()

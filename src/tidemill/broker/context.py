@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidemill.broker.clock import Clock
+from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.dispatch import TABLE, Peer
 from tidemill.broker.driver import ControllerDriver
 from tidemill.broker.producer_ids import ProducerIds
@@ -38,6 +39,7 @@ class Broker:
     fetch_sessions: FetchSessions
     syncer: Syncer
     producer_ids: ProducerIds
+    groups: GroupCoordinators
     data_dir: DataDir
     new_uuid: Callable[[], bytes]
 

@@ -19,6 +19,7 @@ from typing import Any
 from tidemill.broker import handlers
 from tidemill.broker.clock import Clock, SystemClock
 from tidemill.broker.context import Broker
+from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.dispatch import Dispatcher
 from tidemill.broker.driver import METADATA_FOLDER, ControllerDriver
 from tidemill.broker.producer_ids import ProducerIds
@@ -28,6 +29,8 @@ from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
 from tidemill.config import BrokerConfig, Listener
 from tidemill.controller.controller import Controller
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage
 from tidemill.errors import ConfigError, StorageError
 from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles, Files
@@ -80,10 +83,11 @@ class Node:
             self._clock,
             is_clean=data_dir.was_clean,
             recovery_point=data_dir.recovery_points.get(_METADATA_PARTITION, 0),
-            on_change=lambda delta, image: replicas.apply(delta, image) if replicas.image else None,
+            on_change=self._follow,
             on_fatal=self._fail,
         )
         data_dir.mark_in_use()
+        self._groups = GroupCoordinators(config, self._clock, replicas, driver, self._new_uuid, uuid_text)
         broker = Broker(
             config=config,
             loop=loop,
@@ -96,6 +100,7 @@ class Node:
             ),
             syncer=syncer,
             producer_ids=ProducerIds(self._allocate_producer_ids),
+            groups=self._groups,
             data_dir=data_dir,
             new_uuid=self._new_uuid,
         )
@@ -109,7 +114,14 @@ class Node:
         driver.write_snapshot_if_due()
         replicas.load(driver.image)
         replicas.start()
+        self._groups.load(driver.image)
         self._server.start_accepting()
+
+    def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Each committed change of the metadata, once the partitions are open."""
+        if self._replicas.image is not None:
+            self._replicas.apply(delta, image)
+            self._groups.apply(delta, image)
 
     def _open_data_dir(self) -> DataDir:
         folders = self.config.storage.log_dirs
@@ -193,6 +205,7 @@ class Node:
         self._server.stop_listening()
         await self._dispatcher.drain()
         self._server.close()
+        self._groups.close()
         is_clean = self._replicas.close()
         self._driver.close()
         if is_clean and self.failure is None:

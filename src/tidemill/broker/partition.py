@@ -16,14 +16,17 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tidemill.config import TopicConfig
-from tidemill.errors import ErrorCode, ProtocolError
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.log import Log
 from tidemill.protocol import compression
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
     BatchHeader,
     InvalidBatch,
+    Record,
+    build_batch,
     check_produced,
+    header_at,
     iterate_records,
     recompress,
     split_batches,
@@ -60,6 +63,7 @@ class Partition:
         "log",
         "name",
         "on_offline",
+        "replicas",
         "topic_id",
     )
 
@@ -70,6 +74,7 @@ class Partition:
         log: Log | None,
         config: TopicConfig,
         leader_epoch: int,
+        replicas: int,
         in_sync_replicas: int,
         on_offline: Callable[[Partition, str], None],
     ) -> None:
@@ -79,6 +84,8 @@ class Partition:
         # None while the partition is offline: its log could not be opened or its disk failed.
         self.log = log
         self.leader_epoch = leader_epoch
+        # How many there are, and how many of them are in sync.
+        self.replicas = replicas
         self.in_sync_replicas = in_sync_replicas
         self.high_watermark = log.log_end_offset if log else 0
         self.on_offline = on_offline
@@ -101,7 +108,7 @@ class Partition:
         if log is None:
             return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline on this broker")
         config = self.config
-        if acks == -1 and self.in_sync_replicas < config.min_insync_replicas:
+        if acks == -1 and self.in_sync_replicas < min(config.min_insync_replicas, self.replicas):
             return self._refused(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{self.name} has {self.in_sync_replicas} replicas in sync, "
@@ -126,6 +133,23 @@ class Partition:
         if config.flush_messages > 1:
             self.advance_high_watermark(log.log_end_offset, len(data))
         return self._accepted(log, base_offset, log.log_end_offset, now_ms)
+
+    def append_internal(self, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> int:
+        """Write the records of one decision as one batch; the log's end after it. `ApiError` when that fails."""
+        log = self.log
+        if log is None:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.in_sync_replicas < min(self.config.min_insync_replicas, self.replicas):
+            raise ApiError(ErrorCode.NOT_ENOUGH_REPLICAS)
+        batch = build_batch(Record(number, now_ms, key, value) for number, (key, value) in enumerate(records))
+        if len(batch) > self.config.max_message_bytes:
+            raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE)
+        try:
+            log.append(memoryview(batch), (header_at(batch),), self.leader_epoch, now_ms)
+        except OSError as error:
+            raise ApiError(self._append_failed(error).error) from error
+        self.advance_high_watermark(log.log_end_offset, len(batch))
+        return log.log_end_offset
 
     def _refused(
         self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]] = ()
@@ -165,6 +189,8 @@ class Partition:
                 f"a batch of {len(data)} bytes does not fit a segment of {config.segment_bytes}",
             )
         check_produced(header)
+        if header.is_transactional:
+            raise InvalidBatch(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
         if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
             raise InvalidBatch(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"

@@ -130,7 +130,7 @@ class Replicas:
             partition = hosted.get(index)
             if partition is not None:
                 partition.leader_epoch = image.leader_epoch
-                partition.in_sync_replicas = len(image.isr)
+                partition.replicas, partition.in_sync_replicas = len(image.replicas), len(image.isr)
                 partition.wake_waiters()
             elif self._hosts(image):
                 hosted[index] = self._open(TopicPartition(topic.name, index), topic.id, image, config)
@@ -149,6 +149,7 @@ class Replicas:
             log,
             config,
             image.leader_epoch,
+            len(image.replicas),
             len(image.isr),
             lambda p, why: self._report_offline(p.name, why),
         )
@@ -168,7 +169,7 @@ class Replicas:
             data_dir.folder_of(tp),
             config,
             now_ms=self._clock.now_ms(),
-            is_clean=data_dir.was_clean or found_id is None,
+            is_clean=data_dir.was_clean,
             recovery_point=data_dir.recovery_points.get(tp, 0) if found_id is not None else 0,
             log_start_offset=data_dir.log_starts.get(tp, 0) if found_id is not None else 0,
         )

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from tidemill.log.log import Log, SyncWork
+from tidemill.log.log import Log
+from tidemill.log.recovery import SyncWork
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,9 @@ from tidemill.config.describe import (
     describe_broker_configs,
     describe_cluster_default_configs,
     describe_topic_configs,
+    effective_topic_configs,
 )
+from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.listeners import Listener
 from tidemill.config.properties import parse_properties
@@ -43,8 +45,10 @@ __all__ = [
     "ConfigSynonym",
     "ConfigType",
     "FetchConfig",
+    "GroupsConfig",
     "Listener",
     "NetworkConfig",
+    "OffsetsTopicConfig",
     "StorageConfig",
     "TopicConfig",
     "TopicsConfig",
@@ -52,6 +56,7 @@ __all__ = [
     "describe_broker_configs",
     "describe_cluster_default_configs",
     "describe_topic_configs",
+    "effective_topic_configs",
     "load_broker_config",
     "parse_properties",
     "resolve_topic_config",

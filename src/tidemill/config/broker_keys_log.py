@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidemill.config.definitions import (
     LONG_MAX,
+    NO_LIMIT_OR_POSITIVE,
     NOT_EMPTY,
     ConfigKey,
     ConfigType,
@@ -106,7 +107,7 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
     key(
         "log.cleaner.io.max.bytes.per.second",
         DOUBLE,
-        "1.7976931348623157e308",
+        "1.7976931348623157E308",
         "Rate at which the cleaner reads and writes at most.",
         mode=CLUSTER_WIDE,
     ),
@@ -165,7 +166,8 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         LONG,
         None,
         "Default for the longest time a record stays in memory before its log is forced to disk.",
-        mode=CLUSTER_WIDE,
+        at_least(0),
+        CLUSTER_WIDE,
     ),
     key(
         "log.flush.offset.checkpoint.interval.ms",
@@ -269,19 +271,22 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         INT,
         "168",
         "Default age, in hours, at which a segment is deleted; the minutes and ms forms win.",
+        NO_LIMIT_OR_POSITIVE,
     ),
     key(
         "log.retention.minutes",
         INT,
         None,
         "Default age, in minutes, at which a segment is deleted; the ms form wins.",
+        NO_LIMIT_OR_POSITIVE,
     ),
     key(
         "log.retention.ms",
         LONG,
         None,
         "Default age at which a segment is deleted; -1 is no limit.",
-        mode=CLUSTER_WIDE,
+        NO_LIMIT_OR_POSITIVE,
+        CLUSTER_WIDE,
     ),
     key(
         "log.roll.hours",
@@ -302,9 +307,10 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         LONG,
         None,
         "Default for the largest random part taken off the roll time.",
-        mode=CLUSTER_WIDE,
+        at_least(0),
+        CLUSTER_WIDE,
     ),
-    key("log.roll.ms", LONG, None, "Default age at which a segment is rolled.", mode=CLUSTER_WIDE),
+    key("log.roll.ms", LONG, None, "Default age at which a segment is rolled.", at_least(1), CLUSTER_WIDE),
     key(
         "log.segment.bytes",
         INT,

@@ -1,13 +1,14 @@
 """Broker keys of the node itself: identity, listeners, quorum, connections, security, metrics.
 
-Defaults and limits are Kafka 4's, except that `node.id` and `process.roles` have one, so that a broker starts
-without a file, and that the names of Java classes are empty.
+Defaults and limits are Kafka 4's, except that the names of Java classes are empty. Where Kafka insists on a
+value (`node.id`, `process.roles`), `brokers.load_broker_config` supplies one.
 """
 
 from __future__ import annotations
 
 from tidemill.config.definitions import (
     INT_MAX,
+    IP_OVERRIDES,
     NOT_EMPTY,
     ConfigKey,
     ConfigType,
@@ -82,7 +83,10 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         "Whether a stopping broker hands over its leaderships first.",
     ),
     key(
-        "controller.listener.names", LIST, "", "Names of the listeners that only the controller quorum uses."
+        "controller.listener.names",
+        LIST,
+        None,
+        "Names of the listeners that only the controller quorum uses.",
     ),
     key(
         "controller.quorum.append.linger.ms",
@@ -248,18 +252,19 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         STRING,
         "",
         "Exceptions to max.connections.per.ip, as host:count pairs.",
-        mode=CLUSTER_WIDE,
+        IP_OVERRIDES,
+        CLUSTER_WIDE,
     ),
     key("metric.reporters", LIST, "", "Metrics reporters.", mode=CLUSTER_WIDE),
     key("metrics.num.samples", INT, "2", "Samples kept for each metric.", at_least(1)),
     key("metrics.recording.level", STRING, "INFO", "Least important level of metrics that is recorded."),
     key("metrics.sample.window.ms", LONG, "30000", "Length of one sample of a metric.", at_least(1)),
-    key("node.id", INT, "1", "Number of this node, unique in the cluster.", at_least(0)),
+    key("node.id", INT, None, "Number of this node, unique in the cluster.", at_least(0)),
     key("principal.builder.class", CLASS, None, "Builder of the principal of a connection.", mode=PER_BROKER),
     key(
         "process.roles",
         LIST,
-        "broker,controller",
+        None,
         "Roles of this node: broker, controller, or both.",
         some_of("broker", "controller"),
     ),

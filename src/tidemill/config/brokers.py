@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tidemill.config.definitions import Value, invalid_value
+from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.listeners import (
     Listener,
@@ -31,10 +32,6 @@ _TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
         "local.retention.bytes",
         "local.retention.ms",
         "preallocate",
-        "delete.retention.ms",
-        "max.compaction.lag.ms",
-        "min.cleanable.dirty.ratio",
-        "min.compaction.lag.ms",
         "unclean.leader.election.enable",
     }
 )
@@ -62,6 +59,10 @@ class NetworkConfig:
 class StorageConfig:
     log_dirs: tuple[str, ...]
     metadata_log_dir: str
+    log_cleaner_backoff_ms: int
+    log_cleaner_dedupe_buffer_size: int
+    log_cleaner_enable: bool
+    log_cleaner_io_buffer_load_factor: float
     log_flush_offset_checkpoint_interval_ms: int
     log_flush_scheduler_interval_ms: int
     log_retention_check_interval_ms: int
@@ -96,6 +97,8 @@ class BrokerConfig:
     storage: StorageConfig
     topics: TopicsConfig
     fetch: FetchConfig
+    groups: GroupsConfig
+    offsets_topic: OffsetsTopicConfig
     properties: Mapping[str, str]
 
     @property
@@ -106,13 +109,14 @@ class BrokerConfig:
 
 def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
     """The configuration and the warnings about keys that do nothing."""
-    known = {name: text for name, text in properties.items() if name in BROKER_KEYS}
+    complete = {"process.roles": "broker,controller", **_with_node_id(properties)}
+    known = {name: text for name, text in complete.items() if name in BROKER_KEYS}
     for name, text in known.items():
         BROKER_KEYS[name].parse(text)
     values = _Values(BrokerLayers(static=known))
     roles = tuple(dict.fromkeys(values.texts("process.roles")))
     config = BrokerConfig(
-        node_id=_node_id(values),
+        node_id=BrokerId(values.number("node.id")),
         process_roles=roles,
         rack=values.optional_text("broker.rack"),
         network=_network(values),
@@ -125,8 +129,15 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
             ),
             max_request_partition_size_limit=values.number("max.request.partition.size.limit"),
         ),
-        properties=MappingProxyType(dict(properties)),
+        groups=_groups(values),
+        offsets_topic=OffsetsTopicConfig(
+            num_partitions=values.number("offsets.topic.num.partitions"),
+            replication_factor=values.number("offsets.topic.replication.factor"),
+            segment_bytes=values.number("offsets.topic.segment.bytes"),
+        ),
+        properties=MappingProxyType(complete),
     )
+    values.read.add("broker.id")
     return config, _warnings(properties, values.read)
 
 
@@ -170,14 +181,13 @@ class _Values:
         return value
 
 
-def _node_id(values: _Values) -> BrokerId:
-    node_id = values.number("node.id")
-    broker_id = values.number("broker.id")
-    if broker_id < 0 or broker_id == node_id:
-        return BrokerId(node_id)
-    if values.is_set("node.id"):
-        raise invalid_value("broker.id", str(broker_id), f"the same as node.id, which is {node_id}")
-    return BrokerId(broker_id)
+def _with_node_id(properties: Mapping[str, str]) -> dict[str, str]:
+    """Both names of the node's number, whichever is set; 1 when none is."""
+    node_id, broker_id = properties.get("node.id"), properties.get("broker.id")
+    number = next((text for text in (node_id, broker_id) if text is not None and text.strip() != "-1"), "1")
+    if node_id is not None and broker_id is not None and broker_id.strip() not in ("-1", node_id.strip()):
+        raise invalid_value("broker.id", broker_id, f"the same as node.id, which is {node_id}")
+    return {**properties, "node.id": node_id if node_id is not None else number, "broker.id": number}
 
 
 def _network(values: _Values) -> NetworkConfig:
@@ -222,9 +232,7 @@ def _ip_overrides(text: str) -> Mapping[str, int]:
     overrides: dict[str, int] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         host, _, count = pair.rpartition(":")
-        if not host or not count.isdecimal():
-            raise invalid_value("max.connections.per.ip.overrides", text, "a list of host:count pairs")
-        overrides[host.strip()] = int(count)
+        overrides[host] = int(count)
     return MappingProxyType(overrides)
 
 
@@ -236,6 +244,10 @@ def _storage(values: _Values) -> StorageConfig:
     return StorageConfig(
         log_dirs=log_dirs,
         metadata_log_dir=values.optional_text("metadata.log.dir") or log_dirs[0],
+        log_cleaner_backoff_ms=values.number("log.cleaner.backoff.ms"),
+        log_cleaner_dedupe_buffer_size=values.number("log.cleaner.dedupe.buffer.size"),
+        log_cleaner_enable=values.flag("log.cleaner.enable"),
+        log_cleaner_io_buffer_load_factor=_load_factor(values),
         log_flush_offset_checkpoint_interval_ms=values.number("log.flush.offset.checkpoint.interval.ms"),
         log_flush_scheduler_interval_ms=values.number("log.flush.scheduler.interval.ms"),
         log_retention_check_interval_ms=values.number("log.retention.check.interval.ms"),
@@ -244,23 +256,47 @@ def _storage(values: _Values) -> StorageConfig:
     )
 
 
+def _load_factor(values: _Values) -> float:
+    name = "log.cleaner.io.buffer.load.factor"
+    factor = values.optional(name)
+    assert isinstance(factor, float), name
+    if not 0 < factor <= 1:
+        raise invalid_value(name, str(factor), "a number above 0 and at most 1")
+    return factor
+
+
 def _topics(values: _Values) -> TopicsConfig:
     for key in TOPIC_KEYS:
         if key.name not in _TOPIC_KEYS_WITHOUT_EFFECT:
             values.read.update(synonym.name for synonym in key.synonyms)
-    for name, low in (("log.retention.ms", 1), ("log.retention.minutes", 1), ("log.retention.hours", 1)):
-        if values.is_set(name) and values.optional(name) == 0:
-            raise invalid_value(name, "0", f"-1 for no limit, or a number of at least {low}")
-    for name, low in (("log.roll.ms", 1), ("log.roll.jitter.ms", 0), ("log.flush.interval.ms", 0)):
-        value = values.optional(name)
-        if isinstance(value, int) and value < low:
-            raise invalid_value(name, str(value), f"a number of at least {low}")
     return TopicsConfig(
         auto_create_topics_enable=values.flag("auto.create.topics.enable"),
         default_replication_factor=values.number("default.replication.factor"),
         delete_topic_enable=values.flag("delete.topic.enable"),
         num_partitions=values.number("num.partitions"),
         defaults=resolve_topic_config({}, values.layers),
+    )
+
+
+def _groups(values: _Values) -> GroupsConfig:
+    number = values.number
+    return GroupsConfig(
+        group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),
+        group_min_session_timeout_ms=number("group.min.session.timeout.ms"),
+        group_max_session_timeout_ms=number("group.max.session.timeout.ms"),
+        group_max_size=number("group.max.size"),
+        offset_metadata_max_bytes=number("offset.metadata.max.bytes"),
+        offsets_retention_ms=number("offsets.retention.minutes") * 60_000,
+        offsets_retention_check_interval_ms=number("offsets.retention.check.interval.ms"),
+        group_consumer_session_timeout_ms=number("group.consumer.session.timeout.ms"),
+        group_consumer_min_session_timeout_ms=number("group.consumer.min.session.timeout.ms"),
+        group_consumer_max_session_timeout_ms=number("group.consumer.max.session.timeout.ms"),
+        group_consumer_heartbeat_interval_ms=number("group.consumer.heartbeat.interval.ms"),
+        group_consumer_min_heartbeat_interval_ms=number("group.consumer.min.heartbeat.interval.ms"),
+        group_consumer_max_heartbeat_interval_ms=number("group.consumer.max.heartbeat.interval.ms"),
+        group_consumer_max_size=number("group.consumer.max.size"),
+        group_consumer_assignors=values.texts("group.consumer.assignors"),
+        group_consumer_migration_policy=values.text("group.consumer.migration.policy"),
     )
 
 

@@ -91,7 +91,7 @@ class ConfigKey:
         """The typed value, or ConfigError with key, value and what is allowed."""
         value = _PARSERS[self.type](text.strip())
         if value is None or (self.check is not None and not self.check.accepts(value)):
-            raise invalid_value(self.name, text if not self.is_sensitive else "[hidden]", self.allowed())
+            raise invalid_value(self.name, text, self.allowed())
         return value
 
     def allowed(self) -> str:
@@ -119,7 +119,8 @@ def render(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return ",".join(value)
-    return str(value)
+    # Exponents look as they do in Java: 1.5E300, where Python has 1.5e+300.
+    return re.sub(r"e\+?(-?)0*", r"E\1", repr(value)) if isinstance(value, float) else str(value)
 
 
 def at_least(low: int) -> Check:
@@ -166,6 +167,17 @@ def some_of(*choices: str) -> Check:
 
 
 NOT_EMPTY = Check("a list of at least one item", lambda value: bool(value))
+
+NO_LIMIT_OR_POSITIVE = Check(
+    "a negative number for no limit, or a number of at least 1",
+    lambda value: isinstance(value, int) and value != 0,
+)
+
+_IP_OVERRIDE = re.compile(r"\s*[^,\s]+:\d+\s*")
+IP_OVERRIDES = Check(
+    "a list of host:count pairs",
+    lambda value: not value or all(_IP_OVERRIDE.fullmatch(pair) for pair in str(value).split(",")),
+)
 
 _THROTTLED_REPLICA = re.compile(r"[0-9]+:[0-9]+")
 THROTTLED_REPLICAS = Check(

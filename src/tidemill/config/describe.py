@@ -52,6 +52,11 @@ def describe_topic_configs(
     return [_topic_entry(key, overrides, broker) for key in TOPIC_KEYS]
 
 
+def effective_topic_configs(overrides: Mapping[str, str], broker: BrokerLayers) -> list[ConfigEntry]:
+    """What CreateTopics answers with: own values as they were written, and the layer others come from."""
+    return [_effective_entry(key, overrides, broker) for key in TOPIC_KEYS]
+
+
 def describe_broker_configs(
     broker_static: Mapping[str, str],
     broker_dynamic: Mapping[str, str],
@@ -85,6 +90,30 @@ def _topic_entry(key: ConfigKey, overrides: Mapping[str, str], broker: BrokerLay
         type=key.type,
         documentation=key.documentation,
         synonyms=synonyms,
+    )
+
+
+def _effective_entry(key: ConfigKey, overrides: Mapping[str, str], broker: BrokerLayers) -> ConfigEntry:
+    text = effective_topic_text(key, overrides, broker)
+    if key.name in overrides:
+        value, source = text, ConfigSource.DYNAMIC_TOPIC_CONFIG
+    else:
+        value = render(key.parse(text))
+        layers = (
+            source
+            for source, values in broker.by_strength()
+            if any(synonym.name in values for synonym in key.synonyms)
+        )
+        source = next(layers, ConfigSource.DEFAULT_CONFIG)
+    return ConfigEntry(
+        name=key.name,
+        value=value,
+        source=source,
+        is_read_only=False,
+        is_sensitive=key.is_sensitive,
+        type=key.type,
+        documentation=key.documentation,
+        synonyms=(),
     )
 
 

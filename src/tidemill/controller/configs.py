@@ -205,7 +205,9 @@ def _validate(
         raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
     try:
         for change in changes:
-            _check_broker_key(resource, change.name)
+            # Removing what could not have been set does nothing, and Kafka lets it pass.
+            if change.operation != Operation.DELETE:
+                _check_broker_key(resource, change.name)
         for name, value in after.items():
             BROKER_KEYS[name].parse(value)
     except ConfigError as error:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidemill.config import BrokerLayers, ConfigEntry, describe_topic_configs, validate_topic_configs
+from tidemill.config import BrokerLayers, ConfigEntry, effective_topic_configs, validate_topic_configs
 from tidemill.controller.image import (
     MetadataImage,
     PartitionImage,
@@ -107,9 +107,7 @@ def _create_topic(
         for name, value in configs.items()
     ]
     records += [partition_record(topic_id, index, each) for index, each in enumerate(partitions)]
-    entries = describe_topic_configs(
-        configs, defaults.broker.static, defaults.broker.dynamic, defaults.broker.cluster_default
-    )
+    entries = effective_topic_configs(configs, defaults.broker)
     result = CreatableTopicResult(
         name=topic.name,
         topic_id=topic_id,
@@ -290,7 +288,8 @@ def delete_topics(
     names = Counter(topic.name for topic in wanted if topic.name is not None)
     ids = Counter(topic.topic_id for topic in wanted if topic.topic_id != NO_TOPIC_ID)
     records: list[Record] = []
-    results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    results: list[DeletableTopicResult] = []
+    answered: set[tuple[str | None, bytes]] = set()
     for state in wanted:
         result = DeletableTopicResult(name=state.name, topic_id=state.topic_id)
         try:
@@ -301,8 +300,12 @@ def delete_topics(
         else:
             result.name, result.topic_id = topic.name, topic.id
             records.append(RemoveTopicRecord(topic_id=topic.id))
-        results.setdefault((state.name, state.topic_id), result)
-    return Decision(records, DeleteTopicsResponse(responses=list(results.values())))
+        asked = (state.name, state.topic_id)
+        # What is named twice is answered once; what has no name at all cannot be told apart.
+        if asked not in answered or asked == (None, NO_TOPIC_ID):
+            results.append(result)
+        answered.add(asked)
+    return Decision(records, DeleteTopicsResponse(responses=results))
 
 
 def _topic_to_delete(

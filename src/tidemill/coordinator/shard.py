@@ -114,9 +114,7 @@ class Shard(Generic[RecordT]):
     def deadline_ms(self) -> int | None:
         return self.machine.deadline_ms if self._error is None else None
 
-    def load(
-        self, records: Iterable[RawRecord], end_offset: int, committed_offset: int, now_ms: int
-    ) -> None:
+    def load(self, records: Iterable[RawRecord], end_offset: int, committed_offset: int, now_ms: int) -> None:
         """Builds the machine from the partition's records up to `end_offset`, tombstones included."""
         assert self._error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, self._error
         for key, value in records:

@@ -1,16 +1,17 @@
 """A data directory: its lock, its identity, its checkpoints, and the mark of a clean shutdown.
 
 The files are Kafka's: `meta.properties` says whose directory it is, `recovery-point-offset-checkpoint` and
-`log-start-offset-checkpoint` hold one offset for each partition, `.kafka_cleanshutdown` exists only between a clean
-shutdown and the next start. A folder `<topic>-<partition>` is a partition; its `partition.metadata` names the topic
-id, so that a recreated topic never inherits the old one's records. Folders that the metadata does not know are left
-alone.
+`log-start-offset-checkpoint` hold one offset for each partition, `cleaner-offset-checkpoint` says up to where compacted
+ones are clean, `.kafka_cleanshutdown` exists only between a clean shutdown and the next start. A folder
+`<topic>-<partition>` is a partition; its `partition.metadata` names the topic id, so that a recreated topic never inherits
+the old one's records. Folders that the metadata does not know are left alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 
 from tidemill.errors import StorageError
 from tidemill.log.files import Files, FolderInUse
@@ -19,7 +20,9 @@ from tidemill.types import TopicPartition, uuid_bytes, uuid_text
 _CLEAN_MARK = ".kafka_cleanshutdown"
 _RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 _LOG_STARTS = "log-start-offset-checkpoint"
+_FIRST_DIRTY = "cleaner-offset-checkpoint"
 _DELETED_SUFFIX = "-delete"
+_METADATA_START = "version: 0\ntopic_id: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,16 @@ class DataDir:
         except OSError as error:
             raise StorageError(f"cannot use the data directory {path}: {error.strerror or error}") from error
         self.was_clean = files.exists(f"{path}/{_CLEAN_MARK}")
-        self.recovery_points = self._read_checkpoint(_RECOVERY_POINTS)
-        self.log_starts = self._read_checkpoint(_LOG_STARTS)
+        try:
+            self.recovery_points = self._read_checkpoint(_RECOVERY_POINTS)
+            self.log_starts = self._read_checkpoint(_LOG_STARTS)
+            self._first_dirty = self._read_checkpoint(_FIRST_DIRTY)
+        except StorageError:
+            self._unlock()
+            raise
+        # The partitions that a checkpoint on disk names.
+        self._checkpointed = {*self.recovery_points, *self.log_starts}
+        self._first_dirty_lock = Lock()
 
     # -- identity --------------------------------------------------------------------------------------------
 
@@ -55,7 +66,7 @@ class DataDir:
         path = f"{self.path}/meta.properties"
         if not self._files.exists(path):
             return None
-        lines = self._files.read(path).decode().splitlines()
+        lines = self._files.read(path).decode(errors="replace").splitlines()
         values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
         try:
             return Identity(values["cluster.id"], int(values["node.id"]), values["directory.id"])
@@ -93,8 +104,21 @@ class DataDir:
     def write_checkpoints(
         self, recovery_points: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
     ) -> None:
+        self._checkpointed.update(recovery_points, log_starts)
         self._write_checkpoint(_RECOVERY_POINTS, recovery_points)
         self._write_checkpoint(_LOG_STARTS, log_starts)
+
+    def first_dirty_offset(self, tp: TopicPartition) -> int | None:
+        """Where the last finished cleaning of a partition ended; None when there was none."""
+        return self._first_dirty.get(tp)
+
+    def set_first_dirty_offset(self, tp: TopicPartition, offset: int) -> None:
+        self._first_dirty[tp] = offset
+
+    def write_first_dirty_offsets(self) -> None:
+        """For a thread. The lock keeps an older state from overwriting a newer one."""
+        with self._first_dirty_lock:
+            self._write_checkpoint(_FIRST_DIRTY, dict(self._first_dirty))
 
     def _write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         lines = [f"{tp.topic} {tp.partition} {offset}\n" for tp, offset in offsets.items()]
@@ -126,11 +150,18 @@ class DataDir:
         return f"{self.path}/{tp.topic}-{tp.partition}"
 
     def topic_id_of(self, tp: TopicPartition) -> bytes | None:
-        """The topic id that a partition's folder was made for; None when there is no such folder."""
+        """The topic id that a partition's folder was made for; None when there is no such folder.
+
+        Also None when a power failure took the id back: nothing was synced in that folder, because the first sync
+        there covers the id.
+        """
         path = f"{self.folder_of(tp)}/partition.metadata"
         if not self._files.exists(path):
             return None
-        for line in self._files.read(path).decode(errors="replace").splitlines():
+        content = self._files.read(path)
+        if not self.was_clean and _is_torn(content):
+            return None
+        for line in content.decode(errors="replace").splitlines():
             if line.startswith("topic_id:"):
                 try:
                     return uuid_bytes(line.split(":", 1)[1].strip())
@@ -139,11 +170,24 @@ class DataDir:
         raise StorageError(f"{path} is damaged: it names no topic id")
 
     def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Not synced: a folder that a crash takes back held nothing that was promised."""
+        """Not synced: the first sync of its log does that, and before it nothing in there was promised."""
+        if tp in self._checkpointed:
+            # Of an older topic of this name: its offsets would hide the new one's records (failure 21).
+            self._checkpointed.discard(tp)
+            for offsets in (self.recovery_points, self.log_starts):
+                offsets.pop(tp, None)
+            for name in (_RECOVERY_POINTS, _LOG_STARTS):
+                kept = self._read_checkpoint(name)
+                kept.pop(tp, None)
+                self._write_checkpoint(name, kept)
+        if self._first_dirty.pop(tp, None) is not None:
+            # Left by an older topic of this name. Were it believed, tombstones would go before what they hide.
+            self.write_first_dirty_offsets()
         folder = self.folder_of(tp)
         self._files.make_folder(folder)
         file = self._files.open(f"{folder}/partition.metadata", create=True)
-        file.write(f"version: 0\ntopic_id: {uuid_text(topic_id)}\n".encode(), 0)
+        file.truncate(0)
+        file.write(f"{_METADATA_START}{uuid_text(topic_id)}\n".encode(), 0)
         return folder
 
     def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
@@ -157,3 +201,10 @@ class DataDir:
         return [
             f"{self.path}/{name}" for name in self._files.list(self.path) if name.endswith(_DELETED_SUFFIX)
         ]
+
+
+def _is_torn(metadata: bytes) -> bool:
+    """Whether a `partition.metadata` was cut off while it was written: its beginning, and perhaps zeros."""
+    written = metadata.rstrip(b"\0")
+    start = _METADATA_START.encode()
+    return not written.endswith(b"\n") and (start.startswith(written) or written.startswith(start))

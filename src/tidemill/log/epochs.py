@@ -4,7 +4,7 @@ Replicas compare these to find where their logs part; a consumer asks to learn w
 file is Kafka's: a version line, a count, and one `epoch start_offset` pair a line.
 
 A new epoch is not written at once: every batch carries its epoch, so recovery finds again what came after the
-recovery point. Whoever advances the recovery point saves `unsaved()` first.
+recovery point. Whoever advances the recovery point saves `content()` first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LeaderEpochs:
         self._files = files
         self._path = path
         self._entries: list[EpochStart] = []
-        self._is_dirty = False
+        self.changes = self._changes_saved = 0
         if files.exists(path):
             self._entries = _parse(path, files.read(path))
 
@@ -44,7 +44,7 @@ class LeaderEpochs:
         # An epoch that wrote nothing leaves no trace: its start is where the next one's is.
         self._entries = [entry for entry in self._entries if entry.start_offset < start_offset]
         self._entries.append(EpochStart(epoch, start_offset))
-        self._is_dirty = True
+        self.changes += 1
 
     def end_offset_of(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The largest known epoch not above `epoch`, and where it ends; (-1, -1) when nothing is known."""
@@ -72,7 +72,7 @@ class LeaderEpochs:
         kept = [entry for entry in self._entries if entry.start_offset < end_offset]
         if kept != self._entries:
             self._entries = kept
-            self._is_dirty = True
+            self.changes += 1
 
     def truncate_from_start(self, start_offset: int) -> None:
         """The log now begins at `start_offset`: keep the epoch that covers it, beginning there."""
@@ -80,13 +80,19 @@ class LeaderEpochs:
         if len(older) > 1 or (older and older[-1].start_offset < start_offset):
             covering = EpochStart(older[-1].epoch, start_offset)
             self._entries = [covering, *(e for e in self._entries if e.start_offset > start_offset)]
-            self._is_dirty = True
+            self.changes += 1
 
-    def unsaved(self) -> bytes | None:
-        """The file's content, if it is not what was saved last. Counts as saved from then on."""
-        if not self._is_dirty:
-            return None
-        self._is_dirty = False
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the file says something else."""
+        return self.changes != self._changes_saved
+
+    def saved(self, changes: int) -> None:
+        """The file now says what these were after so many changes."""
+        self._changes_saved = changes
+
+    def content(self) -> bytes:
+        """What the file should say."""
         lines = ["0", str(len(self._entries)), *(f"{e.epoch} {e.start_offset}" for e in self._entries)]
         return "".join(f"{line}\n" for line in lines).encode()
 

@@ -43,7 +43,7 @@ class _SparseIndex(Generic[Entry]):
 
     def __init__(self, files: Files, path: str, base_offset: int, size_max: int) -> None:
         self._files = files
-        self._path = path
+        self.path = path
         self.base_offset = base_offset
         self._map: Mapping | None = None
         self._entries_max = max(1, size_max // self._STRUCT.size)
@@ -51,10 +51,6 @@ class _SparseIndex(Generic[Entry]):
         if size % self._STRUCT.size:
             raise CorruptIndex(f"{path}: {size} bytes are no multiple of {self._STRUCT.size}")
         self.count = size // self._STRUCT.size
-
-    @property
-    def path(self) -> str:
-        return self._path
 
     @property
     def is_full(self) -> bool:
@@ -72,7 +68,7 @@ class _SparseIndex(Generic[Entry]):
 
     def _mapped(self) -> Mapping:
         if self._map is None:
-            self._map = self._files.map(self._path, max(self.count, 1) * self._STRUCT.size)
+            self._map = self._files.map(self.path, max(self.count, 1) * self._STRUCT.size)
         return self._map
 
     def _append(self, first: int, second: int) -> None:
@@ -86,9 +82,8 @@ class _SparseIndex(Generic[Entry]):
     def _grow(self) -> Mapping:
         entries = min(max(_INITIAL_ENTRIES, self.count * 2), self._entries_max)
         size = max(entries, self.count + 1) * self._STRUCT.size
-        if self._map is not None:
-            self._map.close()
-        self._map = self._files.map(self._path, size)
+        self.close()
+        self._map = self._files.map(self.path, size)
         return self._map
 
     def clear(self) -> None:
@@ -100,9 +95,9 @@ class _SparseIndex(Generic[Entry]):
             self._map.flush()
         self.close()
         if self.count:
-            self._files.truncate(self._path, self.count * self._STRUCT.size)
+            self._files.truncate(self.path, self.count * self._STRUCT.size)
         else:
-            self._files.truncate(self._path, 0)
+            self._files.truncate(self.path, 0)
 
     def close(self) -> None:
         if self._map is not None:
@@ -121,7 +116,10 @@ class OffsetIndex(_SparseIndex[OffsetEntry]):
         self._append(offset - self.base_offset, position)
 
     def at_or_before_offset(self, offset: int) -> OffsetEntry:
-        """The last entry whose offset is not above; the segment's start when there is none."""
+        """The last entry whose offset is not above; the segment's start when there is none.
+
+        No entry points at the start, so a position of zero is what a power failure left of one.
+        """
         relative = offset - self.base_offset
         low, high = 0, self.count
         unpack, window = self._STRUCT.unpack_from, self._mapped() if high else b""
@@ -131,7 +129,12 @@ class OffsetIndex(_SparseIndex[OffsetEntry]):
                 low = middle + 1
             else:
                 high = middle
-        return self.at(low - 1) if low else OffsetEntry(self.base_offset, 0)
+        if not low:
+            return OffsetEntry(self.base_offset, 0)
+        entry = self.at(low - 1)
+        if entry.position <= 0:
+            raise CorruptIndex(f"{self.path}: entry {low - 1} is empty")
+        return entry
 
     def at_or_before_position(self, position: int) -> OffsetEntry:
         """The last entry that starts at or before a position in the file."""

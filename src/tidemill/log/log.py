@@ -5,52 +5,37 @@ One owner (the event loop) calls it, so there are no locks. It blocks only for p
 long (syncing, removing files) is handed out as plain work for a thread: `sync_work()` and the paths that deletion
 returns.
 
-Recovery. After a clean shutdown everything is trusted. Otherwise each segment that reaches past the recovery point is
-read whole and cut at the first batch whose checksum or length is wrong; the producer state, the epochs and the indexes
-are rebuilt on the way. A broken batch *below* the recovery point was synced once, so it is no torn tail but damage:
-the log refuses to open and nothing is changed on disk. Segments behind a torn one are set aside as `*.torn`, never
-deleted.
+After a clean shutdown everything is trusted that looks right; otherwise `recovery.py` says what is left.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from tidemill.config import TopicConfig
 from tidemill.errors import StorageError
 from tidemill.log.epochs import LeaderEpochs
-from tidemill.log.files import File, Files, FileSlice
+from tidemill.log.files import Files, FileSlice
 from tidemill.log.producers import Producers
-from tidemill.log.segment import PlacedBatch, Segment, TimestampedOffset, segment_name
+from tidemill.log.recovery import SyncWork, check_reaches, recover
+from tidemill.log.segment import (
+    RELATIVE_OFFSET_MAX,
+    SUFFIXES,
+    PlacedBatch,
+    Segment,
+    TimestampedOffset,
+    segment_name,
+)
+from tidemill.log.swap_recovery import complete_swaps
 from tidemill.protocol.records import LENGTH_PREFIX, BatchHeader, stamp
 
-_RELATIVE_OFFSET_MAX = 0x7FFFFFFF
 _SNAPSHOTS_KEPT = 2
-_LEFTOVERS = (".deleted", ".tmp")
+_LEFTOVERS = (".deleted", ".tmp", ".cleaned")
 
 
 class OffsetOutOfRange(Exception):
     """The offset is below the log's start or above its end."""
-
-
-class SyncWork(NamedTuple):
-    """What makes the log durable up to `end_offset`. Safe to do in another thread, once."""
-
-    files: Files
-    segments: Sequence[File]
-    folder: str | None
-    epochs: tuple[str, bytes] | None
-    end_offset: int
-
-    def run(self) -> None:
-        for file in self.segments:
-            file.sync()
-        if self.epochs is not None:
-            self.files.replace(*self.epochs)
-        if self.folder is not None:
-            self.files.sync_folder(self.folder)
 
 
 class Log:
@@ -72,16 +57,30 @@ class Log:
         self.recovered_bytes_cut = 0
         self.producers = Producers()
         self.epochs = LeaderEpochs(files, f"{folder}/leader-epoch-checkpoint")
-        self._folder_is_dirty = False
+        # Counts what a sync of the folder has to cover, and what one has covered.
+        self._folder_changes = self._folder_changes_synced = 0
+        self._sync_work: SyncWork | None = None
+        self._was_synced = False
+        # What was cut off after a `sync_work` was handed out is not made durable by it.
+        self._sync_end_max = 0
+        # How often segments were removed or cut: what was planned before then no longer holds.
+        self.removals = 0
+        # Called before segments are removed or cut.
+        self.before_removal: Callable[[], None] | None = None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
         self._load_segments(log_start_offset, now_ms)
         self.log_start_offset = max(log_start_offset, self._bases[0])
         self.log_end_offset = self._find_end() if is_clean else self._recover()
-        self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
-        self.epochs.truncate_from_end(self.log_end_offset)
-        self._restore_producers()
         self.size = sum(segment.size for segment in self._segments)
+        if self.log_start_offset > self.log_end_offset:
+            self._restart_at(self.log_start_offset, now_ms)
+        self.epochs.truncate_from_end(self.log_end_offset)
+        self.epochs.truncate_from_start(self.log_start_offset)
+        self._restore_producers()
+        if self.recovered_bytes_cut:
+            # What was set aside or removed must not come back beside what is appended from here on.
+            files.sync_folder(folder)
         self.last_flush_ms = now_ms
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -92,6 +91,11 @@ class Log:
         for name in names:
             if name.endswith(_LEFTOVERS):
                 self._files.remove(f"{self.folder}/{name}")
+        complete_swaps(self._files, self.folder)
+        names = self._files.list(self.folder)
+        for name in names:
+            if name.endswith((".index", ".timeindex")) and f"{name.partition('.')[0]}.log" not in names:
+                self._files.remove(f"{self.folder}/{name}")
         for name in names:
             if name.endswith(".log"):
                 if not name[:-4].isdigit():
@@ -101,66 +105,53 @@ class Log:
             self._add_segment(log_start_offset, now_ms, create=True)
 
     def _add_segment(self, base_offset: int, now_ms: int, *, create: bool) -> Segment:
-        segment = Segment(
-            self._files,
-            self.folder,
-            base_offset,
-            index_interval_bytes=self.config.index_interval_bytes,
-            index_size_max=self.config.segment_index_bytes,
-            created_ms=now_ms,
-            create=create,
-        )
+        try:
+            segment = Segment(
+                self._files,
+                self.folder,
+                base_offset,
+                index_interval_bytes=self.config.index_interval_bytes,
+                index_size_max=self.config.segment_index_bytes,
+                created_ms=now_ms,
+                create=create,
+            )
+        except OSError:
+            if create:
+                # Left behind empty, it would hide what a smaller batch may yet add to the segment before it.
+                for suffix in SUFFIXES:
+                    self._files.remove(f"{self.folder}/{segment_name(base_offset)}.{suffix}")
+            raise
         self._segments.append(segment)
         self._bases.append(base_offset)
-        self._folder_is_dirty |= create
+        self._folder_changes += create
         return segment
 
     def _find_end(self) -> int:
+        for segment in self._segments:
+            segment.verify()
         end = self.active.next_offset()
         if end is None:
             raise StorageError(
                 f"{self.active.path_of('log')}: a batch is damaged although the shutdown was clean"
             )
+        check_reaches(self.active, end, self.recovery_point)
         return end
 
     def _recover(self) -> int:
-        end_offset = self._bases[0]
-        for number, segment in enumerate(list(self._segments)):
-            following = self._bases[number + 1] if number + 1 < len(self._bases) else None
-            if following is not None and following <= self.recovery_point:
-                segment.verify()
-                continue
-            end_offset = segment.base_offset
+        recovered = recover(
+            self._files, self._segments, self.epochs, self.recovery_point, self.log_start_offset
+        )
+        del self._bases[len(self._segments) :]
+        self.recovered_bytes_cut = recovered.bytes_cut
+        return recovered.end_offset
 
-            def note(header: BatchHeader) -> None:
-                nonlocal end_offset
-                end_offset = header.next_offset
-                self.epochs.assign(header.leader_epoch, header.base_offset)
-
-            end = segment.recover(note)
-            if end == segment.size:
-                continue
-            if end_offset < self.recovery_point:
-                raise StorageError(
-                    f"{segment.path_of('log')}: the batch at position {end} (offset {end_offset}) is damaged, "
-                    f"but everything below offset {self.recovery_point} was on disk. Restore the file from a "
-                    "replica or a backup; nothing was changed"
-                )
-            self.recovered_bytes_cut += segment.size - end
-            segment.truncate_to_position(end)
-            self._set_aside_after(number)
-            break
-        return end_offset
-
-    def _set_aside_after(self, number: int) -> None:
-        for segment in self._segments[number + 1 :]:
-            segment.close()
-            self.recovered_bytes_cut += segment.size
-            for path in segment.paths:
-                if self._files.exists(path):
-                    self._files.rename(path, f"{path}.torn")
-        del self._segments[number + 1 :]
-        del self._bases[number + 1 :]
+    def _restart_at(self, offset: int, now_ms: int) -> None:
+        """DeleteRecords went further than what survived: what is left is deleted, its offsets are used up."""
+        count = len(self._segments)
+        self.log_end_offset = offset
+        self._add_segment(offset, now_ms, create=True)
+        for path in self._delete_first(count):
+            self._files.remove(path)
 
     def _restore_producers(self) -> None:
         """The newest usable snapshot, and every batch after it."""
@@ -168,7 +159,8 @@ class Log:
         start = self._bases[0]
         for offset in reversed(self._snapshot_offsets()):
             path = self._snapshot_path(offset)
-            if offset > self.log_end_offset:
+            if not self._bases[0] <= offset <= self.log_end_offset:
+                # Of another course of events, or followed by batches that are gone: both would block a producer.
                 self._files.remove(path)
                 continue
             try:
@@ -225,17 +217,22 @@ class Log:
         config = self.config
         if segment.size + added_bytes > config.segment_bytes:
             return True
-        if segment.offset_index.is_full or last_offset - segment.base_offset > _RELATIVE_OFFSET_MAX:
+        if segment.offset_index.is_full or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
             return True
         first = segment.first_timestamp
         if first is not None and first >= 0 and timestamp >= 0:
             waited_ms = timestamp - first
         else:
             waited_ms = now_ms - segment.created_ms
+        if config.is_compacted:
+            # Only sealed segments are cleaned, so a record may not wait in the active one for longer than this.
+            return waited_ms > min(config.segment_ms, config.max_compaction_lag_ms)
         return waited_ms > config.segment_ms
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and begin the next at the log's end."""
+        if not self.active.size:
+            return self.active
         self.active.seal()
         self._write_snapshot()
         return self._add_segment(self.log_end_offset, now_ms, create=True)
@@ -259,20 +256,31 @@ class Log:
 
     def sync_work(self) -> SyncWork:
         first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
-        unsaved = self.epochs.unsaved()
-        work = SyncWork(
+        work = self._sync_work = SyncWork(
             self._files,
             [segment.file for segment in self._segments[first:]],
-            self.folder if self._folder_is_dirty else None,
-            None if unsaved is None else (self.epochs.path, unsaved),
+            self.folder,
+            self._is_folder_dirty,
+            not self._was_synced,
+            (self.epochs.path, self.epochs.content()) if self.epochs.is_dirty else None,
             self.log_end_offset,
+            self._folder_changes,
+            self.epochs.changes,
         )
-        self._folder_is_dirty = False
+        self._sync_end_max = self.log_end_offset
         return work
 
+    @property
+    def _is_folder_dirty(self) -> bool:
+        return self._folder_changes != self._folder_changes_synced
+
     def synced(self, end_offset: int, now_ms: int) -> None:
-        """`sync_work` with this end was done."""
-        self.recovery_point = max(self.recovery_point, min(end_offset, self.log_end_offset))
+        """The last `sync_work`, with this end, was done."""
+        assert self._sync_work is not None
+        self._was_synced = True
+        self._folder_changes_synced = self._sync_work.folder_changes
+        self.epochs.saved(self._sync_work.epoch_changes)
+        self.recovery_point = max(self.recovery_point, min(end_offset, self._sync_end_max))
         self.last_flush_ms = now_ms
 
     def close(self) -> None:
@@ -280,10 +288,10 @@ class Log:
         self.active.seal()
         if self.log_end_offset > self._bases[0]:
             self._write_snapshot()
-        if self.recovery_point < self.log_end_offset or self._folder_is_dirty:
+        if self.recovery_point < self.log_end_offset or self._is_folder_dirty or self.epochs.is_dirty:
             work = self.sync_work()
             work.run()
-            self.recovery_point = work.end_offset
+            self.synced(work.end_offset, self.last_flush_ms)
         self.release()
 
     def release(self) -> None:
@@ -292,21 +300,31 @@ class Log:
             segment.close()
 
     def truncate_to(self, end_offset: int) -> None:
-        """Drop every batch that reaches `end_offset` or beyond."""
+        """Drop every batch that reaches `end_offset` or beyond.
+
+        The caller has checkpointed a recovery point that is not above: what was synced below it and is cut off here
+        would otherwise look like damage after a crash.
+        """
         if end_offset >= self.log_end_offset:
             return
+        self._note_removal()
         while len(self._segments) > 1 and self._bases[-1] >= end_offset:
             for path in self._segments.pop().mark_deleted():
                 self._files.remove(path)
             self._bases.pop()
         segment = self.active
         segment.truncate_to_position(segment.locate(end_offset))
-        self.log_end_offset = segment.next_offset() or segment.base_offset
+        log_end_offset = segment.next_offset()
+        if log_end_offset is None:
+            raise StorageError(f"{segment.path_of('log')}: a batch below offset {end_offset} is damaged")
+        self.log_end_offset = log_end_offset
+        self._sync_end_max = min(self._sync_end_max, log_end_offset)
         self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
         self.recovery_point = min(self.recovery_point, self.log_end_offset)
         self.epochs.truncate_from_end(self.log_end_offset)
         self.size = sum(segment.size for segment in self._segments)
         self._restore_producers()
+        self._files.sync_folder(self.folder)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -349,11 +367,14 @@ class Log:
 
     def newest(self) -> TimestampedOffset | None:
         """The first record with the largest timestamp of the log."""
-        best: Segment | None = None
-        for segment in self._segments:
-            if segment.size and (best is None or segment.max_timestamp > best.max_timestamp):
-                best = segment
-        return best.first_at_or_after(best.max_timestamp, self.log_start_offset) if best else None
+        best: TimestampedOffset | None = None
+        for segment in sorted(self._segments, key=lambda segment: -segment.max_timestamp):
+            if best is not None and segment.max_timestamp <= best.timestamp:
+                break
+            found = segment.newest(self.log_start_offset)
+            if found is not None and (best is None or found.timestamp > best.timestamp):
+                best = found
+        return best
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -410,13 +431,34 @@ class Log:
             count += 1
         return count
 
+    def _note_removal(self) -> None:
+        self.removals += 1
+        if self.before_removal is not None:
+            self.before_removal()
+
     def _delete_first(self, count: int) -> list[str]:
+        if count:
+            self._note_removal()
+            if self._is_folder_dirty:
+                # A power failure that kept the removals and lost the new segments would give offsets out twice.
+                self._files.sync_folder(self.folder)
         removed = []
         for segment in self._segments[:count]:
             self.size -= segment.size
             removed += segment.mark_deleted()
         del self._segments[:count]
         del self._bases[:count]
+        return removed
+
+    def replace_segments(self, old: Sequence[Segment], new: Segment) -> list[str]:
+        """Compaction: `new` holds what is left of `old`, which are neighbours. Returns files to remove."""
+        first = self._segments.index(old[0])
+        span = slice(first, first + len(old))
+        assert self._segments[span] == list(old), "they are no neighbours any more"
+        removed = [path for segment in old for path in segment.mark_deleted()]
+        self.size += new.size - sum(segment.size for segment in old)
+        self._segments[span] = [new]
+        self._bases[span] = [new.base_offset]
         return removed
 
     def check_invariants(self) -> None:

@@ -10,13 +10,14 @@ Kafka writes them. An entry that turns out not to point at a batch condemns the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from tidemill.errors import StorageError
 from tidemill.log.files import File, Files, FileSlice
-from tidemill.log.index import CorruptIndex, OffsetIndex, TimeIndex
+from tidemill.log.index import CorruptIndex, OffsetEntry, OffsetIndex, TimeEntry, TimeIndex
 from tidemill.protocol.records import (
     HEADER_SIZE,
     BatchHeader,
@@ -26,7 +27,14 @@ from tidemill.protocol.records import (
     iterate_records,
 )
 
+logger = logging.getLogger(__name__)
+
+# What an index can express.
+RELATIVE_OFFSET_MAX = 0x7FFFFFFF
 _SCAN_CHUNK_BYTES = 1 << 20
+# What a segment's file names end with while compaction brings it in (see `swap.py`).
+CLEANED, SWAP, IN_PLACE = ".cleaned", ".swap", ""
+SUFFIXES = ("log", "index", "timeindex")
 # A consumer at the tail asks for an offset that was appended a moment ago: those need no search.
 _RECENT_APPENDS_MAX = 64
 
@@ -54,6 +62,31 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
 
 
+def read_batches(file: File, size: int, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    """Every whole batch from a position on, with its bytes; ends at the first that is not plausible."""
+    chunk = memoryview(b"")
+    chunk_start = position
+
+    def chunk_of(needed: int) -> memoryview:
+        return memoryview(file.read(min(max(needed, _SCAN_CHUNK_BYTES), size - position), position))
+
+    while position + HEADER_SIZE <= size:
+        at = position - chunk_start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, chunk_start, at = chunk_of(HEADER_SIZE), position, 0
+            if len(chunk) < HEADER_SIZE:
+                return
+        header = header_at(chunk, at)
+        if not is_plausible(header) or position + header.size > size:
+            return
+        if at + header.size > len(chunk):
+            chunk, chunk_start, at = chunk_of(header.size), position, 0
+        if len(chunk) - at < header.size:
+            return
+        yield position, header, chunk[at : at + header.size]
+        position += header.size
+
+
 class Segment:
     __slots__ = (
         "_bytes_since_index_entry",
@@ -63,7 +96,9 @@ class Segment:
         "_folder",
         "_index_interval_bytes",
         "_index_size_max",
+        "_is_damaged",
         "_recent",
+        "_state",
         "_time_index",
         "base_offset",
         "created_ms",
@@ -83,15 +118,22 @@ class Segment:
         index_size_max: int,
         created_ms: int,
         create: bool = False,
+        state: str = IN_PLACE,
     ) -> None:
         self._files = files
         self._folder = folder
+        self._state = state
         self.base_offset = base_offset
         self.created_ms = created_ms
         self._index_interval_bytes = index_interval_bytes
         self._index_size_max = index_size_max
         self._bytes_since_index_entry = 0
         self._recent: dict[int, int] = {}
+        self._is_damaged = False
+        if create:
+            # What a crash left of an earlier segment of this name says nothing about the new one.
+            for path in self.paths[1:]:
+                files.remove(path)
         self._file: File = files.open(self.path_of("log"), create=create)
         self.size = self._file.size()
         self._first_timestamp: int | None = None
@@ -100,46 +142,57 @@ class Segment:
         self._open_indexes()
 
     def path_of(self, suffix: str) -> str:
-        return f"{self._folder}/{segment_name(self.base_offset)}.{suffix}"
+        return f"{self._folder}/{segment_name(self.base_offset)}.{suffix}{self._state}"
 
     @property
     def paths(self) -> list[str]:
-        return [self.path_of(suffix) for suffix in ("log", "index", "timeindex")]
+        return [self.path_of(suffix) for suffix in SUFFIXES]
 
     def _open_indexes(self) -> None:
-        arguments = (self.base_offset, self._index_size_max)
         try:
-            self.offset_index = OffsetIndex(self._files, self.path_of("index"), *arguments)
-            self._time_index = TimeIndex(self._files, self.path_of("timeindex"), *arguments)
+            self._open_index_files()
             newest = self._time_index.last
             if newest is None and self.size:
                 raise CorruptIndex("sealing leaves a time entry in every segment that holds batches")
         except CorruptIndex:
             for suffix in ("index", "timeindex"):
                 self._files.remove(self.path_of(suffix))
-            self.offset_index = OffsetIndex(self._files, self.path_of("index"), *arguments)
-            self._time_index = TimeIndex(self._files, self.path_of("timeindex"), *arguments)
+            self._open_index_files()
             self.rebuild_indexes()
             return
         if newest is not None:
             self.max_timestamp, self.max_timestamp_offset = newest
 
+    def _open_index_files(self) -> None:
+        """Room for as many time entries as offset entries: the log rolls when the offset index is full."""
+        size_max = self._index_size_max
+        self.offset_index = OffsetIndex(self._files, self.path_of("index"), self.base_offset, size_max)
+        time_size_max = size_max * 3 // 2
+        self._time_index = TimeIndex(self._files, self.path_of("timeindex"), self.base_offset, time_size_max)
+
     def verify(self) -> None:
-        """After a crash: rebuild the indexes of a sealed segment unless their ends point at what they say.
+        """Rebuild the indexes of a sealed segment unless their ends point at what they say.
 
         An index is not synced, so a power failure may leave zeros in it; a timestamp of zero would make the
         whole segment look older than any retention.
         """
+        try:
+            if not self._index_ends_are_right():
+                self.rebuild_indexes()
+        except StorageError:
+            # Not the index is damaged but the log, and the index still leads past it. Who reads there is told.
+            self._is_damaged = True
+
+    def _index_ends_are_right(self) -> bool:
         last, newest = self.offset_index.last, self._time_index.last
-        trusted = newest is not None and newest.offset >= self.base_offset
+        if newest is None:
+            return self.size == 0 and last is None
         if last is not None:
             header = self.header_at(last.position)
-            trusted = trusted and header is not None and header.last_offset == last.offset
-        if trusted and newest is not None:
-            header = self.header_at(self.locate(newest.offset))
-            trusted = header is not None and header.max_timestamp == newest.timestamp
-        if not trusted:
-            self.rebuild_indexes()
+            if not last.position or header is None or header.last_offset != last.offset:
+                return False
+        header = self.header_at(self.locate(newest.offset)) if newest.offset >= self.base_offset else None
+        return header is not None and header.max_timestamp == newest.timestamp
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -166,14 +219,23 @@ class Segment:
         if position == 0:
             self._first_timestamp = max_timestamp
         if self._bytes_since_index_entry > self._index_interval_bytes:
-            self.offset_index.append(last_offset, position)
-            self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
-            self._bytes_since_index_entry = 0
+            self._add_index_entries(last_offset, position)
         self._bytes_since_index_entry += size
         recent = self._recent
         recent[base_offset] = position
         if len(recent) > _RECENT_APPENDS_MAX:
             del recent[next(iter(recent))]
+
+    def _add_index_entries(self, last_offset: int, position: int) -> None:
+        try:
+            self.offset_index.append(last_offset, position)
+            self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
+        except OSError as error:
+            # The batch is in the log and must not be written twice. Sparse indexes may lack an entry; the next batch
+            # tries again.
+            logger.warning("%s: an index cannot grow: %s", self.path_of("log"), error)
+            return
+        self._bytes_since_index_entry = 0
 
     def sync(self) -> None:
         self._file.sync()
@@ -185,6 +247,11 @@ class Segment:
     def seal(self) -> None:
         """No more appends: complete the time index and cut both index files to their content."""
         self._recent.clear()
+        if self._file.size() > self.size:
+            self._file.truncate(self.size)  # of a failed write that could not be cut off at once
+        self._complete_indexes()
+
+    def _complete_indexes(self) -> None:
         if self.size:
             self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
         self.offset_index.trim()
@@ -196,9 +263,21 @@ class Segment:
         self._time_index.close()
 
     def truncate_to_position(self, position: int) -> None:
+        """Durable at once: what is appended later must never be followed by what was cut off here."""
         self._file.truncate(position)
+        self._file.sync()
         self.size = position
         self.rebuild_indexes()
+
+    def move_to(self, state: str) -> None:
+        """Rename the files; readers do not notice."""
+        self.close()
+        old_paths = self.paths
+        self._state = state
+        for old, new in zip(old_paths, self.paths, strict=True):
+            self._files.rename(old, new)
+        self.offset_index.path = self.path_of("index")
+        self._time_index.path = self.path_of("timeindex")
 
     def mark_deleted(self) -> list[str]:
         """Rename the files so that a restart finishes the deletion; returns what is left to remove."""
@@ -214,10 +293,18 @@ class Segment:
 
     def header_at(self, position: int) -> BatchHeader | None:
         """The batch header at a position, if there is one."""
-        if position + HEADER_SIZE > self.size:
+        if position < 0 or position + HEADER_SIZE > self.size:
             return None
-        header = header_at(self._file.read(HEADER_SIZE, position))
-        return header if is_plausible(header) and position + header.size <= self.size else None
+        data = self._file.read(HEADER_SIZE, position)
+        if len(data) < HEADER_SIZE:
+            return None
+        header = header_at(data)
+        return header if self._holds(header) and position + header.size <= self.size else None
+
+    def _holds(self, header: BatchHeader) -> bool:
+        """Whether it can be the header of a batch in this segment. The CRC does not cover the base offset."""
+        relative = header.base_offset - self.base_offset
+        return is_plausible(header) and 0 <= relative <= RELATIVE_OFFSET_MAX - header.last_offset_delta
 
     @property
     def first_timestamp(self) -> int | None:
@@ -232,23 +319,41 @@ class Segment:
         position = self._recent.get(offset)
         if position is not None:
             return position
-        entry = self.offset_index.at_or_before_offset(offset)
-        header = self.header_at(entry.position)
-        if header is None or (entry.position and header.last_offset != entry.offset):
-            if self.size == 0:
-                return 0
-            if entry.position:
-                self.rebuild_indexes()
-                entry = self.offset_index.at_or_before_offset(offset)
-        position = entry.position
+        entry = self._trusted_entry(offset)
+        if entry is None:
+            self._repair_indexes()
+            entry = self._trusted_entry(offset)
+        position = entry.position if entry is not None else 0
         while position < self.size:
             header = self.header_at(position)
-            if header is None or header.base_offset < self.base_offset:
+            if header is None:
                 raise StorageError(f"{self.path_of('log')}: no batch at position {position}")
             if header.last_offset >= offset:
                 return position
             position += header.size
         return self.size
+
+    def _trusted_entry(self, offset: int) -> OffsetEntry | None:
+        """The index entry before an offset, if the log agrees with it."""
+        try:
+            entry = self.offset_index.at_or_before_offset(offset)
+        except CorruptIndex:
+            return None
+        if entry.position:
+            header = self.header_at(entry.position)
+            if header is None or header.last_offset != entry.offset:
+                return None
+        return entry
+
+    def _repair_indexes(self) -> None:
+        """The log and an index disagree. A damaged log keeps its index, which still leads past the damage."""
+        if not self._is_damaged:
+            whole_bytes = sum(header.size for _, header, _ in self.batches())
+            if whole_bytes == self.size:
+                self.rebuild_indexes()
+                return
+            self._is_damaged = True
+        raise StorageError(f"{self.path_of('log')}: a batch is damaged")
 
     def read(self, offset: int, max_bytes: int, end_offset: int | None, *, at_least_one: bool) -> FileSlice:
         """Whole batches from the one that holds `offset`, below `end_offset`, in at most `max_bytes`.
@@ -264,9 +369,11 @@ class Segment:
 
     def _cut(self, start: int, max_bytes: int, end: int, at_least_one: bool) -> int:
         """The last batch boundary within `max_bytes` that can be found with little reading."""
-        position = self.offset_index.at_or_before_position(start + max_bytes).position
-        if position > start:
-            return position
+        entry = self.offset_index.at_or_before_position(start + max_bytes)
+        if entry.position > start:
+            header = self.header_at(entry.position)
+            if header is not None and header.last_offset == entry.offset:
+                return entry.position
         header = self.header_at(start)
         if header is None:
             raise StorageError(f"{self.path_of('log')}: no batch at position {start}")
@@ -282,29 +389,14 @@ class Segment:
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Every whole batch from a position on, with its bytes; ends at the first that is not plausible."""
-        chunk = memoryview(b"")
-        chunk_start = position
-        while position + HEADER_SIZE <= self.size:
-            at = position - chunk_start
-            if at + HEADER_SIZE > len(chunk):
-                chunk, chunk_start, at = self._chunk(position, HEADER_SIZE), position, 0
-            header = header_at(chunk, at)
-            if not is_plausible(header) or position + header.size > self.size:
+        for found in read_batches(self._file, self.size, position):
+            if not self._holds(found[1]):
                 return
-            if at + header.size > len(chunk):
-                chunk, chunk_start, at = self._chunk(position, header.size), position, 0
-            if len(chunk) - at < header.size:
-                return
-            yield position, header, chunk[at : at + header.size]
-            position += header.size
-
-    def _chunk(self, position: int, needed: int) -> memoryview:
-        length = min(max(needed, _SCAN_CHUNK_BYTES), self.size - position)
-        return memoryview(self._file.read(length, position))
+            yield found
 
     def first_at_or_after(self, timestamp: int, from_offset: int) -> TimestampedOffset | None:
         """The first record, at or after an offset, that is not older than a timestamp."""
-        entry = self._time_index.before(timestamp)
+        entry = self._trusted_time_entry(timestamp)
         start = max(from_offset, entry.offset if entry else 0)
         for _, header, batch in self.batches(self.locate(start)):
             if header.max_timestamp < timestamp or header.last_offset < from_offset:
@@ -314,9 +406,30 @@ class Segment:
                     return TimestampedOffset(record.timestamp, record.offset, header.leader_epoch)
         return None
 
-    def newest(self) -> TimestampedOffset | None:
-        """The first record that carries this segment's newest timestamp."""
-        return self.first_at_or_after(self.max_timestamp, self.base_offset) if self.size else None
+    def _trusted_time_entry(self, timestamp: int) -> TimeEntry | None:
+        """The last entry older than a timestamp, which must be what the batch it names says of itself."""
+        entry = self._time_index.before(timestamp)
+        if entry is None:
+            return None
+        header = self.header_at(self.locate(entry.offset)) if entry.offset >= self.base_offset else None
+        if header is None or header.max_timestamp != entry.timestamp:
+            self._repair_indexes()
+            return self._time_index.before(timestamp)
+        return entry
+
+    def newest(self, from_offset: int) -> TimestampedOffset | None:
+        """The first record, at or after an offset, of those with the newest timestamp."""
+        best = self.first_at_or_after(self.max_timestamp, from_offset) if self.size else None
+        if best is not None or not self.size:
+            return best
+        # The newest record is below the offset, or compaction took it and kept its batch's header.
+        for _, header, batch in self.batches(self.locate(from_offset)):
+            if best is not None and header.max_timestamp <= best.timestamp:
+                continue
+            for record in iterate_records(batch, header):
+                if record.offset >= from_offset and (best is None or record.timestamp > best.timestamp):
+                    best = TimestampedOffset(record.timestamp, record.offset, header.leader_epoch)
+        return best
 
     # -- repairing -------------------------------------------------------------------------------------------
 
@@ -325,8 +438,14 @@ class Segment:
         self._forget_indexes()
         for position, header, _ in self.batches():
             self._note(placed(header), position)
-        if self.size:
-            self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
+        self._complete_rebuilt_indexes()
+
+    def _complete_rebuilt_indexes(self) -> None:
+        try:
+            self._complete_indexes()
+        except OSError as error:
+            # A full disk must not take the partition offline: what is in memory is right, sealing tries again.
+            logger.warning("%s: its indexes cannot be written: %s", self.path_of("log"), error)
 
     def recover(self, on_batch: Callable[[BatchHeader], None]) -> int:
         """Check every batch and rebuild the indexes; the position where the first broken batch begins.
@@ -343,8 +462,8 @@ class Segment:
             end = position + header.size
             expected_offset = header.next_offset
             on_batch(header)
-        if end:
-            self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
+        if end == self.size:
+            self._complete_rebuilt_indexes()
         return end
 
     def next_offset(self) -> int | None:

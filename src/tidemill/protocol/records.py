@@ -138,30 +138,42 @@ def is_plausible(header: BatchHeader) -> bool:
 
 
 def split_batches(data: memoryview) -> list[BatchHeader]:
-    """The headers of whole, checksummed batches that fill `data` exactly; `InvalidBatch` otherwise."""
-    headers = []
+    """The headers of the whole, checksummed batches in `data`; `InvalidBatch` when something else is there.
+
+    A first batch that is cut off is no batch at all: the list is empty then.
+    """
+    headers: list[BatchHeader] = []
     position, end = 0, len(data)
     while position < end:
         if end - position < HEADER_SIZE:
-            raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"{end - position} bytes are too few for a batch")
+            return _cut_off(headers, data[position:])
         header = BatchHeader._make(HEADER.unpack_from(data, position))
-        if header.magic != MAGIC:
-            raise InvalidBatch(
-                ErrorCode.INVALID_RECORD, f"batches must have magic {MAGIC}, this one has {header.magic}"
-            )
         following = position + header.batch_length + LENGTH_PREFIX
-        if not position + HEADER_SIZE <= following <= end:
-            raise InvalidBatch(
-                ErrorCode.CORRUPT_MESSAGE,
-                f"batch length {header.batch_length} does not fit the {end - position} bytes sent",
-            )
+        if header.magic != MAGIC or following < position + HEADER_SIZE:
+            raise _not_a_batch(header)
+        if following > end:
+            return _cut_off(headers, data[position:])
         if crc32c(data[position + _CRC_START : following]) != header.crc:
-            raise InvalidBatch(
-                ErrorCode.CORRUPT_MESSAGE, "the CRC-32C of the batch does not match its content"
-            )
+            raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "the CRC-32C of the batch does not match its content")
         headers.append(header)
         position = following
     return headers
+
+
+def _not_a_batch(header: BatchHeader) -> InvalidBatch:
+    if 0 <= header.magic < MAGIC:
+        return InvalidBatch(
+            ErrorCode.INVALID_RECORD, f"batches must have magic {MAGIC}, this one has {header.magic}"
+        )
+    return InvalidBatch(
+        ErrorCode.CORRUPT_MESSAGE, f"no batch has magic {header.magic} and a length of {header.batch_length}"
+    )
+
+
+def _cut_off(headers: list[BatchHeader], rest: memoryview) -> list[BatchHeader]:
+    if headers:
+        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"{len(rest)} bytes after the batch are no batch")
+    return []
 
 
 def check_produced(header: BatchHeader) -> None:
@@ -179,6 +191,8 @@ def check_produced(header: BatchHeader) -> None:
         )
     if header.is_control:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "clients may not write control batches")
+    if header.is_transactional and header.producer_id < 0:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, "a transactional batch needs a producer id")
     if header.codec > compression.CompressionType.ZSTD:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, f"unknown compression codec {header.codec}")
     if header.producer_id >= 0 and header.base_sequence < 0:

@@ -1,5 +1,5 @@
 """One module per family of APIs; importing this package fills the dispatch table."""
 
-from tidemill.broker.handlers import cluster, configs, fetch, offsets, produce, producer_ids, topics
+from tidemill.broker.handlers import cluster, configs, fetch, groups, offsets, produce, producer_ids, topics
 
-__all__ = ["cluster", "configs", "fetch", "offsets", "produce", "producer_ids", "topics"]
+__all__ = ["cluster", "configs", "fetch", "groups", "offsets", "produce", "producer_ids", "topics"]

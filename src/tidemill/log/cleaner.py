@@ -1,0 +1,348 @@
+"""Compaction: a log keeps, for each key, the last record, at its old offset.
+
+`clean` is the heavy part: a function over sealed segments that nobody writes to any more, for a worker process.
+It reads, and writes new files beside the old ones (`*.cleaned`); it changes nothing that the log uses.
+`swap.py` then puts the new files in the old ones' place, `cleanable.py` says what may be cleaned and when.
+
+First pass: over the dirty section (from the first dirty offset up to the first that may not be cleaned), note the last
+offset of each key in a map of fixed size. When the map is full, the cleaning ends at the record that found no room;
+the rest is for the next cleaning. Second pass: over the whole log up to that end, keep a record unless the map knows a
+later one of its key. Neighbouring segments that have become small are written into one. The last batch of each new
+segment stays, if only as a bare header: it says where the segment's offsets end.
+
+Deleted keys never come back (failure 8). A tombstone takes everything older of its key with it in the cleaning
+that first meets it, and that cleaning only writes into the batch when the tombstone itself may go:
+`delete.retention.ms` later. A later cleaning drops it, once that time is over and only below its own first dirty
+offset: there an earlier cleaning, wholly swapped in and synced, has removed all that the tombstone hides. A
+reader or a replica that stays away for longer than `delete.retention.ms` may miss the tombstone; it must begin again from
+the log's start rather than go on from where it was.
+
+What also stays: the batches that the state of live producers rests on (as bare headers at least), so that a log
+replayed after a crash still knows every retry; and transaction markers, always. Records of aborted transactions go.
+
+A batch whose checksum does not match, or whose records make no sense, ends the cleaning with a StorageError before
+anything was swapped: damage is never rewritten under a fresh checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidemill.errors import ProtocolError, StorageError
+from tidemill.log.files import Files
+from tidemill.log.offset_map import OffsetMap
+from tidemill.log.rewrite import (
+    RawRecord,
+    delete_horizon_of,
+    records_of,
+    walk,
+    with_records,
+    without_records,
+)
+from tidemill.log.segment import CLEANED, SUFFIXES, PlacedBatch, Segment, placed, read_batches, segment_name
+from tidemill.protocol.records import BatchHeader, checksum_matches, header_at
+
+_RELATIVE_OFFSET_MAX = 0x7FFFFFFF
+_LONG_MAX = (1 << 63) - 1
+_WRITE_BYTES = 1 << 20
+# The larger of the two kinds of index entries; a segment has at most one time entry more than offset entries.
+_INDEX_ENTRY_BYTES = 12
+
+
+class SourceSegment(NamedTuple):
+    """A sealed segment as it was when the cleaning was planned."""
+
+    base_offset: int
+    # Where the next segment begins.
+    end_offset: int
+    size: int
+    index_entries: int
+
+
+class AbortedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaning:
+    """Everything that a cleaning needs to know. Plain values: it may travel to another process."""
+
+    folder: str
+    sources: tuple[SourceSegment, ...]
+    first_dirty_offset: int
+    end_offset: int
+    now_ms: int
+    delete_retention_ms: int
+    segment_bytes: int
+    index_interval_bytes: int
+    index_size_max: int
+    map_bytes: int
+    map_load_factor: float
+    # The last offsets of the batches that producer state rests on.
+    producer_batches: frozenset[int] = frozenset()
+    aborted: tuple[AbortedTransaction, ...] = ()
+
+
+class CleanedGroup(NamedTuple):
+    """One new segment, written as `*.cleaned` and synced, and the segments that it replaces."""
+
+    source_offsets: tuple[int, ...]
+    size: int
+
+    @property
+    def base_offset(self) -> int:
+        return self.source_offsets[0]
+
+
+class CleaningResult(NamedTuple):
+    groups: tuple[CleanedGroup, ...]
+    # The next first dirty offset, once every group is in place.
+    end_offset: int
+    bytes_before: int
+    bytes_after: int
+    records_removed: int
+    keys: int
+
+
+def clean(files: Files, cleaning: Cleaning) -> CleaningResult:
+    """Do both passes and leave the new segments as synced `*.cleaned` files; after an error, nothing."""
+    try:
+        return _clean(files, cleaning)
+    except (StorageError, OSError):
+        for source in cleaning.sources:
+            _remove_cleaned(files, cleaning.folder, source.base_offset)
+        raise
+
+
+def _remove_cleaned(files: Files, folder: str, base_offset: int) -> None:
+    for suffix in SUFFIXES:
+        files.remove(f"{folder}/{segment_name(base_offset)}.{suffix}{CLEANED}")
+
+
+def _clean(files: Files, cleaning: Cleaning) -> CleaningResult:
+    offset_map, end_offset = _map_keys(files, cleaning)
+    cleaner = _Cleaner(files, cleaning, offset_map, end_offset)
+    reached = [source for source in cleaning.sources if source.base_offset < end_offset]
+    cleaned = []
+    for group in group_segments(reached, cleaning.segment_bytes, cleaning.index_size_max):
+        found = cleaner.clean_group(group)
+        if found is not None:
+            cleaned.append(found)
+    if cleaned:
+        _sync_sources(files, cleaning)
+    return CleaningResult(
+        tuple(cleaned),
+        end_offset,
+        cleaner.bytes_before,
+        cleaner.bytes_after,
+        cleaner.records_removed,
+        len(offset_map),
+    )
+
+
+def group_segments(
+    sources: Sequence[SourceSegment], size_max: int, index_size_max: int
+) -> Iterator[list[SourceSegment]]:
+    """Runs of neighbours that fit one segment even if nothing were removed from them."""
+    group: list[SourceSegment] = []
+    size = index_size = 0
+    for source in sources:
+        source_index_size = (source.index_entries + 1) * _INDEX_ENTRY_BYTES
+        if group and (
+            size + source.size > size_max
+            or index_size + source_index_size > index_size_max
+            or source.end_offset - 1 - group[0].base_offset > _RELATIVE_OFFSET_MAX
+        ):
+            yield group
+            group, size, index_size = [], 0, 0
+        group.append(source)
+        size += source.size
+        index_size += source_index_size
+    if group:
+        yield group
+
+
+def _sync_sources(files: Files, cleaning: Cleaning) -> None:
+    """A dropped record's successor may lie in a segment that is swapped later, or never if the machine stops.
+
+    It must be on disk by then: an older value that was safe may not go for a newer one that is not.
+    """
+    for source in cleaning.sources:
+        if source.end_offset > cleaning.first_dirty_offset:
+            files.open(_path(cleaning.folder, source)).sync()
+
+
+def _path(folder: str, source: SourceSegment) -> str:
+    return f"{folder}/{segment_name(source.base_offset)}.log"
+
+
+def _batches(files: Files, folder: str, source: SourceSegment) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Every batch of a segment, checked; a StorageError when they do not fill it."""
+    path = _path(folder, source)
+    end = 0
+    for position, header, batch in read_batches(files.open(path, writable=False), source.size):
+        if not checksum_matches(batch, header):
+            raise StorageError(f"{path}: the batch at position {position} is damaged")
+        yield header, batch
+        end = position + header.size
+    if end != source.size:
+        raise StorageError(f"{path}: no batch at position {end}")
+
+
+def _records(batch: memoryview, header: BatchHeader, folder: str) -> tuple[bytes, list[RawRecord]]:
+    try:
+        body = records_of(batch, header)
+        return body, list(walk(body, header.record_count))
+    except ProtocolError as error:
+        raise StorageError(f"{folder}: the batch at offset {header.base_offset}: {error}") from error
+
+
+def _is_aborted(header: BatchHeader, aborted: Sequence[AbortedTransaction]) -> bool:
+    return header.is_transactional and any(
+        txn.producer_id == header.producer_id and txn.first_offset <= header.base_offset <= txn.last_offset
+        for txn in aborted
+    )
+
+
+def _map_keys(files: Files, cleaning: Cleaning) -> tuple[OffsetMap, int]:
+    """The first pass: the map, and the offset up to which it is complete."""
+    start, end = cleaning.first_dirty_offset, cleaning.end_offset
+    offset_map = OffsetMap(cleaning.map_bytes, cleaning.map_load_factor, keys_expected=end - start)
+    for source in cleaning.sources:
+        if source.end_offset <= start or source.base_offset >= end:
+            continue
+        for header, batch in _batches(files, cleaning.folder, source):
+            if header.base_offset >= end:
+                break
+            if header.last_offset < start or header.is_control or _is_aborted(header, cleaning.aborted):
+                continue
+            base_offset = header.base_offset
+            for record in _records(batch, header, cleaning.folder)[1]:
+                offset = base_offset + record.offset_delta
+                if (
+                    start <= offset < end
+                    and record.key is not None
+                    and not offset_map.put(record.key, offset)
+                ):
+                    return offset_map, offset
+    return offset_map, end
+
+
+class _Cleaner:
+    """The second pass."""
+
+    def __init__(self, files: Files, cleaning: Cleaning, offset_map: OffsetMap, end_offset: int) -> None:
+        self._files = files
+        self._cleaning = cleaning
+        self._map = offset_map
+        self._end_offset = end_offset
+        self.bytes_before = 0
+        self.bytes_after = 0
+        self.records_removed = 0
+
+    def clean_group(self, group: Sequence[SourceSegment]) -> CleanedGroup | None:
+        """Write the group's new segment; None when it would be the same as the old."""
+        cleaning = self._cleaning
+        _remove_cleaned(self._files, cleaning.folder, group[0].base_offset)
+        segment = Segment(
+            self._files,
+            cleaning.folder,
+            group[0].base_offset,
+            index_interval_bytes=cleaning.index_interval_bytes,
+            index_size_max=cleaning.index_size_max,
+            created_ms=cleaning.now_ms,
+            create=True,
+            state=CLEANED,
+        )
+        is_changed = self._fill(segment, group)
+        segment.seal()
+        before = sum(source.size for source in group)
+        self.bytes_before += before
+        self.bytes_after += segment.size
+        if not is_changed and len(group) == 1:
+            segment.close()
+            _remove_cleaned(self._files, cleaning.folder, segment.base_offset)
+            return None
+        segment.sync()
+        segment.close()
+        return CleanedGroup(tuple(source.base_offset for source in group), segment.size)
+
+    def _fill(self, segment: Segment, group: Sequence[SourceSegment]) -> bool:
+        """Whether any batch was changed or left out."""
+        is_changed = False
+        out = bytearray()
+        batches: list[PlacedBatch] = []
+        dropped: BatchHeader | None = None
+        for source in group:
+            for header, batch in _batches(self._files, self._cleaning.folder, source):
+                is_changed |= dropped is not None
+                cleaned = self._cleaned(header, batch)
+                dropped = header if cleaned is None else None
+                if cleaned is None:
+                    continue
+                is_changed |= cleaned is not batch
+                batches.append(placed(header if cleaned is batch else header_at(cleaned)))
+                out += cleaned
+                if len(out) >= _WRITE_BYTES:
+                    segment.append(out, batches)
+                    out, batches = bytearray(), []
+        if dropped is not None:
+            is_changed |= dropped.record_count > 0
+            bare = without_records(dropped)
+            batches.append(placed(header_at(bare)))
+            out += bare
+        if out:
+            segment.append(out, batches)
+        return is_changed
+
+    def _cleaned(self, header: BatchHeader, batch: memoryview) -> memoryview | bytearray | None:
+        """The same object when nothing changes; None when the whole batch goes."""
+        if header.is_control or header.base_offset >= self._end_offset:
+            return batch
+        kept: list[RawRecord] = []
+        if header.record_count and not _is_aborted(header, self._cleaning.aborted):
+            body, records = _records(batch, header, self._cleaning.folder)
+            kept = self._kept(header, records)
+        self.records_removed += header.record_count - len(kept)
+        if kept:
+            horizon_ms = self._new_delete_horizon(header, kept)
+            if len(kept) == header.record_count and horizon_ms is None:
+                return batch
+            return with_records(header, body, kept, horizon_ms)
+        if header.producer_id >= 0 and header.last_offset in self._cleaning.producer_batches:
+            return without_records(header) if header.record_count else batch
+        return None
+
+    def _kept(self, header: BatchHeader, records: Sequence[RawRecord]) -> list[RawRecord]:
+        base_offset, end_offset, last_offset_of = header.base_offset, self._end_offset, self._map.get
+        drops_tombstones = self._may_drop_tombstones(header)
+        return [
+            record
+            for record in records
+            if base_offset + record.offset_delta >= end_offset
+            or (
+                record.key is not None
+                and not (drops_tombstones and record.is_tombstone)
+                and base_offset + record.offset_delta >= last_offset_of(record.key)
+            )
+        ]
+
+    def _may_drop_tombstones(self, header: BatchHeader) -> bool:
+        horizon_ms = delete_horizon_of(header)
+        return (
+            horizon_ms is not None
+            and horizon_ms <= self._cleaning.now_ms
+            and header.last_offset < self._cleaning.first_dirty_offset
+        )
+
+    def _new_delete_horizon(self, header: BatchHeader, kept: Sequence[RawRecord]) -> int | None:
+        """Set in the cleaning that first covers the whole batch; from then on it stays."""
+        if delete_horizon_of(header) is not None or header.last_offset >= self._end_offset:
+            return None
+        if not any(record.is_tombstone for record in kept):
+            return None
+        return min(self._cleaning.now_ms + self._cleaning.delete_retention_ms, _LONG_MAX)

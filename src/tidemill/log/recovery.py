@@ -1,0 +1,112 @@
+"""What is left of a log after a crash, and what makes it durable before one.
+
+Recovery: each segment that reaches past the recovery point is read whole and cut at the first batch whose checksum or
+length is wrong; the epochs and the indexes are rebuilt on the way. What follows a torn segment, or a hole between two,
+never was something that anybody could rely on: those segments are set aside as `*.torn`, never deleted. A broken batch
+*below* the recovery point was synced once, so it is no torn tail but damage: the log refuses to open and nothing is
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidemill.errors import StorageError
+from tidemill.log.epochs import LeaderEpochs
+from tidemill.log.files import File, Files
+from tidemill.log.segment import Segment
+from tidemill.protocol.records import BatchHeader
+
+
+class SyncWork(NamedTuple):
+    """What makes the log durable up to `end_offset`. Safe to do in another thread, once."""
+
+    files: Files
+    segments: Sequence[File]
+    folder: str
+    is_folder_dirty: bool
+    # The first since the log was opened: nobody has synced the folder's own entry, nor what names its topic.
+    is_first: bool
+    epochs: tuple[str, bytes] | None
+    end_offset: int
+    # How many changes of the folder and of the epochs this covers.
+    folder_changes: int
+    epoch_changes: int
+
+    def run(self) -> None:
+        for file in self.segments:
+            file.sync()
+        if self.epochs is not None:
+            self.files.replace(*self.epochs)
+        if self.is_first:
+            metadata_path = f"{self.folder}/partition.metadata"
+            if self.files.exists(metadata_path):
+                self.files.open(metadata_path).sync()
+            self.files.sync_folder(self.folder)
+            self.files.sync_folder(self.folder.rpartition("/")[0])
+        elif self.is_folder_dirty:
+            self.files.sync_folder(self.folder)
+
+
+class Recovered(NamedTuple):
+    end_offset: int
+    bytes_cut: int
+
+
+def recover(
+    files: Files, segments: list[Segment], epochs: LeaderEpochs, recovery_point: int, log_start_offset: int
+) -> Recovered:
+    """Check what a crash may have torn. Segments that are set aside leave the list."""
+    end_offset = segments[0].base_offset
+    for number, segment in enumerate(segments):
+        following = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        if following is not None and following <= recovery_point:
+            segment.verify()
+            continue
+        end_offset = segment.base_offset
+
+        def note(header: BatchHeader) -> None:
+            nonlocal end_offset
+            end_offset = header.next_offset
+            epochs.assign(header.leader_epoch, header.base_offset)
+
+        end = segment.recover(note)
+        if end == segment.size and _goes_on(end_offset, following, log_start_offset):
+            continue
+        check_reaches(segment, end_offset, recovery_point)
+        return Recovered(end_offset, _cut_off_after(files, segments, number, end))
+    check_reaches(segments[-1], end_offset, recovery_point)
+    return Recovered(end_offset, 0)
+
+
+def _goes_on(end_offset: int, following: int | None, log_start_offset: int) -> bool:
+    """Whether the next segment continues this one: a file may be torn between two batches, too.
+
+    Below the log's start a hole is what was deleted.
+    """
+    return following is None or end_offset == following or end_offset < following <= log_start_offset
+
+
+def check_reaches(segment: Segment, end_offset: int, recovery_point: int) -> None:
+    """Refuse a log that ends before what was synced."""
+    if end_offset < recovery_point:
+        raise StorageError(
+            f"{segment.path_of('log')}: damaged or cut off at offset {end_offset}, but everything below offset "
+            f"{recovery_point} was on disk. Restore the file from a replica or a backup; nothing was changed"
+        )
+
+
+def _cut_off_after(files: Files, segments: list[Segment], number: int, position: int) -> int:
+    """Cut a segment and set aside those after it. Returns how many bytes that were."""
+    torn = segments[number]
+    bytes_cut = torn.size - position
+    torn.truncate_to_position(position)
+    for segment in segments[number + 1 :]:
+        segment.close()
+        bytes_cut += segment.size
+        for path in segment.paths:
+            if files.exists(path):
+                files.rename(path, f"{path}.torn")
+    del segments[number + 1 :]
+    return bytes_cut

@@ -1,0 +1,164 @@
+"""Batches as the cleaner rewrites them: some records go, everything else stays as it was.
+
+A record that stays keeps its bytes, its offset and its timestamp; a batch keeps its first and last offset, its
+sequence numbers, its leader epoch and its codec. A batch may lose all of its records and stay as a bare header,
+because of the offset or the sequence number that it ends with.
+
+KIP-534: the first cleaning that meets a tombstone writes into the batch when the tombstone may go: attribute bit 6 is set
+and the base timestamp *is* that time. The records' timestamps count from the base timestamp, so they are written anew
+against it, and a reader needs to know nothing of all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tidemill.errors import ProtocolError
+from tidemill.protocol import compression
+from tidemill.protocol.records import (
+    COMPRESSION_MASK,
+    DECOMPRESSED_BYTES_MAX,
+    DELETE_HORIZON,
+    HEADER_SIZE,
+    BatchHeader,
+    assemble,
+)
+from tidemill.types import NO_TIMESTAMP
+
+
+class RawRecord(NamedTuple):
+    """Where a record lies in the decompressed records of its batch, and the little that cleaning asks."""
+
+    start: int
+    # Behind the length, and behind the timestamp delta.
+    body_start: int
+    rest_start: int
+    end: int
+    timestamp_delta: int
+    offset_delta: int
+    key: bytes | None
+    is_tombstone: bool
+
+
+def records_of(batch: memoryview, header: BatchHeader) -> bytes:
+    """The records' bytes, decompressed."""
+    body = batch[HEADER_SIZE : header.size]
+    return compression.decompress(header.codec, body, DECOMPRESSED_BYTES_MAX) if header.codec else bytes(body)
+
+
+def walk(body: bytes, count: int) -> Iterator[RawRecord]:
+    """Every record of a batch, without its value and its headers; `ProtocolError` when they make no sense."""
+    position = 0
+    try:
+        for _ in range(count):
+            start = position
+            length, position = _varint(body, position)
+            body_start, end = position, position + length
+            if length < 0 or end > len(body):
+                raise ProtocolError(f"a record of {length} bytes does not fit its batch")
+            timestamp_delta, rest_start = _varint(body, position + 1)
+            offset_delta, position = _varint(body, rest_start)
+            key_length, position = _varint(body, position)
+            key = None
+            if key_length >= 0:
+                key = body[position : position + key_length]
+                position += key_length
+            value_length, position = _varint(body, position)
+            if position + max(0, value_length) > end:
+                raise ProtocolError("a field does not fit its record")
+            yield RawRecord(
+                start, body_start, rest_start, end, timestamp_delta, offset_delta, key, value_length < 0
+            )
+            position = end
+    except IndexError as error:
+        raise ProtocolError("a record is cut off") from error
+    if position != len(body):
+        raise ProtocolError(f"{len(body) - position} bytes follow the last record of a batch")
+
+
+def _varint(body: bytes, position: int) -> tuple[int, int]:
+    byte = body[position]
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    value = byte & 0x7F
+    shift = 7
+    while byte & 0x80:
+        if shift > 63:
+            raise ProtocolError("a varint in a record is longer than ten bytes")
+        position += 1
+        byte = body[position]
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return (value >> 1) ^ -(value & 1), position + 1
+
+
+def _encode_varint(value: int) -> bytes:
+    value = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def delete_horizon_of(header: BatchHeader) -> int | None:
+    """When the tombstones of this batch may go; None when no cleaning has met them yet."""
+    return header.base_timestamp if header.attributes & DELETE_HORIZON else None
+
+
+def with_records(
+    header: BatchHeader, body: bytes, kept: Sequence[RawRecord], delete_horizon_ms: int | None
+) -> bytearray:
+    """The batch with only these of its records; `delete_horizon_ms` is set where none is yet."""
+    max_timestamp = header.max_timestamp
+    if not header.is_log_append_time:
+        max_timestamp = header.base_timestamp + max(record.timestamp_delta for record in kept)
+    attributes, base_timestamp = header.attributes, header.base_timestamp
+    if delete_horizon_ms is None:
+        content = b"".join(_runs(body, kept))
+    else:
+        moved = base_timestamp - delete_horizon_ms
+        content = b"".join(_with_timestamp_moved(body, record, moved) for record in kept)
+        attributes, base_timestamp = attributes | DELETE_HORIZON, delete_horizon_ms
+    payload = compression.compress(header.codec, content) if header.codec else content
+    return assemble(
+        header._replace(
+            attributes=attributes,
+            base_timestamp=base_timestamp,
+            max_timestamp=max_timestamp,
+            record_count=len(kept),
+        ),
+        payload,
+    )
+
+
+def _runs(body: bytes, kept: Iterable[RawRecord]) -> Iterator[bytes]:
+    """The kept records' bytes; neighbours as one piece."""
+    start = end = 0
+    for record in kept:
+        if record.start != end:
+            yield body[start:end]
+            start = record.start
+        end = record.end
+    yield body[start:end]
+
+
+def _with_timestamp_moved(body: bytes, record: RawRecord, moved_ms: int) -> bytes:
+    delta = _encode_varint(record.timestamp_delta + moved_ms)
+    rest = body[record.rest_start : record.end]
+    length = _encode_varint(1 + len(delta) + len(rest))
+    return b"".join((length, body[record.body_start : record.body_start + 1], delta, rest))
+
+
+def without_records(header: BatchHeader) -> bytearray:
+    """A bare header: offsets, sequence numbers and newest timestamp of a batch whose records are all gone."""
+    return assemble(
+        header._replace(
+            attributes=header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON),
+            base_timestamp=NO_TIMESTAMP,
+            record_count=0,
+        ),
+        b"",
+    )

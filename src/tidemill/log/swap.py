@@ -1,0 +1,93 @@
+"""Putting cleaned segments in the place of those they were made from, so that a stop at any point loses nothing.
+
+The log's owner calls three short steps; between them a thread syncs the folder, because no step may be on disk before
+the one in front of it:
+
+1. `begin`: `*.cleaned` becomes `*.swap`. This decides: from here on a restart completes the swap (`swap_recovery.py`).
+2. `switch`: the old segments become `*.deleted` and the log uses the new ones. Responses that are being sent from an old
+   segment keep its file.
+3. `finish`: `*.swap` gets its final name.
+
+Retention, DeleteRecords or truncation may remove segments while the cleaning runs or between the steps. Then what was
+cleaned no longer fits, and all of it is abandoned: a part of the groups must not be swapped in without those below, or a
+tombstone might go while something that it hides stays. A swap that has begun is withdrawn *before* the segments go, since
+otherwise a crash just then would bring them back.
+"""
+
+from __future__ import annotations
+
+from tidemill.log.cleaner import CleaningResult
+from tidemill.log.files import Files
+from tidemill.log.log import Log
+from tidemill.log.segment import CLEANED, IN_PLACE, SUFFIXES, SWAP, Segment, segment_name
+
+
+class CleaningAbandoned(Exception):
+    """The log lost segments meanwhile. The cleaned files are gone; nothing else was changed."""
+
+
+class SegmentSwap:
+    def __init__(self, files: Files, log: Log) -> None:
+        """Before the cleaning is planned: what the log loses from here on counts."""
+        self._files = files
+        self._log = log
+        self._removals = log.removals
+        self._result: CleaningResult | None = None
+        self._new: list[Segment] = []
+
+    def begin(self, result: CleaningResult) -> None:
+        self._result = result
+        if self._log.removals != self._removals:
+            self.discard()
+            raise CleaningAbandoned
+        self._log.before_removal = self.discard
+        for group in result.groups:
+            for suffix in SUFFIXES:
+                path = self._path(group.base_offset, suffix)
+                self._files.rename(path + CLEANED, path + SWAP)
+
+    def switch(self) -> list[str]:
+        """Returns files to remove."""
+        log, result = self._log, self._result
+        if log.removals != self._removals or result is None:
+            raise CleaningAbandoned
+        log.before_removal = None
+        self._new = [self._open(group.base_offset) for group in result.groups]
+        old_segments = {segment.base_offset: segment for segment in log.segments}
+        removed = []
+        for group, new in zip(result.groups, self._new, strict=True):
+            old = [old_segments[offset] for offset in group.source_offsets]
+            new.created_ms = old[-1].created_ms
+            removed += log.replace_segments(old, new)
+        return removed
+
+    def finish(self) -> None:
+        still_there = set(map(id, self._log.segments))
+        for segment in self._new:
+            if id(segment) in still_there:
+                segment.move_to(IN_PLACE)
+
+    def discard(self) -> None:
+        """Remove what the cleaning left, in whatever state it is."""
+        if self._log.before_removal == self.discard:
+            self._log.before_removal = None
+        if self._result is not None and not self._new:
+            for group in self._result.groups:
+                for suffix in SUFFIXES:
+                    for state in (SWAP, CLEANED):
+                        self._files.remove(self._path(group.base_offset, suffix) + state)
+
+    def _open(self, base_offset: int) -> Segment:
+        config = self._log.config
+        return Segment(
+            self._files,
+            self._log.folder,
+            base_offset,
+            index_interval_bytes=config.index_interval_bytes,
+            index_size_max=config.segment_index_bytes,
+            created_ms=0,
+            state=SWAP,
+        )
+
+    def _path(self, base_offset: int, suffix: str) -> str:
+        return f"{self._log.folder}/{segment_name(base_offset)}.{suffix}"

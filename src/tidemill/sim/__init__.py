@@ -1,0 +1,1 @@
+"""The simulated world in which a broker runs unchanged: its disk here, its network and clock beside it."""

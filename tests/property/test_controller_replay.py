@@ -1,0 +1,137 @@
+"""Whatever a cluster goes through, its log alone gives the same metadata again.
+
+A random life of a cluster is lived twice: by the controller, record by record as decisions are made, and by an
+observer that reads the encoded log in batches of another size. Both must end with the same image, and so must a
+snapshot of it.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.unit.controller.cluster import CLUSTER_ID, Cluster, creatable
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage
+from tidemill.controller.records import decode_record, encode_record, image_records
+from tidemill.protocol.api.admin import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    IncrementalAlterConfigsAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
+from tidemill.protocol.api.brokers import AllocateProducerIdsRequest
+from tidemill.types import BrokerId
+
+names = st.sampled_from(["a", "b", "c.d", "c_d", "bad name"])
+broker_ids = st.integers(1, 4)
+configs = st.sampled_from(
+    [("retention.ms", "5"), ("cleanup.policy", "compact"), ("retention.ms", "x"), ("n", "1")]
+)
+
+
+def rebuilt(cluster: Cluster, batch_size: int) -> MetadataImage:
+    image = MetadataImage(CLUSTER_ID)
+    encoded = [encode_record(record) for record in cluster.log]
+    for start in range(0, len(encoded), batch_size):
+        delta = MetadataDelta(image)
+        for value in encoded[start : start + batch_size]:
+            delta.replay(decode_record(value))
+        image = delta.apply()
+    return image
+
+
+class ClusterLife(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster(brokers=0)
+
+    @initialize()
+    def first_broker(self) -> None:
+        self.cluster.join(1)
+
+    @rule(broker_id=broker_ids, rack=st.sampled_from([None, "r1", "r2"]))
+    def restart_broker(self, broker_id: int, rack: str | None) -> None:
+        self.cluster.now_ms += 10_000
+        self.cluster.register(broker_id, rack)
+
+    @rule(broker_id=broker_ids, want_fence=st.booleans(), want_shut_down=st.booleans())
+    def heartbeat(self, broker_id: int, want_fence: bool, want_shut_down: bool) -> None:
+        if BrokerId(broker_id) in self.cluster.image.brokers:
+            self.cluster.beat(broker_id, want_fence=want_fence, want_shut_down=want_shut_down)
+
+    @rule(elapsed_ms=st.integers(0, 9_000))
+    def time_passes(self, elapsed_ms: int) -> None:
+        self.cluster.now_ms += elapsed_ms
+        while self.cluster.commit(self.cluster.controller.fence_stale_brokers(self.cluster.now_ms)):
+            pass
+
+    @rule(name=names, partitions=st.integers(-1, 5), factor=st.integers(-1, 3), config=st.none() | configs)
+    def create_topic(self, name: str, partitions: int, factor: int, config: tuple[str, str] | None) -> None:
+        self.cluster.create(creatable(name, partitions, factor, configs=dict([config] if config else [])))
+
+    @rule(name=names)
+    def delete_topic(self, name: str) -> None:
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name)])
+        self.cluster.commit(self.cluster.controller.delete_topics(request))
+
+    @rule(name=names, total=st.integers(0, 8))
+    def create_partitions(self, name: str, total: int) -> None:
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=name, count=total, assignments=None)]
+        )
+        self.cluster.commit(self.cluster.controller.create_partitions(request))
+
+    @rule(
+        kind=st.sampled_from([2, 4]),
+        name=names | st.sampled_from(["", "1", "2"]),
+        operation=st.integers(0, 4),
+        config=configs | st.just(("log.retention.ms", "7")),
+    )
+    def alter_config(self, kind: int, name: str, operation: int, config: tuple[str, str]) -> None:
+        change = IncrementalAlterConfigsAlterableConfig(
+            name=config[0], config_operation=operation, value=config[1]
+        )
+        resource = IncrementalAlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
+        request = IncrementalAlterConfigsRequest(resources=[resource])
+        self.cluster.commit(self.cluster.controller.incremental_alter_configs(request))
+
+    @rule(broker_id=broker_ids, epoch_error=st.integers(0, 1))
+    def allocate_producer_ids(self, broker_id: int, epoch_error: int) -> None:
+        broker = self.cluster.image.brokers.get(BrokerId(broker_id))
+        epoch = (broker.epoch if broker else 0) + epoch_error
+        request = AllocateProducerIdsRequest(broker_id=broker_id, broker_epoch=epoch)
+        self.cluster.commit(self.cluster.controller.allocate_producer_ids(request))
+
+    @rule(batch_size=st.integers(1, 7))
+    def replay_in_batches(self, batch_size: int) -> None:
+        assert rebuilt(self.cluster, batch_size) == self.cluster.image
+
+    @rule()
+    def replay_from_a_snapshot(self) -> None:
+        image = self.cluster.image
+        delta = MetadataDelta(MetadataImage(CLUSTER_ID))
+        for record in image_records(image):
+            delta.replay(record)
+        from_snapshot = delta.apply()
+        assert from_snapshot.topics_by_name == image.topics_by_name
+        assert from_snapshot.topics_by_id == image.topics_by_id
+        assert from_snapshot.brokers == image.brokers
+        assert from_snapshot.configs == image.configs
+        assert from_snapshot.next_producer_id == image.next_producer_id
+
+    @invariant()
+    def the_image_is_sound(self) -> None:
+        self.cluster.controller.check_invariants()
+        assert self.cluster.image.end_offset == len(self.cluster.log)
+
+    def teardown(self) -> None:
+        assert rebuilt(self.cluster, max(1, len(self.cluster.log))) == self.cluster.image
+
+
+ClusterLife.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestClusterLife = ClusterLife.TestCase

@@ -1,0 +1,168 @@
+"""A groups machine in its shard, with clients that remember what they were told, for transcripts and tests.
+
+Clients are named by the transcript. A client keeps the member id and generation of its last answer and uses
+them in its next request, unless the command sets them. Time stands still until `advance`. Records are committed as soon as they
+are written, unless `commits hold` is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.coordinator.group import Caller, Environment, GroupCall, GroupsConfig, RebalanceEvent
+from tidemill.coordinator.groups import Groups
+from tidemill.coordinator.records import Record, decode
+from tidemill.coordinator.responses import error_response
+from tidemill.coordinator.shard import RawRecord, Shard
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.schema import Request
+from tidemill.types import TopicId
+
+
+class FakeTopics:
+    """The cluster's topics; `create` and `delete` change them."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, tuple[TopicId, int]] = {}
+        self._created = 0
+
+    def create(self, name: str, partitions: int) -> TopicId:
+        self._created += 1
+        topic_id = TopicId(self._created.to_bytes(16, "big"))
+        self._topics[name] = (topic_id, partitions)
+        return topic_id
+
+    def delete(self, name: str) -> TopicId:
+        return self._topics.pop(name)[0]
+
+    def partitions_of(self, name: str) -> int | None:
+        found = self._topics.get(name)
+        return None if found is None else found[1]
+
+    def id_of(self, name: str) -> TopicId | None:
+        found = self._topics.get(name)
+        return None if found is None else found[0]
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        return next((name for name, (each, _) in self._topics.items() if each == topic_id), None)
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+
+class MemoryLog:
+    """The partition: keeps all records and can be told to refuse the next appends."""
+
+    def __init__(self) -> None:
+        self.records: list[RawRecord] = []
+        self.refuse_with: ErrorCode | None = None
+
+    def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
+        if self.refuse_with is not None:
+            raise ApiError(self.refuse_with)
+        self.records += records
+        return len(self.records)
+
+
+@dataclass
+class Asked:
+    client: str
+    request: Request
+    api_version: int
+
+
+@dataclass
+class World:
+    config: GroupsConfig = field(default_factory=GroupsConfig)
+    topics: FakeTopics = field(default_factory=FakeTopics)
+    log: MemoryLog = field(default_factory=MemoryLog)
+    now_ms: int = 0
+    holds_commits: bool = False
+    answered: list[tuple[Asked, Any]] = field(default_factory=list)
+    reported: list[RebalanceEvent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.asked: dict[int, Asked] = {}
+        self._tokens = 0
+        self._member_ids = 0
+        self.shard = self._load()
+
+    @property
+    def groups(self) -> Groups:
+        machine = self.shard.machine
+        assert isinstance(machine, Groups)
+        return machine
+
+    def _load(self) -> Shard[Record]:
+        shard = Shard(self._new_machine(), self.log, self._respond, self.reported.append)
+        end_offset = len(self.log.records)
+        shard.load(list(self.log.records), end_offset, end_offset, self.now_ms)
+        return shard
+
+    def _new_machine(self) -> Groups:
+        return Groups(Environment(self.config, self.topics, self._new_member_id))
+
+    def _new_member_id(self, prefix: str) -> str:
+        self._member_ids += 1
+        return f"{prefix}-{self._member_ids}"
+
+    def ask(self, client: str, request: Request, api_version: int | None = None) -> int:
+        """Sends the request; its answer will be in `answered`."""
+        version = request.versions.max if api_version is None else api_version
+        self._tokens += 1
+        token = self._tokens
+        self.asked[token] = Asked(client, request, version)
+        call = GroupCall(request, Caller(client_id=client, client_host="/127.0.0.1", api_version=version))
+        self.shard.handle(call, token, self.now_ms)
+        self._settle()
+        return token
+
+    def tell(self, event: Any) -> None:
+        """A change of the cluster, which gets no answer of interest."""
+        self.shard.handle(event, -1, self.now_ms)
+        self._settle()
+
+    def advance(self, duration_ms: int) -> None:
+        end_ms = self.now_ms + duration_ms
+        while (deadline_ms := self.shard.deadline_ms) is not None and deadline_ms <= end_ms:
+            self.now_ms = max(self.now_ms, deadline_ms)
+            self.shard.tick(self.now_ms)
+            self._settle()
+        self.now_ms = end_ms
+
+    def move_coordinator(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
+        """Leadership is lost, and another broker builds the machine from the log."""
+        self.shard.fail(error)
+        self.shard = self._load()
+
+    def release_commits(self) -> None:
+        self.holds_commits = False
+        self._settle()
+
+    def rebuilt(self) -> Groups:
+        """What a machine that knows only the log would be."""
+        machine = self._new_machine()
+        for key, value in self.log.records:
+            record = decode(key, value)
+            assert record is not None
+            machine.replay(record)
+        return machine
+
+    def _settle(self) -> None:
+        if not self.holds_commits:
+            self.shard.committed(len(self.log.records))
+        self.groups.check_invariants()
+
+    def _respond(self, token: int, response: Any) -> None:
+        if token == -1:
+            return
+        asked = self.asked.pop(token)
+        if isinstance(response, ApiError):
+            response = error_response(asked.request, asked.api_version, response.code, response.message)
+        self.answered.append((asked, response))
+
+    def take_answers(self) -> list[tuple[Asked, Any]]:
+        answered, self.answered = self.answered, []
+        return answered

@@ -1,0 +1,124 @@
+"""DescribeConfigs. The sources and synonyms expected here were observed on Apache Kafka 4.3."""
+
+from __future__ import annotations
+
+from tidemill.config import (
+    BrokerLayers,
+    ConfigEntry,
+    ConfigSource,
+    ConfigSynonym,
+    ConfigType,
+    describe_broker_configs,
+    describe_cluster_default_configs,
+    describe_topic_configs,
+    effective_topic_configs,
+)
+
+TOPIC = ConfigSource.DYNAMIC_TOPIC_CONFIG
+DYNAMIC = ConfigSource.DYNAMIC_BROKER_CONFIG
+CLUSTER = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+STATIC = ConfigSource.STATIC_BROKER_CONFIG
+DEFAULT = ConfigSource.DEFAULT_CONFIG
+
+
+def by_name(entries: list[ConfigEntry]) -> dict[str, ConfigEntry]:
+    return {entry.name: entry for entry in entries}
+
+
+def test_default_of_a_topic_key() -> None:
+    entry = by_name(describe_topic_configs({}, {}, {}, {}))["segment.bytes"]
+    assert entry.value == "1073741824"
+    assert entry.source is DEFAULT
+    assert entry.type is ConfigType.INT
+    assert entry.documentation
+    assert not entry.is_read_only
+    assert not entry.is_sensitive
+    assert entry.synonyms == (ConfigSynonym("log.segment.bytes", "1073741824", DEFAULT),)
+
+
+def test_all_layers_show_as_synonyms_strongest_first() -> None:
+    entry = by_name(
+        describe_topic_configs(
+            {"max.message.bytes": " 5 "},
+            {"message.max.bytes": "8"},
+            {"message.max.bytes": "6"},
+            {"message.max.bytes": "7"},
+        )
+    )["max.message.bytes"]
+    assert entry.value == "5"
+    assert entry.source is TOPIC
+    assert entry.synonyms == (
+        ConfigSynonym("max.message.bytes", "5", TOPIC),
+        ConfigSynonym("message.max.bytes", "6", DYNAMIC),
+        ConfigSynonym("message.max.bytes", "7", CLUSTER),
+        ConfigSynonym("message.max.bytes", "8", STATIC),
+        ConfigSynonym("message.max.bytes", "1048588", DEFAULT),
+    )
+
+
+def test_coarser_key_alone_gives_the_value_but_neither_source_nor_synonym() -> None:
+    entry = by_name(describe_topic_configs({}, {"log.retention.hours": "100"}, {}, {}))["retention.ms"]
+    assert entry.value == "360000000"
+    assert entry.source is DEFAULT
+    assert entry.synonyms == ()
+
+
+def test_keys_without_synonyms() -> None:
+    entry = by_name(describe_topic_configs({}, {}, {}, {}))["remote.storage.enable"]
+    assert entry.value == "false"
+    assert entry.synonyms == ()
+    assert entry.type is ConfigType.BOOLEAN
+
+
+def test_broker_keys() -> None:
+    entries = by_name(
+        describe_broker_configs(
+            {"node.id": "1", "listeners": "PLAINTEXT://:9092"}, {"log.retention.ms": "5"}, {}
+        )
+    )
+    assert entries["node.id"].is_read_only
+    assert entries["node.id"].source is STATIC
+    assert entries["node.id"].synonyms == (ConfigSynonym("node.id", "1", STATIC),)
+    assert entries["log.retention.ms"].value == "5"
+    assert entries["log.retention.ms"].source is DYNAMIC
+    assert not entries["log.retention.ms"].is_read_only
+    assert entries["log.retention.minutes"].value is None
+    assert entries["log.retention.hours"].value == "168"
+    assert entries["advertised.listeners"].value is None
+    assert list(entries) == sorted(entries)
+
+
+def test_sensitive_values_never_show() -> None:
+    secret = {"ssl.keystore.password": "hunter2"}
+    for entries in (
+        describe_broker_configs(secret, {}, {}),
+        describe_broker_configs({}, secret, secret),
+        describe_cluster_default_configs(secret),
+    ):
+        entry = by_name(entries)["ssl.keystore.password"]
+        assert entry.is_sensitive
+        assert entry.value is None
+        assert "hunter2" not in repr(entries)
+
+
+def test_undefined_dynamic_keys_count_as_sensitive() -> None:
+    entry = by_name(describe_broker_configs({}, {"my.plugin": "x"}, {}))["my.plugin"]
+    assert entry.is_sensitive
+    assert entry.value is None
+    assert entry.type is None
+
+
+def test_cluster_default_shows_only_what_is_set() -> None:
+    (entry,) = describe_cluster_default_configs({"log.retention.ms": "5"})
+    assert entry.name == "log.retention.ms"
+    assert entry.source is CLUSTER
+    assert entry.synonyms == (ConfigSynonym("log.retention.ms", "5", CLUSTER),)
+
+
+def test_effective_configs_name_the_layer_and_keep_own_text() -> None:
+    layers = BrokerLayers(static={"log.retention.hours": "100"}, cluster_default={"message.max.bytes": "7"})
+    entries = by_name(effective_topic_configs({"segment.bytes": " 3000000 "}, layers))
+    assert (entries["segment.bytes"].value, entries["segment.bytes"].source) == (" 3000000 ", TOPIC)
+    assert (entries["retention.ms"].value, entries["retention.ms"].source) == ("360000000", STATIC)
+    assert (entries["max.message.bytes"].value, entries["max.message.bytes"].source) == ("7", CLUSTER)
+    assert entries["segment.ms"].source is DEFAULT

@@ -1,0 +1,350 @@
+"""Topics: every rule and its error code. The codes were observed on Apache Kafka 4.3."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.controller.cluster import Cluster, creatable
+from tidemill.config import ConfigSource
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.admin import (
+    CreatableTopic,
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from tidemill.types import NO_TOPIC_ID
+
+
+def delete(cluster: Cluster, *states: DeleteTopicState) -> list[DeletableTopicResult]:
+    return cluster.commit(
+        cluster.controller.delete_topics(DeleteTopicsRequest(topics=list(states)))
+    ).responses
+
+
+def grow(
+    cluster: Cluster,
+    *wanted: tuple[str, int, list[list[int]] | None],
+    validate_only: bool = False,
+) -> list[CreatePartitionsTopicResult]:
+    request = CreatePartitionsRequest(
+        topics=[
+            CreatePartitionsTopic(
+                name=name,
+                count=total,
+                assignments=None
+                if assignments is None
+                else [CreatePartitionsAssignment(broker_ids=ids) for ids in assignments],
+            )
+            for name, total, assignments in wanted
+        ],
+        validate_only=validate_only,
+    )
+    return cluster.commit(cluster.controller.create_partitions(request)).results
+
+
+class TestCreate:
+    def test_a_new_topic(self) -> None:
+        cluster = Cluster(brokers=3)
+        (result,) = cluster.create(creatable("t", 6, 2))
+        assert result.error_code == ErrorCode.NONE
+        assert result.error_message is None
+        assert (result.num_partitions, result.replication_factor) == (6, 2)
+        topic = cluster.image.topics_by_name["t"]
+        assert topic.id == result.topic_id != NO_TOPIC_ID
+        assert cluster.image.topics_by_id[topic.id] is topic
+        assert len(topic.partitions) == 6
+        for partition in topic.partitions:
+            assert partition.leader == partition.replicas[0]
+            assert partition.isr == partition.replicas
+            assert (partition.leader_epoch, partition.partition_epoch) == (0, 0)
+
+    def test_defaults_of_the_cluster(self) -> None:
+        cluster = Cluster(brokers=2, num_partitions="4", default_replication_factor="2")
+        (result,) = cluster.create(creatable("t"))
+        assert (result.num_partitions, result.replication_factor) == (4, 2)
+
+    def test_validate_only_changes_nothing(self) -> None:
+        cluster = Cluster()
+        (result,) = cluster.create(creatable("t", 2), validate_only=True)
+        assert result.error_code == ErrorCode.NONE
+        assert result.num_partitions == 2
+        assert not cluster.image.topics_by_name
+
+    def test_configs_are_stored_and_answered(self) -> None:
+        cluster = Cluster(log_retention_hours="100")
+        (result,) = cluster.create(creatable("t", configs={"cleanup.policy": "compact"}))
+        assert cluster.image.topic_config("t") == {"cleanup.policy": "compact"}
+        configs = {config.name: config for config in result.configs or []}
+        assert list(configs) == sorted(configs)
+        assert configs["cleanup.policy"].value == "compact"
+        assert configs["cleanup.policy"].config_source == ConfigSource.DYNAMIC_TOPIC_CONFIG
+        assert configs["retention.ms"].value == "360000000"
+        assert configs["retention.ms"].config_source == ConfigSource.STATIC_BROKER_CONFIG
+        assert configs["segment.ms"].config_source == ConfigSource.DEFAULT_CONFIG
+
+    @pytest.mark.parametrize(
+        ("topic", "code"),
+        [
+            (creatable(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable(".."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("x" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("sp ace"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("é"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("a/b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("a\n"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("old_name"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("old.name"), ErrorCode.TOPIC_ALREADY_EXISTS),
+            (creatable("old.name", -5, -5), ErrorCode.TOPIC_ALREADY_EXISTS),
+            (creatable("t", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
+            (creatable("t", 1, -2), ErrorCode.INVALID_REPLICATION_FACTOR),
+            (creatable("t", 1, 4), ErrorCode.INVALID_REPLICATION_FACTOR),
+            (creatable("t", 0, 1), ErrorCode.INVALID_PARTITIONS),
+            (creatable("t", -2, 1), ErrorCode.INVALID_PARTITIONS),
+            (creatable("t", 0, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
+            (creatable("t", 10_001, 1), ErrorCode.POLICY_VIOLATION),
+            (creatable("t", 1_000_000_000, 1), ErrorCode.POLICY_VIOLATION),
+            (creatable("t", 1, -1, [(0, [1])]), ErrorCode.INVALID_REQUEST),
+            (creatable("t", -1, 1, [(0, [1])]), ErrorCode.INVALID_REQUEST),
+            (creatable("t", assignments=[(0, [1]), (2, [1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(1, [1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(-1, [1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(0, [1]), (0, [1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(0, [])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(0, [1, 1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(0, [9])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", assignments=[(0, [1]), (1, [1, 2])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (creatable("t", configs={"nope": "1"}), ErrorCode.INVALID_CONFIG),
+            (creatable("t", configs={"retention.ms": "x"}), ErrorCode.INVALID_CONFIG),
+            (creatable("t", configs={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
+            (creatable("t", 0, 0, configs={"retention.ms": "x"}), ErrorCode.INVALID_CONFIG),
+            (creatable("t", configs={"remote.storage.enable": "true"}), ErrorCode.INVALID_CONFIG),
+            (creatable("__cluster_metadata"), ErrorCode.INVALID_REQUEST),
+        ],
+    )
+    def test_refused(self, topic: CreatableTopic, code: ErrorCode) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.create(creatable("old.name"))
+        before = cluster.image
+        (result,) = cluster.create(topic)
+        assert result.error_code == code
+        assert result.error_message
+        assert (result.num_partitions, result.replication_factor) == (-1, -1)
+        assert result.topic_id == NO_TOPIC_ID
+        assert cluster.image is before
+
+    def test_longest_name(self) -> None:
+        (result,) = Cluster().create(creatable("x" * 249))
+        assert result.error_code == ErrorCode.NONE
+
+    def test_twice_in_one_request_is_refused_once_and_the_others_go_on(self) -> None:
+        cluster = Cluster()
+        results = cluster.create(creatable("d"), creatable("d"), creatable("ok"))
+        assert [(result.name, result.error_code) for result in results] == [
+            ("d", ErrorCode.INVALID_REQUEST),
+            ("ok", ErrorCode.NONE),
+        ]
+        assert list(cluster.image.topics_by_name) == ["ok"]
+
+    def test_names_of_one_request_may_not_collide(self) -> None:
+        results = Cluster().create(creatable("a.b"), creatable("a_b"))
+        assert [result.error_code for result in results] == [
+            ErrorCode.NONE,
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ]
+
+    def test_too_many_partitions_in_sum_refuse_the_whole_request(self) -> None:
+        cluster = Cluster()
+        results = cluster.create(creatable("a", 9_999), creatable("b", 2))
+        assert [result.error_code for result in results] == [ErrorCode.POLICY_VIOLATION] * 2
+        assert not cluster.image.topics_by_name
+
+    def test_manual_assignment(self) -> None:
+        cluster = Cluster(brokers=3)
+        (result,) = cluster.create(creatable("t", assignments=[(1, [3, 1]), (0, [2, 3])]))
+        assert (result.num_partitions, result.replication_factor) == (2, 2)
+        assert [each.replicas for each in cluster.image.topics_by_name["t"].partitions] == [(2, 3), (3, 1)]
+
+    def test_fenced_replicas_are_not_in_sync_and_do_not_lead(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.beat(1, want_fence=True)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        partition = cluster.image.partition("t", 0)
+        assert partition is not None
+        assert (partition.replicas, partition.isr, partition.leader) == ((1, 2), (2,), 2)
+
+    def test_assignment_to_fenced_brokers_only(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.beat(1, want_fence=True)
+        (result,) = cluster.create(creatable("t", assignments=[(0, [1])]))
+        assert result.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+    def test_no_broker_alive(self) -> None:
+        cluster = Cluster()
+        cluster.beat(1, want_fence=True)
+        (result,) = cluster.create(creatable("t"))
+        assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+    def test_reserved_and_used_ids_are_skipped(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a"))
+        used = cluster.image.topics_by_name["a"].id
+        drawn = iter([bytes(16), used, b"n" * 16])
+        cluster.new_uuid = lambda: next(drawn)  # type: ignore[method-assign]
+        (result,) = cluster.create(creatable("b"))
+        assert result.topic_id == b"n" * 16
+
+
+class TestDelete:
+    def test_by_name_and_by_id(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a", configs={"retention.ms": "5"}), creatable("b"), creatable("c"))
+        b_id = cluster.image.topics_by_name["b"].id
+        results = delete(cluster, DeleteTopicState(name="a"), DeleteTopicState(topic_id=b_id))
+        assert [(each.name, each.error_code) for each in results] == [("a", 0), ("b", 0)]
+        assert all(each.topic_id != NO_TOPIC_ID for each in results)
+        assert list(cluster.image.topics_by_name) == ["c"]
+        assert cluster.image.topic_config("a") == {}
+
+    def test_old_form_of_the_request(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a"))
+        request = DeleteTopicsRequest(topic_names=["a", "zz"])
+        results = cluster.commit(cluster.controller.delete_topics(request)).responses
+        assert [each.error_code for each in results] == [
+            ErrorCode.NONE,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+
+    def test_unknown(self) -> None:
+        results = delete(Cluster(), DeleteTopicState(name="zz"), DeleteTopicState(topic_id=b"7" * 16))
+        assert [each.error_code for each in results] == [
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ErrorCode.UNKNOWN_TOPIC_ID,
+        ]
+        assert (results[1].name, results[1].topic_id) == (None, b"7" * 16)
+
+    def test_malformed(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a"), creatable("b"))
+        a_id = cluster.image.topics_by_name["a"].id
+        for states, answers in (
+            ([DeleteTopicState()], 1),
+            ([DeleteTopicState(), DeleteTopicState()], 2),
+            ([DeleteTopicState(name="a", topic_id=a_id)], 1),
+            ([DeleteTopicState(name="a"), DeleteTopicState(name="a")], 1),
+            ([DeleteTopicState(topic_id=b"7" * 16), DeleteTopicState(topic_id=b"7" * 16)], 1),
+        ):
+            results = delete(cluster, *states)
+            assert [each.error_code for each in results] == [ErrorCode.INVALID_REQUEST] * answers
+        assert set(cluster.image.topics_by_name) == {"a", "b"}
+
+    def test_the_same_topic_by_name_and_by_id(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a"))
+        a_id = cluster.image.topics_by_name["a"].id
+        results = delete(cluster, DeleteTopicState(name="a"), DeleteTopicState(topic_id=a_id))
+        assert [each.error_code for each in results] == [ErrorCode.INVALID_REQUEST, ErrorCode.NONE]
+
+    def test_recreated_topic_has_another_id_and_no_configs(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a", 3, configs={"retention.ms": "5"}))
+        old_id = cluster.image.topics_by_name["a"].id
+        delete(cluster, DeleteTopicState(name="a"))
+        cluster.create(creatable("a", 1))
+        topic = cluster.image.topics_by_name["a"]
+        assert topic.id != old_id
+        assert len(topic.partitions) == 1
+        assert old_id not in cluster.image.topics_by_id
+        assert cluster.image.topic_config("a") == {}
+
+
+class TestCreatePartitions:
+    def test_added_partitions_spread_with_the_old_ones(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.create(creatable("t", 1, 1))
+        old = cluster.image.partition("t", 0)
+        (result,) = grow(cluster, ("t", 3, None))
+        assert result.error_code == ErrorCode.NONE
+        partitions = cluster.image.topics_by_name["t"].partitions
+        assert partitions[0] is old
+        assert {partition.leader for partition in partitions} == {1, 2, 3}
+
+    def test_manual_assignment(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.create(creatable("t", 1, 2))
+        (result,) = grow(cluster, ("t", 3, [[1, 2], [3, 1]]))
+        assert result.error_code == ErrorCode.NONE
+        assert [each.replicas for each in cluster.image.topics_by_name["t"].partitions[1:]] == [
+            (1, 2),
+            (3, 1),
+        ]
+
+    def test_validate_only_changes_nothing(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("t", 1))
+        (result,) = grow(cluster, ("t", 5, None), validate_only=True)
+        assert result.error_code == ErrorCode.NONE
+        assert len(cluster.image.topics_by_name["t"].partitions) == 1
+
+    @pytest.mark.parametrize(
+        ("name", "total", "assignments", "code"),
+        [
+            ("zz", 2, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ("", 2, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ("t", 2, None, ErrorCode.INVALID_PARTITIONS),
+            ("t", 1, None, ErrorCode.INVALID_PARTITIONS),
+            ("t", 0, None, ErrorCode.INVALID_PARTITIONS),
+            ("t", -1, None, ErrorCode.INVALID_PARTITIONS),
+            ("t", 1_000_000_000, None, ErrorCode.POLICY_VIOLATION),
+            ("t", 4, [[1]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            ("t", 3, [], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            ("t", 3, [[]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            ("t", 3, [[9]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            ("t", 3, [[1, 1]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            ("t", 3, [[1, 2]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ],
+    )
+    def test_refused(
+        self, name: str, total: int, assignments: list[list[int]] | None, code: ErrorCode
+    ) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", 2, 1))
+        (result,) = grow(cluster, (name, total, assignments))
+        assert result.error_code == code
+        assert result.error_message
+        assert len(cluster.image.topics_by_name["t"].partitions) == 2
+
+    def test_twice_in_one_request(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("t", 1))
+        (result,) = grow(cluster, ("t", 2, None), ("t", 3, None))
+        assert result.error_code == ErrorCode.INVALID_REQUEST
+
+    def test_too_many_in_sum(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("a", 1), creatable("b", 1))
+        results = grow(cluster, ("a", 8_000, None), ("b", 8_000, None))
+        assert [each.error_code for each in results] == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+
+    def test_brokers_that_are_gone(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("t", 1))
+        cluster.beat(1, want_fence=True)
+        (result,) = grow(cluster, ("t", 2, None))
+        assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_4000_partitions_and_4000_topics() -> None:
+    cluster = Cluster(brokers=3)
+    (result,) = cluster.create(creatable("wide", 4_000, 3))
+    assert result.error_code == ErrorCode.NONE
+    assert len(cluster.image.topics_by_name["wide"].partitions) == 4_000
+    results = cluster.create(*(creatable(f"t{index}", 1, 1) for index in range(4_000)))
+    assert {each.error_code for each in results} == {ErrorCode.NONE}
+    assert len(cluster.image.topics_by_id) == 4_001

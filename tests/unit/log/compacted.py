@@ -1,0 +1,170 @@
+"""Logs to compact: short ways to write, clean and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tidemill.config import TopicConfig
+from tidemill.log.cleanable import find_dirt, plan_cleaning
+from tidemill.log.cleaner import AbortedTransaction, CleaningResult, clean
+from tidemill.log.files import Files
+from tidemill.log.log import Log
+from tidemill.log.segment import placed
+from tidemill.log.swap import SegmentSwap
+from tidemill.protocol.records import (
+    BatchHeader,
+    Header,
+    Record,
+    build_batch,
+    header_at,
+    iterate_records,
+    split_batches,
+)
+
+FOLDER = "/data/t-0"
+LARGE_MAP_BYTES = 1 << 16
+DELETE_RETENTION_MS = 1_000
+
+Entry = tuple[bytes | None, bytes | None]
+
+
+def topic_config(**changes: Any) -> TopicConfig:
+    values: dict[str, Any] = {
+        "cleanup_policy": ("compact",),
+        "segment_bytes": 400,
+        "index_interval_bytes": 100,
+        "delete_retention_ms": DELETE_RETENTION_MS,
+    }
+    return TopicConfig(**{**values, **changes})
+
+
+def open_log(files: Files, config: TopicConfig | None = None, *, is_clean: bool = True, **how: Any) -> Log:
+    files.make_folder(FOLDER)
+    return Log(files, FOLDER, config or topic_config(), now_ms=0, is_clean=is_clean, **how)
+
+
+def append(
+    log: Log,
+    entries: Iterable[Entry],
+    *,
+    timestamp: int = 0,
+    codec: int = 0,
+    attributes: int = 0,
+    producer_id: int = -1,
+    sequence: int = -1,
+) -> list[Record]:
+    """One batch; each record gets a header and its own timestamp. Returns the records as they must be read."""
+    base = log.log_end_offset
+    records = [
+        Record(base + number, timestamp + number, key, value, (Header("n", b"%d" % number),))
+        for number, (key, value) in enumerate(entries)
+    ]
+    batch = build_batch(
+        records,
+        base_offset=base,
+        codec=codec,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=0 if producer_id >= 0 else -1,
+        base_sequence=sequence,
+    )
+    log.append(memoryview(batch), split_batches(memoryview(batch)), 0, timestamp)
+    return records
+
+
+def put(log: Log, *entries: Entry, **how: Any) -> list[Record]:
+    return append(log, entries, **how)
+
+
+def prepare(
+    files: Files,
+    log: Log,
+    first_dirty: int | None = None,
+    *,
+    now_ms: int = 0,
+    limit: int | None = None,
+    map_bytes: int = LARGE_MAP_BYTES,
+    aborted: Sequence[AbortedTransaction] = (),
+) -> tuple[SegmentSwap, CleaningResult]:
+    """Everything up to the swap."""
+    dirt = find_dirt(log, first_dirty, now_ms, log.log_end_offset if limit is None else limit)
+    swap = SegmentSwap(files, log)
+    cleaning = plan_cleaning(log, dirt, now_ms, map_bytes=map_bytes, aborted=aborted)
+    return swap, clean(files, cleaning)
+
+
+def swap_in(files: Files, log: Log, swap: SegmentSwap, result: CleaningResult) -> None:
+    """What the broker does, in its order."""
+    swap.begin(result)
+    files.sync_folder(log.folder)
+    removed = swap.switch()
+    files.sync_folder(log.folder)
+    swap.finish()
+    files.sync_folder(log.folder)
+    for path in removed:
+        files.remove(path)
+
+
+def compact(files: Files, log: Log, first_dirty: int | None = None, **how: Any) -> CleaningResult:
+    swap, result = prepare(files, log, first_dirty, **how)
+    swap_in(files, log, swap, result)
+    log.check_invariants()
+    return result
+
+
+def batches(log: Log, *, max_bytes: int = 1) -> list[tuple[BatchHeader, bytes]]:
+    """What a consumer is sent that reads from the log's start, and goes on behind each batch that it got."""
+    offset, found = log.log_start_offset, []
+    while (piece := log.read(offset, max_bytes, log.log_end_offset)) is not None:
+        data = piece.read()
+        while data:
+            header = header_at(data)
+            found.append((header, data[: header.size]))
+            data = data[header.size :]
+            offset = header.next_offset
+    return found
+
+
+def records(log: Log) -> list[Record]:
+    """Every record that a consumer gets."""
+    return [
+        record._replace(headers=tuple(record.headers))
+        for header, data in batches(log)
+        for record in iterate_records(memoryview(data), header)
+        if record.offset >= log.log_start_offset
+    ]
+
+
+def offsets(log: Log) -> list[int]:
+    return [record.offset for record in records(log)]
+
+
+def latest(found: Iterable[Record]) -> dict[bytes, bytes]:
+    """The table that a reader builds: the last value of each key that is not deleted."""
+    table: dict[bytes, bytes] = {}
+    for record in found:
+        assert record.key is not None
+        if record.value is None:
+            table.pop(record.key, None)
+        else:
+            table[record.key] = record.value
+    return table
+
+
+def seal(log: Log) -> None:
+    """Roll, so that everything written so far may be cleaned."""
+    log.roll(0)
+
+
+def append_control(log: Log, producer_id: int) -> int:
+    """A transaction marker; its offset. Brokers write them, so they do not pass the checks for producers."""
+    offset = log.log_end_offset
+    marker = Record(offset, 0, b"\x00\x00\x00\x01", b"\x00" * 6)
+    batch = build_batch(
+        [marker], base_offset=offset, attributes=0x30, producer_id=producer_id, producer_epoch=0
+    )
+    log.active.append(batch, [placed(header_at(batch))])
+    log.size += len(batch)
+    log.log_end_offset = offset + 1
+    return offset
