@@ -30,4 +30,20 @@ check: $(VENV)/dev.stamp  ## lint, types, layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-.PHONY: help setup run test check
+
+docs: $(VENV)/dev.stamp  ## write docs/compatibility.md anew
+	@$(BIN)/python scripts/compatibility.py
+
+bench: $(VENV)/dev.stamp  ## measure this broker; ARGS="--quick --only fetch" narrows it
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-kafka: $(VENV)/dev.stamp  ## the same beside Apache Kafka (Java 17, Maven), with ratios
+	@$(BIN)/python -m bench --kafka $(ARGS)
+
+diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
+	@$(BIN)/python -m bench.diff $(ARGS)
+
+kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
+	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)
+
+.PHONY: help setup run test check docs bench bench-kafka diff-kafka kill-rounds

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,7 +201,7 @@ def check_served(broker: Broker, histories: list[History]) -> None:
 def kill_while_starting(data_dir: Path, delay_s: float) -> None:
     """A kill in the middle of recovery, whatever it is doing by then."""
     process = spawn(serve_arguments(data_dir), data_dir.with_name("starting.stderr"))
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(delay_s)
     process.kill()
     process.wait()

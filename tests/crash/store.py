@@ -126,7 +126,7 @@ class Store:
         log, known = self.logs[tp], self.history.partitions[tp]
         known.timelines.append(known.now.truncated(end_offset))
         known.timelines[0].synced_end = known.now.synced_end
-        log.recovery_point = min(log.recovery_point, end_offset)
+        log.recovery_point = min(log.recovery_point, log.end_after_truncation(end_offset))
         self.checkpoint()
         log.truncate_to(end_offset)
         del known.timelines[:-1]
@@ -186,7 +186,8 @@ def judge(disk: SimulatedDisk, history: History, config: TopicConfig) -> Store:
             raise AssertionError(f"{[b.base_offset for b in surviving]} were never appended in this order")
         assert log.log_end_offset >= line.synced_end, "synced records are lost"
         assert log.log_start_offset <= max(known.start_max, 0), "the log begins after what was asked for"
-        assert log.log_start_offset >= min(known.start_min, line.end), "deleted records are served again"
+        if surviving:
+            assert log.log_start_offset >= known.start_min, "deleted records are served again"
         _check_readable(log, surviving)
         _check_producers(log, line)
         _check_epochs(log, line)

@@ -6,4 +6,6 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite", action="store_true", help="rewrite the golden output of scenario transcripts")
+    parser.addoption(
+        "--rewrite", action="store_true", help="rewrite the golden output of scenario transcripts"
+    )

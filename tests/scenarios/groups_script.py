@@ -168,7 +168,9 @@ class Script:
         for part in filter(None, command.options.get("assign", "").split(";")):
             name, assignment = part.split(":")
             member_id = self.clients[name].member_id if name in self.clients else name
-            assignments.append(SyncGroupRequestAssignment(member_id=member_id, assignment=assignment.encode()))
+            assignments.append(
+                SyncGroupRequestAssignment(member_id=member_id, assignment=assignment.encode())
+            )
         request = SyncGroupRequest(
             group_id=client.group,
             generation_id=int(command.options.get("generation", client.generation)),
@@ -321,7 +323,9 @@ def _show_join(response: Any, _asked: Asked) -> list[str]:
     text += f"leader {response.leader}"
     if response.members:
         names = [
-            each.member_id if each.group_instance_id is None else f"{each.member_id} ({each.group_instance_id})"
+            each.member_id
+            if each.group_instance_id is None
+            else f"{each.member_id} ({each.group_instance_id})"
             for each in response.members
         ]
         text += f", members {', '.join(names)}"

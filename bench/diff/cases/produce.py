@@ -30,16 +30,19 @@ def produce(
     }
 
 
-def look(s: Script, label: str, topic: Topic, partition: int = 0) -> None:
+def look(s: Script, label: str, topic: Topic) -> None:
     """What the log holds after all that."""
+    s.ask(label, _read(topic, 0), api="fetch", version=12)
+
+
+def _read(topic: Topic, partition: int) -> dict[str, Any]:
     part = {"partition": partition, "fetch_offset": 0, "partition_max_bytes": 10_000_000}
-    request = {
+    return {
         "max_wait": 0,
         "min_bytes": 0,
         "max_bytes": 10_000_000,
         "topics": [{"topic": topic.name, "topic_id": topic.id, "partitions": [part]}],
     }
-    s.ask(label, request, api="fetch", version=12)
 
 
 class Trials:
@@ -49,11 +52,16 @@ class Trials:
         self.s, self.topic, self.next = s, s.topic(label, count, **configs), 0
 
     def ask(self, label: str, data: bytes, **more: Any) -> None:
+        """Record the answer and, if the batch was taken, what of it stands in the log."""
         partition, self.next = self.next, self.next + 1
-        tree = self.s.ask(label, produce(self.topic, data, partition=partition, **more))
-        answer = tree["responses"][0]["partition_responses"][0] if isinstance(tree, dict) else {}
-        if answer.get("error_code") == "NONE(0)":
-            look(self.s, f"{label}, the log", self.topic, partition)
+        self.s.ask(label, produce(self.topic, data, partition=partition, **more), keep=self._with_log)
+
+    def _with_log(self, tree: dict[str, Any]) -> dict[str, Any]:
+        answer = tree["responses"][0]["partition_responses"][0]
+        if answer["error_code"] != "NONE(0)":
+            return tree
+        log = self.s.tell(_read(self.topic, answer["index"]), api="fetch", version=12)
+        return {**tree, "log": log["responses"][0]["partitions"][0]}
 
 
 @case("produce")

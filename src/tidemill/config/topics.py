@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tidemill.config.definitions import LONG_MAX, ConfigKey, Value
+from tidemill.config.definitions import LONG_MAX, ConfigKey, Value, invalid_value
 from tidemill.config.layers import BrokerLayers
 from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.errors import ConfigError
@@ -64,6 +64,7 @@ class TopicConfig:
         return self.message_timestamp_type == "LogAppendTime"
 
 
+_COMPACTION_LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 _FIELD_KEYS = tuple(
     (field.name, TOPIC_KEYS_BY_NAME[field.name.replace("_", ".")]) for field in fields(TopicConfig)
 )
@@ -100,12 +101,11 @@ def validate_topic_configs(configs: Mapping[str, str], broker: BrokerLayers | No
     """Every value on its own, and those that have to agree with each other."""
     layers = BrokerLayers() if broker is None else broker
     parsed = {name: validate_topic_config(name, value) for name, value in configs.items()}
-    resolved = resolve_topic_config(configs, layers)
-    if resolved.min_compaction_lag_ms > resolved.max_compaction_lag_ms:
-        raise ConfigError(
-            f"Invalid value {resolved.min_compaction_lag_ms} for configuration min.compaction.lag.ms: "
-            f"must be at most max.compaction.lag.ms, which is {resolved.max_compaction_lag_ms}"
-        )
+    if not parsed.keys().isdisjoint(_COMPACTION_LAGS):
+        shortest, longest = (_number(name, configs, layers) for name in _COMPACTION_LAGS)
+        if shortest > longest:
+            allowed = f"at most max.compaction.lag.ms, which is {longest}"
+            raise invalid_value("min.compaction.lag.ms", str(shortest), allowed)
     if (
         parsed.get("remote.storage.enable") is True
         and layers.text("remote.log.storage.system.enable") != "true"
@@ -114,3 +114,10 @@ def validate_topic_configs(configs: Mapping[str, str], broker: BrokerLayers | No
             "Invalid value true for configuration remote.storage.enable: must be false, "
             "because this cluster has no tiered storage (remote.log.storage.system.enable is false)"
         )
+
+
+def _number(name: str, configs: Mapping[str, str], broker: BrokerLayers) -> int:
+    key = TOPIC_KEYS_BY_NAME[name]
+    value = key.parse(effective_topic_text(key, configs, broker))
+    assert isinstance(value, int), name
+    return value

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidemill.config import BrokerLayers, ConfigEntry, effective_topic_configs, validate_topic_configs
+from tidemill.config import BrokerLayers, ConfigSource, effective_topic_configs, validate_topic_configs
 from tidemill.controller.image import (
     MetadataImage,
     PartitionImage,
@@ -39,6 +39,7 @@ from tidemill.protocol.api.admin import (
     DeleteTopicState,
 )
 from tidemill.protocol.api.metadata import ConfigRecord, RemoveTopicRecord, TopicRecord
+from tidemill.protocol.schema import replace
 from tidemill.types import NO_TOPIC_ID, BrokerId, TopicId, uuid_text
 
 # As Kafka: what one request may create, so that no request can hold the controller for long.
@@ -63,6 +64,7 @@ def create_topics(
     counts = Counter(topic.name for topic in request.topics)
     is_excessive = _requested_partitions(request, defaults) > MAX_PARTITIONS_PER_REQUEST
     names_by_key = _names_by_collision_key(image, counts)
+    inherited = _inherited_configs(defaults)
     records: list[Record] = []
     results: list[CreatableTopicResult] = []
     for topic in {topic.name: topic for topic in request.topics}.values():
@@ -72,7 +74,7 @@ def create_topics(
             if is_excessive:
                 raise _excessive()
             _check_new_name(image, names_by_key, topic.name)
-            created = _create_topic(image, defaults, topic, _unused_id(image, new_uuid))
+            created = _create_topic(image, defaults, inherited, topic, _unused_id(image, new_uuid))
         except ApiError as error:
             results.append(
                 CreatableTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
@@ -92,7 +94,11 @@ class _Created:
 
 
 def _create_topic(
-    image: MetadataImage, defaults: TopicDefaults, topic: CreatableTopic, topic_id: TopicId
+    image: MetadataImage,
+    defaults: TopicDefaults,
+    inherited: list[CreatableTopicConfigs],
+    topic: CreatableTopic,
+    topic_id: TopicId,
 ) -> _Created:
     configs = _topic_configs(topic, defaults)
     if topic.assignments:
@@ -107,25 +113,39 @@ def _create_topic(
         for name, value in configs.items()
     ]
     records += [partition_record(topic_id, index, each) for index, each in enumerate(partitions)]
-    entries = effective_topic_configs(configs, defaults.broker)
     result = CreatableTopicResult(
         name=topic.name,
         topic_id=topic_id,
         num_partitions=len(partitions),
         replication_factor=len(partitions[0].replicas),
-        configs=[_config_result(entry) for entry in sorted(entries, key=lambda entry: entry.name)],
+        configs=_with_own(inherited, configs),
     )
     return _Created(records, result)
 
 
-def _config_result(entry: ConfigEntry) -> CreatableTopicConfigs:
-    return CreatableTopicConfigs(
-        name=entry.name,
-        value=entry.value,
-        read_only=entry.is_read_only,
-        config_source=entry.source,
-        is_sensitive=entry.is_sensitive,
-    )
+def _inherited_configs(defaults: TopicDefaults) -> list[CreatableTopicConfigs]:
+    """What a topic without a configuration of its own is answered with, once for all topics of a request."""
+    entries = effective_topic_configs({}, defaults.broker)
+    return [
+        CreatableTopicConfigs(
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.is_read_only,
+            config_source=entry.source,
+            is_sensitive=entry.is_sensitive,
+        )
+        for entry in sorted(entries, key=lambda entry: entry.name)
+    ]
+
+
+def _with_own(inherited: list[CreatableTopicConfigs], own: dict[str, str]) -> list[CreatableTopicConfigs]:
+    if not own:
+        return inherited
+    source = ConfigSource.DYNAMIC_TOPIC_CONFIG
+    return [
+        replace(config, value=own[config.name], config_source=source) if config.name in own else config
+        for config in inherited
+    ]
 
 
 def _requested_partitions(request: CreateTopicsRequest, defaults: TopicDefaults) -> int:

@@ -62,8 +62,11 @@ class ClassicProtocol(Rebalances):
         out = Outcome()
         waiting = Waiting(token, caller.api_version)
         if not self._has_room(group, request.member_id):
-            self.drop(out, group, request.member_id, ErrorCode.GROUP_MAX_SIZE_REACHED)
             out.answer(token, join_error(NO_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED))
+            if request.member_id in group.members:
+                group.note_cause(f"member {request.member_id} found no room")
+                self.drop(out, group, request.member_id, ErrorCode.GROUP_MAX_SIZE_REACHED)
+                self.complete_join_if_all_joined(out, group, now_ms)
         elif not group.supports_protocols(request.protocol_type, request.protocols):
             out.answer(token, join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
         elif is_unknown:

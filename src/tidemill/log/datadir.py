@@ -39,7 +39,10 @@ class DataDir:
         self._files = files
         self.path = path
         try:
-            files.make_folder(path)
+            if not files.exists(path):
+                files.make_folder(path)
+                parent, separator, _ = path.rstrip("/").rpartition("/")
+                files.sync_folder(parent or separator or ".")
             self._unlock: Callable[[], None] = files.lock(f"{path}/.lock", f"pid {pid}")
         except FolderInUse as error:
             raise StorageError(

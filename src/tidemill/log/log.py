@@ -299,11 +299,17 @@ class Log:
         for segment in self._segments:
             segment.close()
 
+    def end_after_truncation(self, end_offset: int) -> int:
+        """Where the log would end after `truncate_to`: it cuts between batches."""
+        segment = self._segments[max(0, bisect_right(self._bases, end_offset) - 1)]
+        header = segment.header_at(segment.locate(end_offset))
+        return end_offset if header is None else min(end_offset, header.base_offset)
+
     def truncate_to(self, end_offset: int) -> None:
         """Drop every batch that reaches `end_offset` or beyond.
 
-        The caller has checkpointed a recovery point that is not above: what was synced below it and is cut off here
-        would otherwise look like damage after a crash.
+        The caller has checkpointed a recovery point that is not above `end_after_truncation`: what was synced and is
+        cut off here would otherwise look like damage after a crash.
         """
         if end_offset >= self.log_end_offset:
             return

@@ -1,4 +1,4 @@
-"""Types and limits of values. The expectations are Apache Kafka 4.3's, taken from its own LogConfig."""
+"""Types and limits of values. Nearly all of them were also given to the LogConfig of Apache Kafka 4.3."""
 
 from __future__ import annotations
 

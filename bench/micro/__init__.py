@@ -1,0 +1,1 @@
+"""Costs of single parts, each measured alone in its own process."""

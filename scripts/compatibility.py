@@ -1,0 +1,80 @@
+"""Writes docs/compatibility.md: which APIs are served, in which versions, and where Kafka behaves differently.
+
+The first part comes from the dispatch table, the second from the differences that `make diff-kafka` accepts. A test
+compares the file with what this would write, so that it is never stale.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from tidemill.broker import handlers
+from tidemill.broker.dispatch import TABLE
+from tidemill.protocol.api import API_NAMES
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "compatibility.md"
+ACCEPTED = ROOT / "bench" / "diff" / "accepted.toml"
+
+assert handlers  # importing them fills the table
+
+
+def render() -> str:
+    return "\n".join([*_served(), *_not_served(), *_differences()]) + "\n"
+
+
+def _served() -> list[str]:
+    lines = [
+        "# Compatibility with Apache Kafka",
+        "",
+        "Written by `make docs` from the dispatch table and from the differences that `make diff-kafka` accepts.",
+        "",
+        "## APIs served",
+        "",
+        "| key | API | versions | missing |",
+        "|---:|---|---|---|",
+    ]
+    for key, api in sorted(TABLE.items()):
+        versions = f"{api.advertised.min}–{api.advertised.max}"
+        if api.advertised != api.versions:
+            versions += f" (served: {api.versions.min}–{api.versions.max})"
+        lines.append(f"| {key} | {api.name} | {versions} | {' '.join(api.gaps)} |")
+    return lines
+
+
+def _not_served() -> list[str]:
+    missing = [name for key, name in sorted(API_NAMES.items()) if key not in TABLE]
+    return [
+        "",
+        "## APIs not served",
+        "",
+        "A request for one of these is answered with UNSUPPORTED_VERSION, and ApiVersions does not list it:",
+        f"{', '.join(missing)}.",
+    ]
+
+
+def _differences() -> list[str]:
+    accepted = tomllib.loads(ACCEPTED.read_text()).get("accepted", []) if ACCEPTED.exists() else []
+    lines = ["", "## Where the answers differ", ""]
+    if not accepted:
+        return [*lines, "No difference is known."]
+    lines += ["| API | cases | field | why |", "|---|---|---|---|"]
+    for entry in accepted:
+        cells = [_cell(entry.get(name, "all")) for name in ("api", "cases", "field", "reason")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(value: object) -> str:
+    text = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+
+
+def main() -> None:
+    TARGET.parent.mkdir(exist_ok=True)
+    TARGET.write_text(render())
+
+
+if __name__ == "__main__":
+    main()
