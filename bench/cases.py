@@ -32,6 +32,10 @@ class Scale:
     idle_s: float
     starts: int
 
+    def payload_bytes(self, value_bytes: int) -> int:
+        """How much a throughput case moves: half of small messages, which take the client several times as long."""
+        return self.throughput_bytes if value_bytes >= KB else self.throughput_bytes // 2
+
 
 FULL = Scale(
     is_quick=False,

@@ -25,7 +25,7 @@ def cases(scale: Scale) -> list[LiveCase]:
             "fetch",
             f"{size_text(value)} messages, {client}",
             partial(_fetch, scale, value, load_of),
-            scale.throughput_bytes,
+            scale.payload_bytes(value),
         )
         for client, load_of in (("librdkafka", _librdkafka), ("canned requests", _canned))
         for value in (KB, 100)
@@ -54,7 +54,7 @@ def _fetch(scale: Scale, value_bytes: int, load_of: LoadOf, broker: Broker) -> M
                 broker.bootstrap,
                 broker.pid,
                 topic=name,
-                payload_bytes=scale.throughput_bytes,
+                payload_bytes=scale.payload_bytes(value_bytes),
                 value_bytes=value_bytes,
                 batch_bytes=FILL_BATCH_BYTES,
             )

@@ -32,8 +32,8 @@ def cases(scale: Scale) -> list[LiveCase]:
         LiveCase(
             "produce",
             f"{size_text(value)} messages, {size_text(batch)} batches, acks={acks_text(acks)}",
-            partial(_produce, scale.throughput_bytes, value, batch, acks),
-            written_bytes=scale.throughput_bytes,
+            partial(_produce, scale.payload_bytes(value), value, batch, acks),
+            written_bytes=scale.payload_bytes(value),
         )
         for value, batch, acks in matrix
         if not scale.is_quick or (value, batch, acks) in _QUICK

@@ -16,6 +16,8 @@ from bench.diff.compare import Difference, compare, read_accepted
 from bench.diff.messages import api_name
 from bench.diff.script import Answer, Case, Key, Ranges, Script, advertised, selected, shared_ranges
 
+FIELDS_SHOWN = 8
+
 
 def main() -> int:
     options = _options()
@@ -44,7 +46,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.diff", description=bench.diff.__doc__)
     parser.add_argument("--api", help="only this API: CreateTopics, 'describe*'")
-    parser.add_argument("--verbose", action="store_true", help="also list the accepted differences")
+    parser.add_argument("--verbose", action="store_true", help="every field, and the accepted differences")
     parser.add_argument("--tidemill", metavar="HOST:PORT", help="a running Tidemill instead of a new one")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a running Apache Kafka instead of a new one")
     parser.add_argument(
@@ -96,7 +98,7 @@ def _report(
             entry.used += 1
         if not covering:
             unexplained.append(difference)
-    for line in report.difference_lines(unexplained):
+    for line in report.difference_lines(unexplained, None if options.verbose else FIELDS_SHOWN):
         print(line)
     if options.verbose:
         print(*report.accepted_lines(accepted), sep="\n")

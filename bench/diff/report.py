@@ -22,20 +22,21 @@ def versions_text(versions: Iterable[int]) -> str:
     return ", ".join(f"v{s[0]}" if len(s) == 1 else f"v{s[0]}-v{s[-1]}" for s in spans)
 
 
-def difference_lines(differences: list[Difference]) -> list[str]:
-    """One entry per API, case, field and pair of values, with the versions in which it shows."""
-    grouped: dict[tuple[str, str, str, str, str], list[int]] = {}
+def difference_lines(differences: list[Difference], fields_max: int | None) -> list[str]:
+    """Per API and case, the fields that differ, with the versions in which each does."""
+    grouped: dict[tuple[str, str], dict[tuple[str, str, str], list[int]]] = {}
     for d in differences:
-        identity = (d.api, d.case, d.field, one_line(d.kafka), one_line(d.tidemill))
-        grouped.setdefault(identity, []).append(d.version)
+        fields = grouped.setdefault((d.api, d.case), {})
+        fields.setdefault((d.field, one_line(d.kafka), one_line(d.tidemill)), []).append(d.version)
     lines = []
-    heading = ""
-    for (api, case, path, kafka, tidemill), versions in grouped.items():
-        title = f"{api_name(api)} {versions_text(versions)}  {case}"
-        if title != heading:
-            lines.append(title)
-            heading = title
-        lines.append(f"    {path}\n        Kafka     {kafka}\n        Tidemill  {tidemill}")
+    for (api, case), fields in grouped.items():
+        lines.append(f"{api_name(api)}  {case}")
+        shown = list(fields.items())[:fields_max]
+        for (path, kafka, tidemill), versions in shown:
+            lines.append(f"    {path}  [{versions_text(versions)}]")
+            lines.append(f"        Kafka     {kafka}\n        Tidemill  {tidemill}")
+        if len(shown) < len(fields):
+            lines.append(f"    … and {len(fields) - len(shown)} more fields (--verbose)")
     return lines
 
 

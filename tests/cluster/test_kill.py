@@ -102,12 +102,17 @@ class Load:
         assert self.failures == []
 
 
-def segments(data_dir: Path, partition: int) -> list[Path]:
+def segments(data_dir: Path, partition: int, from_offset: int) -> list[Path]:
+    """The partition's log files, without those that end before an offset."""
     (directory,) = data_dir.rglob(f"{TOPIC}-{partition}")
     found = sorted(directory.glob("*.log"))
     assert found
     assert all(len(path.stem) == 20 and path.stem.isdigit() for path in found)
-    return found
+    return [
+        path
+        for path, after in zip(found, [*found[1:], None], strict=True)
+        if not after or int(after.stem) > from_offset
+    ]
 
 
 def parse_segments(paths: list[Path], *, may_be_torn: bool) -> list[Batch]:
@@ -136,7 +141,7 @@ def parse_segments(paths: list[Path], *, may_be_torn: bool) -> list[Batch]:
 
 def check(batches: list[Batch], history: History) -> None:
     """No gap, nothing acked lost or moved, nothing invented, nothing twice; from what the last check covered on."""
-    next_offset = batches[0].base_offset if batches else 0
+    next_offset = history.checked_end
     found: dict[int, list[bytes]] = {}
     for batch in batches:
         assert batch.base_offset == next_offset, f"a gap before offset {batch.base_offset}"
@@ -187,7 +192,7 @@ def consume_with_a_stock_client(broker: Broker, partition: int, start: int, end:
 def check_served(broker: Broker, histories: list[History]) -> None:
     """After recovery: the files, the wire and a stock consumer tell the same story."""
     for partition, history in enumerate(histories):
-        on_disk = parse_segments(segments(broker.data_dir, partition), may_be_torn=False)
+        on_disk = parse_segments(segments(broker.data_dir, partition, history.checked_end), may_be_torn=False)
         served = read_all(broker, TOPIC, partition, history.checked_end)
         check(served, history)
         assert served == fresh(on_disk, history)
@@ -209,6 +214,29 @@ def kill_while_starting(data_dir: Path, delay_s: float) -> None:
     process.stdout.close()
 
 
+def _stored(*batches: tuple[int, list[bytes]]) -> list[Batch]:
+    return [parse_batch(encode([*values], Header(base_offset=offset))) for offset, values in batches]
+
+
+WRONG = {
+    "lost": [(0, [b"a"])],
+    "a gap": [(0, [b"a"]), (2, [b"c"])],
+    "changed": [(0, [b"a"]), (1, [b"x", b"c"])],
+    "moved": [(0, [b"b", b"c"]), (2, [b"a"])],
+    "invented": [(0, [b"a"]), (1, [b"b", b"c"]), (3, [b"z"])],
+    "twice": [(0, [b"a"]), (1, [b"b", b"c"]), (3, [b"c"])],
+    "late start": [(1, [b"b", b"c"])],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_check_finds(name: str) -> None:
+    history = History({b"a", b"b", b"c", b"x", b"unacked"}, {0: [b"a"], 1: [b"b", b"c"]})
+    check(_stored((0, [b"a"]), (1, [b"b", b"c"]), (3, [b"unacked"])), history)
+    with pytest.raises(AssertionError):
+        check(_stored(*WRONG[name]), history)
+
+
 def test_kill_rounds(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     data_dir = tmp_path / "data"
@@ -226,7 +254,8 @@ def test_kill_rounds(tmp_path: Path) -> None:
             broker.kill()
         load.join()
         for partition, history in enumerate(histories):
-            check(fresh(parse_segments(segments(data_dir, partition), may_be_torn=True), history), history)
+            files = segments(data_dir, partition, history.checked_end)
+            check(fresh(parse_segments(files, may_be_torn=True), history), history)
         if rng.random() < 0.4:
             kill_while_starting(data_dir, rng.uniform(0.05, 0.6))
     with start_broker(data_dir) as broker:

@@ -163,6 +163,8 @@ class Store:
 
 def found_disks(cut: CutPoint[History], seeds: int) -> list[tuple[str, SimulatedDisk]]:
     """The disks that may be found after this cut: a killed process, and power failures of every kind."""
+    if cut.bytes_written:
+        return [("kill", cut.disk.kill()), ("seed 0", cut.disk.crash(Random(cut.bytes_written)))]
     disks = [
         ("kill", cut.disk.kill()),
         ("all lost", cut.disk.crash(Random(0), keep="nothing")),

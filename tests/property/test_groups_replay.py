@@ -1,7 +1,7 @@
 """Random lives of groups: what is live is what the log says, nobody is forgotten, nothing is owned twice.
 
-Clients join, sync, heartbeat, leave, commit and restart in any order, while time passes, writes fail, commits are held back and
-the coordinator moves. After every step the machine agrees with itself (`World` checks that) and with a machine
+Clients join, sync, heartbeat, leave, commit and restart in any order, while time passes, writes fail, commits are
+held back and the coordinator moves. After every step the machine agrees with itself (`World` checks that) and with a machine
 rebuilt from the log; every request is answered exactly once in the end.
 """
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.scenarios.groups_world import World
+from tidemill.config import GroupsConfig
 from tidemill.coordinator.classic import ClassicGroup
-from tidemill.coordinator.group import GroupsConfig, TopicsChanged
+from tidemill.coordinator.group import TopicsChanged
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
     DeleteGroupsRequest,

@@ -8,7 +8,8 @@ from typing import Any
 
 from tests.scenarios.groups_world import Asked, World
 from tests.scenarios.transcripts import Command
-from tidemill.coordinator.group import GroupsConfig, TopicsChanged
+from tidemill.config import GroupsConfig
+from tidemill.coordinator.group import TopicsChanged
 from tidemill.coordinator.records import decode
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.coordinator_records import GroupMetadataValue, OffsetCommitKey, OffsetCommitValue

@@ -1,8 +1,8 @@
 """A groups machine in its shard, with clients that remember what they were told, for transcripts and tests.
 
 Clients are named by the transcript. A client keeps the member id and generation of its last answer and uses
-them in its next request, unless the command sets them. Time stands still until `advance`. Records are committed as soon as they
-are written, unless `commits hold` is in force.
+them in its next request, unless the command sets them. Time stands still until `advance`. Records are committed as
+soon as they are written, unless `commits hold` is in force.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidemill.coordinator.group import Caller, Environment, GroupCall, GroupsConfig, RebalanceEvent
+from tidemill.config import GroupsConfig
+from tidemill.coordinator.group import Caller, Environment, GroupCall, RebalanceEvent
 from tidemill.coordinator.groups import Groups
 from tidemill.coordinator.records import Record, decode
 from tidemill.coordinator.responses import error_response

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 
+import cramjam
 import pytest
 
 from tests.brokers import RunningBroker
@@ -116,10 +117,28 @@ def test_garbage_that_claims_to_be_compressed_is_refused_by_a_topic_that_recompr
 def test_a_compression_bomb_is_refused_by_a_topic_that_recompresses(
     connection: Connection, topic: str
 ) -> None:
-    """Half a megabyte that becomes a hundred; the health check looks at the memory."""
+    """A few kilobytes that would become two gigabytes; the health check looks at the memory."""
+    connection.create_topic(topic, configs={"compression.type": "gzip"})
+    bomb = 40 * bytes(cramjam.zstd.compress(bytes(50_000_000)))
+    assert connection.produce(topic, encode(THREE, Header(attributes=4), payload=bomb)).error_code != 0
+    assert connection.end_offset(topic) == 0
+
+
+NO_RECORDS = {
+    "zeros": bytes(1000),
+    "ones": b"\xff" * 1000,
+    "a record cut short": UNCOMPRESSED[:-3],
+    "bytes after the last record": UNCOMPRESSED + bytes(3),
+}
+
+
+@pytest.mark.parametrize("content", NO_RECORDS)
+def test_compressed_bytes_that_are_no_records_are_refused_by_a_topic_that_recompresses(
+    connection: Connection, topic: str, content: str
+) -> None:
     connection.create_topic(topic, configs={"compression.type": "zstd"})
-    bomb = gzip.compress(bytes(100_000_000), compresslevel=1)
-    assert connection.produce(topic, encode(THREE, Header(attributes=1), payload=bomb)).error_code != 0
+    batch = encode(THREE, Header(attributes=1), payload=gzip.compress(NO_RECORDS[content]))
+    assert connection.produce(topic, batch).error_code != 0
     assert connection.end_offset(topic) == 0
 
 

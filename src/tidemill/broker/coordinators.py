@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.driver import ControllerDriver
@@ -135,10 +135,16 @@ class GroupCoordinators:
             assert isinstance(response, Response)
             answer.set_result(response)
 
-    def shard_of(self, group_id: str) -> Groups | None:
-        """The machine that holds a group, for the broker's own questions (lag, rebalance events)."""
+    def machines(self) -> Iterator[Groups]:
+        """The machines of the shards that are loaded, for the broker's own questions (lag, rebalance events)."""
+        for shard in self._shards.values():
+            if shard.is_active:
+                yield shard.machine
+
+    def events_of(self, group_id: str) -> Sequence[RebalanceEvent]:
+        """Why a group rebalanced, the last times it did."""
         hosted = self._shards.get(partition_for_group(group_id, self.partition_count))
-        return hosted.machine if hosted is not None else None
+        return () if hosted is None else hosted.machine.environment.events_of(group_id)
 
     # -- following the metadata ------------------------------------------------------------------------------
 
@@ -241,6 +247,10 @@ class _HostedShard:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         partition.wait(self._grew)
+
+    @property
+    def is_active(self) -> bool:
+        return self._shard.is_active
 
     def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
         return self._partition.append_internal(records, now_ms)

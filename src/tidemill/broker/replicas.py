@@ -170,8 +170,8 @@ class Replicas:
             config,
             now_ms=self._clock.now_ms(),
             is_clean=data_dir.was_clean,
-            recovery_point=data_dir.recovery_points.get(tp, 0) if found_id is not None else 0,
-            log_start_offset=data_dir.log_starts.get(tp, 0) if found_id is not None else 0,
+            recovery_point=data_dir.recovery_points.get(tp, 0),
+            log_start_offset=data_dir.log_starts.get(tp, 0),
         )
         if log.recovered_bytes_cut:
             logger.warning(

@@ -173,7 +173,7 @@ def _even_out_topic(subscribers: Sequence[str], held: dict[str, list[int]], load
         held.setdefault(taker, []).append(held[giver].pop())
         loads[giver] -= 1
         loads[taker] += 1
-        # A giver that becomes the lightest would need an entry there, but it stays heavier than the taker was.
+        # The giver's entry among the lightest is now too high, which at worst leaves a move to the next pass.
         heapq.heapreplace(lightest, (load + 1, taker_order, taker))
         heapq.heappush(heaviest, (-loads[taker], taker_order, taker))
         has_moved = True

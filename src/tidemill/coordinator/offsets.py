@@ -301,14 +301,17 @@ class Offsets:
 def _to_value(
     partition: OffsetCommitRequestPartition, topic_id: TopicId, now_ms: int, expire_timestamp_ms: int
 ) -> OffsetCommitValue:
-    return OffsetCommitValue(
+    value = OffsetCommitValue(
         offset=partition.committed_offset,
-        leader_epoch=partition.committed_leader_epoch,
         metadata=partition.committed_metadata or "",
         commit_timestamp=now_ms,
         expire_timestamp=expire_timestamp_ms,
-        topic_id=topic_id,
     )
+    if expire_timestamp_ms == -1:
+        # The format with an expiry of its own has neither; what is replayed must be what is stored.
+        value.leader_epoch = partition.committed_leader_epoch
+        value.topic_id = topic_id
+    return value
 
 
 def _fetched(index: int, committed: CommittedOffset | None) -> OffsetFetchResponsePartitions:

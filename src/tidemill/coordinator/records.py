@@ -23,11 +23,12 @@ from tidemill.protocol.api.coordinator_records import (
 from tidemill.protocol.schema import NO_UUID, DataMessage
 from tidemill.protocol.wire import read_int16
 
-# Kafka 4 writes these versions, so that its releases and tools of the last years can read them. A topic id
-# needs version 4 of an offset, and is written only when it is known.
+# The versions that releases and tools of the last years can read. A topic id needs version 4 of an offset; only
+# version 1 has room for an expiry of its own, and none for a leader epoch or topic id.
 _GROUP_METADATA_VERSION = 3
 _OFFSET_COMMIT_VERSION = 3
 _OFFSET_COMMIT_VERSION_WITH_TOPIC_ID = 4
+_OFFSET_COMMIT_VERSION_WITH_EXPIRY = 1
 
 
 class Record(NamedTuple):
@@ -43,11 +44,16 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
         return encode_key(key), None
     version: int | None = None
     if isinstance(value, OffsetCommitValue):
-        has_topic_id = value.topic_id != NO_UUID
-        version = _OFFSET_COMMIT_VERSION_WITH_TOPIC_ID if has_topic_id else _OFFSET_COMMIT_VERSION
+        version = _offset_commit_version(value)
     elif isinstance(value, GroupMetadataValue):
         version = _GROUP_METADATA_VERSION
     return encode_key(key), encode_value(value, version)
+
+
+def _offset_commit_version(value: OffsetCommitValue) -> int:
+    if value.expire_timestamp != -1:
+        return _OFFSET_COMMIT_VERSION_WITH_EXPIRY
+    return _OFFSET_COMMIT_VERSION if value.topic_id == NO_UUID else _OFFSET_COMMIT_VERSION_WITH_TOPIC_ID
 
 
 def decode(key: bytes, value: bytes | None) -> Record | None:

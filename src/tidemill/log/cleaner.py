@@ -221,13 +221,9 @@ def _map_keys(files: Files, cleaning: Cleaning) -> tuple[OffsetMap, int]:
             if header.last_offset < start or header.is_control or _is_aborted(header, cleaning.aborted):
                 continue
             base_offset = header.base_offset
-            for record in _records(batch, header, cleaning.folder)[1]:
-                offset = base_offset + record.offset_delta
-                if (
-                    start <= offset < end
-                    and record.key is not None
-                    and not offset_map.put(record.key, offset)
-                ):
+            for _, _, _, offset_delta, key, _ in _records(batch, header, cleaning.folder)[1]:
+                offset = base_offset + offset_delta
+                if start <= offset < end and key is not None and not offset_map.put(key, offset):
                     return offset_map, offset
     return offset_map, end
 
@@ -320,16 +316,15 @@ class _Cleaner:
     def _kept(self, header: BatchHeader, records: Sequence[RawRecord]) -> list[RawRecord]:
         base_offset, end_offset, last_offset_of = header.base_offset, self._end_offset, self._map.get
         drops_tombstones = self._may_drop_tombstones(header)
-        return [
-            record
-            for record in records
-            if base_offset + record.offset_delta >= end_offset
-            or (
-                record.key is not None
-                and not (drops_tombstones and record.is_tombstone)
-                and base_offset + record.offset_delta >= last_offset_of(record.key)
-            )
-        ]
+        kept = []
+        for record in records:
+            _, _, _, offset_delta, key, is_tombstone = record
+            offset = base_offset + offset_delta
+            if offset >= end_offset or (
+                key is not None and not (drops_tombstones and is_tombstone) and offset >= last_offset_of(key)
+            ):
+                kept.append(record)
+        return kept
 
     def _may_drop_tombstones(self, header: BatchHeader) -> bool:
         horizon_ms = delete_horizon_of(header)
@@ -343,6 +338,6 @@ class _Cleaner:
         """Set in the cleaning that first covers the whole batch; from then on it stays."""
         if delete_horizon_of(header) is not None or header.last_offset >= self._end_offset:
             return None
-        if not any(record.is_tombstone for record in kept):
+        if not any(is_tombstone for *_, is_tombstone in kept):
             return None
         return min(self._cleaning.now_ms + self._cleaning.delete_retention_ms, _LONG_MAX)

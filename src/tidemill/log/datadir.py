@@ -174,7 +174,8 @@ class DataDir:
 
     def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
         """Not synced: the first sync of its log does that, and before it nothing in there was promised."""
-        if tp in self._checkpointed:
+        folder = self.folder_of(tp)
+        if tp in self._checkpointed and not self._files.exists(folder):
             # Of an older topic of this name: its offsets would hide the new one's records (failure 21).
             self._checkpointed.discard(tp)
             for offsets in (self.recovery_points, self.log_starts):
@@ -186,7 +187,6 @@ class DataDir:
         if self._first_dirty.pop(tp, None) is not None:
             # Left by an older topic of this name. Were it believed, tombstones would go before what they hide.
             self.write_first_dirty_offsets()
-        folder = self.folder_of(tp)
         self._files.make_folder(folder)
         file = self._files.open(f"{folder}/partition.metadata", create=True)
         file.truncate(0)
@@ -210,4 +210,4 @@ def _is_torn(metadata: bytes) -> bool:
     """Whether a `partition.metadata` was cut off while it was written: its beginning, and perhaps zeros."""
     written = metadata.rstrip(b"\0")
     start = _METADATA_START.encode()
-    return not written.endswith(b"\n") and (start.startswith(written) or written.startswith(start))
+    return start.startswith(written) or (written.startswith(start) and not written.endswith(b"\n"))

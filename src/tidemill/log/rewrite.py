@@ -12,7 +12,6 @@ against it, and a reader needs to know nothing of all this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from tidemill.errors import ProtocolError
 from tidemill.protocol import compression
@@ -26,19 +25,9 @@ from tidemill.protocol.records import (
 )
 from tidemill.types import NO_TIMESTAMP
 
-
-class RawRecord(NamedTuple):
-    """Where a record lies in the decompressed records of its batch, and the little that cleaning asks."""
-
-    start: int
-    # Behind the length, and behind the timestamp delta.
-    body_start: int
-    rest_start: int
-    end: int
-    timestamp_delta: int
-    offset_delta: int
-    key: bytes | None
-    is_tombstone: bool
+# (start, end, timestamp delta, offset delta, key, is a tombstone): where a record lies in the decompressed records of its
+# batch, and the little that cleaning asks. A plain tuple: one is made for every record of the log, twice.
+RawRecord = tuple[int, int, int, int, bytes | None, bool]
 
 
 def records_of(batch: memoryview, header: BatchHeader) -> bytes:
@@ -48,33 +37,46 @@ def records_of(batch: memoryview, header: BatchHeader) -> bytes:
 
 
 def walk(body: bytes, count: int) -> Iterator[RawRecord]:
-    """Every record of a batch, without its value and its headers; `ProtocolError` when they make no sense."""
-    position = 0
+    """Every record of a batch, without its value and its headers; `ProtocolError` when they make no sense.
+
+    Most varints have one byte: those are decoded in place, because a call costs more than all the rest.
+    """
+    position, size = 0, len(body)
     try:
         for _ in range(count):
             start = position
-            length, position = _varint(body, position)
-            body_start, end = position, position + length
-            if length < 0 or end > len(body):
+            if (byte := body[position]) < 0x80:
+                length, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                length, position = _varint(body, position)
+            end = position + length
+            if length < 0 or end > size:
                 raise ProtocolError(f"a record of {length} bytes does not fit its batch")
-            timestamp_delta, rest_start = _varint(body, position + 1)
-            offset_delta, position = _varint(body, rest_start)
-            key_length, position = _varint(body, position)
+            if (byte := body[position + 1]) < 0x80:
+                timestamp_delta, position = (byte >> 1) ^ -(byte & 1), position + 2
+            else:
+                timestamp_delta, position = _varint(body, position + 1)
+            if (byte := body[position]) < 0x80:
+                offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                offset_delta, position = _varint(body, position)
+            if (byte := body[position]) < 0x80:
+                key_length, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                key_length, position = _varint(body, position)
             key = None
             if key_length >= 0:
                 key = body[position : position + key_length]
                 position += key_length
-            value_length, position = _varint(body, position)
-            if position + max(0, value_length) > end:
-                raise ProtocolError("a field does not fit its record")
-            yield RawRecord(
-                start, body_start, rest_start, end, timestamp_delta, offset_delta, key, value_length < 0
-            )
+            # Of the value only the sign of its length is asked; a varint's first byte has it.
+            if position >= end:
+                raise ProtocolError("a key does not fit its record")
+            yield start, end, timestamp_delta, offset_delta, key, bool(body[position] & 1)
             position = end
     except IndexError as error:
         raise ProtocolError("a record is cut off") from error
-    if position != len(body):
-        raise ProtocolError(f"{len(body) - position} bytes follow the last record of a batch")
+    if position != size:
+        raise ProtocolError(f"{size - position} bytes follow the last record of a batch")
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:
@@ -114,7 +116,7 @@ def with_records(
     """The batch with only these of its records; `delete_horizon_ms` is set where none is yet."""
     max_timestamp = header.max_timestamp
     if not header.is_log_append_time:
-        max_timestamp = header.base_timestamp + max(record.timestamp_delta for record in kept)
+        max_timestamp = header.base_timestamp + max(timestamp_delta for _, _, timestamp_delta, *_ in kept)
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if delete_horizon_ms is None:
         content = b"".join(_runs(body, kept))
@@ -137,19 +139,22 @@ def with_records(
 def _runs(body: bytes, kept: Iterable[RawRecord]) -> Iterator[bytes]:
     """The kept records' bytes; neighbours as one piece."""
     start = end = 0
-    for record in kept:
-        if record.start != end:
+    for record_start, record_end, *_ in kept:
+        if record_start != end:
             yield body[start:end]
-            start = record.start
-        end = record.end
+            start = record_start
+        end = record_end
     yield body[start:end]
 
 
 def _with_timestamp_moved(body: bytes, record: RawRecord, moved_ms: int) -> bytes:
-    delta = _encode_varint(record.timestamp_delta + moved_ms)
-    rest = body[record.rest_start : record.end]
+    start, end, timestamp_delta, *_ = record
+    _, attributes_at = _varint(body, start)
+    _, rest_at = _varint(body, attributes_at + 1)
+    delta = _encode_varint(timestamp_delta + moved_ms)
+    rest = body[rest_at:end]
     length = _encode_varint(1 + len(delta) + len(rest))
-    return b"".join((length, body[record.body_start : record.body_start + 1], delta, rest))
+    return b"".join((length, body[attributes_at : attributes_at + 1], delta, rest))
 
 
 def without_records(header: BatchHeader) -> bytearray:

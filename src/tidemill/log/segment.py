@@ -155,8 +155,10 @@ class Segment:
             if newest is None and self.size:
                 raise CorruptIndex("sealing leaves a time entry in every segment that holds batches")
         except CorruptIndex:
-            for suffix in ("index", "timeindex"):
-                self._files.remove(self.path_of(suffix))
+            for path in self.paths[1:]:
+                # Cut, not removed: a full disk may have no room for a new one.
+                if self._files.exists(path):
+                    self._files.truncate(path, 0)
             self._open_index_files()
             self.rebuild_indexes()
             return

@@ -1,9 +1,9 @@
 """Alterations of configurations: all or nothing per resource, and their error codes.
 
 Most requests were also sent to Apache Kafka 4.3 and got the same codes. Differences: Kafka accepts unknown broker
-keys, answers an unknown operation with UNKNOWN_SERVER_ERROR, and does not answer an unknown resource type or a
-resource that occurs twice in AlterConfigs at all. For a broker that is not the one asked it says INVALID_REQUEST,
-which is the handler's to check; BROKER_ID_NOT_REGISTERED is the controller's own answer.
+keys, answers an unknown operation with UNKNOWN_SERVER_ERROR, and gives no answer at all to an AlterConfigs in
+which a resource occurs twice. For a broker that is not the one asked it says INVALID_REQUEST, which is the
+handler's to check; BROKER_ID_NOT_REGISTERED is the controller's own answer.
 """
 
 from __future__ import annotations

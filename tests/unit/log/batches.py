@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from tidemill.config import TopicConfig
@@ -78,6 +79,7 @@ def parse_segment(content: bytes) -> list[ParsedBatch]:
     return found
 
 
+@lru_cache(maxsize=4096)
 def castagnoli(data: bytes) -> int:
     """CRC-32C by its definition, a table of the reflected polynomial."""
     crc = 0xFFFFFFFF

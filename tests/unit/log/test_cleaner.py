@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tests.unit.log.compacted import (
@@ -83,10 +85,10 @@ def test_log_append_time_stays_the_batch_s(disk: SimulatedDisk) -> None:
 def test_records_without_a_key_go(disk: SimulatedDisk) -> None:
     """The topic was not compacted when they were written; Kafka drops them too."""
     log = open_log(disk)
-    put(log, (None, b"1"), (b"a", b"1"))
+    put(log, (None, b"1"), (b"a", b"1"), (None, b"2"))
     seal(log)
-    compact(disk, log)
-    assert offsets(log) == [1]
+    compact(disk, log, limit=2)
+    assert offsets(log) == [1, 2]
 
 
 def test_the_active_segment_and_what_is_above_the_limit_stay(disk: SimulatedDisk) -> None:
@@ -178,6 +180,33 @@ def test_a_full_map_ends_the_cleaning_where_it_got(disk: SimulatedDisk) -> None:
         ends.append(clean_to)
     assert ends == [3, 6, 9, 12]
     assert offsets(log) == [6, 7, 8, 9, 10, 11]
+
+
+def test_the_horizon_waits_until_the_whole_batch_is_cleaned(disk: SimulatedDisk) -> None:
+    """One batch has one horizon: set with its first tombstone, it would let the last one go too early."""
+    log = open_log(disk)
+    put(log, *[(b"%d" % n, None) for n in range(5)])
+    seal(log)
+    compact(disk, log, 0, now_ms=1_000, map_bytes=4 * 24)
+    ((header, _),) = batches(log)
+    assert not header.attributes & DELETE_HORIZON
+    assert compact(disk, log, 3, now_ms=7_000, map_bytes=4 * 24).end_offset == 5
+    ((header, _),) = batches(log)
+    assert header.base_timestamp == 7_000 + DELETE_RETENTION_MS
+
+
+def test_what_is_swapped_in_rests_on_synced_segments_only(disk: SimulatedDisk) -> None:
+    """An old value goes for a newer one, whose segment may be swapped later or never: it must be on disk by then."""
+    log = open_log(disk)
+    for number in range(12):
+        put(log, (b"a", b"v" * 60), (b"%d" % number, b"x"))
+    seal(log)
+    for folder in ("/", "/data", FOLDER):
+        disk.sync_folder(folder)
+    before = records(log)
+    prepare(disk, log)
+    survivor = open_log(disk.crash(Random(0), keep="nothing"), is_clean=False)
+    assert records(survivor) == before
 
 
 def test_aborted_records_go_and_displace_nothing_and_markers_stay(disk: SimulatedDisk) -> None:

@@ -1,0 +1,132 @@
+"""Offsets across the versions of their APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.scenarios.groups_world import World
+from tests.unit.coordinator.drive import answer_of, commit
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from tidemill.protocol.schema import decode, encode
+
+VERSIONS = range(OffsetFetchRequest.versions.min, OffsetFetchRequest.versions.max + 1)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.topics.create("t", 2)
+    assert commit(world, 42, metadata="m") == 0
+    return world
+
+
+def fetch_request(
+    version: int, world: World, topics: dict[str, list[int]] | None, **fields: Any
+) -> OffsetFetchRequest:
+    if version < 8:
+        old = None
+        if topics is not None:
+            old = [
+                OffsetFetchRequestTopic(name=name, partition_indexes=each) for name, each in topics.items()
+            ]
+        return OffsetFetchRequest(group_id="g", topics=old)
+    new = None
+    if topics is not None:
+        new = [
+            OffsetFetchRequestTopics(
+                name=name, topic_id=world.topics.id_of(name) or b"?" * 16, partition_indexes=each
+            )
+            for name, each in topics.items()
+        ]
+    return OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=new, **fields)])
+
+
+def fetched(response: Any, version: int, world: World) -> dict[tuple[str, int], tuple[int, str, int]]:
+    """Offset, metadata and error by partition, of the response as a client of that version reads it."""
+    response = decode(type(response), version, encode(response, version))
+    answers = {}
+    for topic in response.topics if version < 8 else response.groups[0].topics:
+        name = topic.name if version < 10 else world.topics.name_of(topic.topic_id) or "?"
+        for each in topic.partitions:
+            answers[name, each.partition_index] = (each.committed_offset, each.metadata, each.error_code)
+    return answers
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fetch_by_partition(version: int, world: World) -> None:
+    request = fetch_request(version, world, {"t": [0, 1]})
+    response = answer_of(world, "c", request, version)
+    assert fetched(response, version, world) == {("t", 0): (42, "m", 0), ("t", 1): (-1, "", 0)}
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version >= 2])
+def test_fetch_of_all_topics(version: int, world: World) -> None:
+    response = answer_of(world, "c", fetch_request(version, world, None), version)
+    assert fetched(response, version, world) == {("t", 0): (42, "m", 0)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_topic_that_never_was(version: int, world: World) -> None:
+    response = answer_of(world, "c", fetch_request(version, world, {"never": [0]}), version)
+    error = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else ErrorCode.NONE
+    assert list(fetched(response, version, world).values()) == [(-1, "", error)]
+
+
+def test_with_topic_ids_a_topic_that_is_gone_cannot_be_named(world: World) -> None:
+    world.topics.delete("t")
+    by_name = answer_of(world, "c", fetch_request(9, world, None), 9)
+    assert fetched(by_name, 9, world) == {("t", 0): (42, "m", 0)}
+    by_id = answer_of(world, "c", fetch_request(10, world, None), 10)
+    assert fetched(by_id, 10, world) == {}
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_commit_in_every_version(version: int, world: World) -> None:
+    partition = OffsetCommitRequestPartition(
+        partition_index=1, committed_offset=7, committed_leader_epoch=3 if version >= 6 else -1
+    )
+    topic = OffsetCommitRequestTopic(partitions=[partition])
+    if version >= 10:
+        topic.topic_id = world.topics.id_of("t") or b""
+    else:
+        topic.name = "t"
+    response = answer_of(world, "c", OffsetCommitRequest(group_id="g", topics=[topic]), version)
+    encode(response, version)
+    assert response.topics[0].partitions[0].error_code == 0
+    stored = world.groups.offsets.of_group("g")["t"][1]
+    assert (stored.offset, stored.leader_epoch) == (7, 3 if version >= 6 else -1)
+    assert stored.topic_id == world.topics.id_of("t")
+    world.move_coordinator()
+    assert world.groups.offsets.of_group("g")["t"][1] == stored
+
+
+def test_partitions_that_do_not_exist_are_refused_whatever_the_group_says(world: World) -> None:
+    partitions = [OffsetCommitRequestPartition(partition_index=index) for index in (-1, 0, 2)]
+    request = OffsetCommitRequest(
+        group_id="g",
+        generation_id_or_member_epoch=5,
+        member_id="stranger",
+        topics=[OffsetCommitRequestTopic(name="t", partitions=partitions)],
+    )
+    response = answer_of(world, "c", request, 9)
+    assert [each.error_code for each in response.topics[0].partitions] == [
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+
+
+def test_an_empty_commit_is_no_error(world: World) -> None:
+    assert answer_of(world, "c", OffsetCommitRequest(group_id="never"), 9).topics == []
+    assert "never" not in world.groups.groups
