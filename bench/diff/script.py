@@ -117,7 +117,9 @@ class Script:
             self._connection.close()
 
     def name(self, label: str) -> str:
-        return f"{self.api.replace('_', '-')}-{self.case_name.replace(' ', '-')}-v{self.version}-{label}"
+        """A topic's name, new in each run so that a broker can be asked again."""
+        script = f"{self.api.replace('_', '-')}-{self.case_name.replace(' ', '-')}"
+        return f"{script}-v{self.version}-{self.now_ms:x}-{label}"
 
     def note(self, label: str, tree: Tree, request: Any = None) -> None:
         key = Key(self.api, self.version, f"{self.case_name}: {label}" if label else self.case_name)

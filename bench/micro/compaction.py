@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import tempfile
 import time
@@ -42,13 +43,16 @@ def write_log(folder: Path, size: int, value_bytes: int, records_per_key: int, c
     log = Log(DiskFiles(), str(folder), config, now_ms=0)
     batch_records = _BATCH_BYTES // value_bytes
     keys = max(1, size // value_bytes // records_per_key)
-    value = (b"tidemill %d " * (value_bytes // 12 + 1))[:value_bytes]
+    # Hexadecimal digits: a codec halves them, as it does with much real data.
+    digits = random.Random(0).randbytes(1 << 19).hex().encode()
     written = number = 0
     while written < size:
         records = []
         for delta in range(batch_records):
             # A step coprime to the number of keys visits them all in an order that no cache likes.
             number += 1
+            start = number * 104_729 % (len(digits) - value_bytes)
+            value = digits[start : start + value_bytes]
             records.append(Record(delta, number, b"key-%012d" % (number * 7919 % keys), value))
         data = memoryview(build_batch(records, codec=codec))
         log.append(data, split_batches(data), 0, number)

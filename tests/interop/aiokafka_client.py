@@ -12,7 +12,15 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
-from tests.interop.clients import LIMIT_S, Client, ClientError, Delivery, Message, Received
+from tests.interop.clients import (
+    LIMIT_S,
+    Client,
+    ClientError,
+    Delivery,
+    GroupDescription,
+    Message,
+    Received,
+)
 
 Result = TypeVar("Result")
 
@@ -45,6 +53,9 @@ class AiokafkaClient(Client):
     gaps: ClassVar[Mapping[str, str]] = {
         "alter_configs": "its admin client has AlterConfigs only, not the incremental one",
         "offset_of_newest": "it asks for offsets by timestamp, earliest and latest only",
+        "delete_group": "its admin client cannot delete groups",
+        "alter_group_offsets": "its admin client cannot commit",
+        "delete_group_offsets": "its admin client cannot delete offsets",
     }
 
     def __init__(self, bootstrap: str) -> None:
@@ -194,6 +205,19 @@ class AiokafkaClient(Client):
         place = aiokafka.TopicPartition(topic, partition)
         found = self._run(self._ask("offsets_for_times", {place: timestamp_ms}))[place]
         return None if found is None else int(found.offset)
+
+    def list_groups(self) -> set[str]:
+        return {name for name, *_ in self._run(self._admin.list_consumer_groups())}
+
+    def describe_group(self, group: str) -> GroupDescription:
+        (response,) = self._run(self._admin.describe_consumer_groups([group]))
+        ((code, _, state, _, _, members, *_),) = response.groups
+        _check(code)
+        return GroupDescription(state.lower(), len(members))
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        found = self._run(self._admin.list_consumer_group_offsets(group))
+        return {(place.topic, place.partition): (one.offset, one.metadata) for place, one in found.items()}
 
 
 async def _assign(consumer: aiokafka.AIOKafkaConsumer, place: aiokafka.TopicPartition, offset: int) -> None:

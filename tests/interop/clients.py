@@ -17,6 +17,10 @@ MESSAGE_TOO_LARGE = 10
 TOPIC_ALREADY_EXISTS = 36
 INVALID_PARTITIONS = 37
 INVALID_CONFIG = 40
+UNKNOWN_MEMBER_ID = 25
+NON_EMPTY_GROUP = 68
+GROUP_ID_NOT_FOUND = 69
+GROUP_SUBSCRIBED_TO_TOPIC = 86
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 LIMIT_S = 30.0
@@ -59,6 +63,12 @@ class Received:
     headers: Headers = field(default=(), compare=False)
     timestamp_ms: int = field(default=-1, compare=False)
     is_append_time: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True)
+class GroupDescription:
+    state: str
+    member_count: int
 
 
 class Reader(Protocol):
@@ -156,3 +166,24 @@ class Client:
     def offset_of_newest(self, topic: str, partition: int) -> int:
         """The offset of the record with the largest timestamp."""
         self._gap("offset_of_newest")
+
+    def list_groups(self) -> set[str]:
+        self._gap("list_groups")
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """States under the names of the classic protocol, without spaces or capitals: `stable`, `empty`, `dead`."""
+        self._gap("describe_group")
+
+    def delete_group(self, group: str) -> None:
+        self._gap("delete_group")
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        """(topic, partition) → (offset, metadata) of everything that is committed."""
+        self._gap("group_offsets")
+
+    def alter_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commits from outside of the group."""
+        self._gap("alter_group_offsets")
+
+    def delete_group_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
+        self._gap("delete_group_offsets")

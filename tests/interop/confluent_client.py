@@ -9,12 +9,20 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import confluent_kafka
 import confluent_kafka.admin
 
-from tests.interop.clients import LIMIT_S, Client, ClientError, Delivery, Message, Received
+from tests.interop.clients import (
+    LIMIT_S,
+    Client,
+    ClientError,
+    Delivery,
+    GroupDescription,
+    Message,
+    Received,
+)
 
 # Its annotations say less than it does: optional where it never is, unexported where it is public.
 ck: Any = confluent_kafka
@@ -55,6 +63,9 @@ class _Reader:
 
 class ConfluentClient(Client):
     name = "confluent-kafka"
+    gaps: ClassVar[Mapping[str, str]] = {
+        "delete_group_offsets": "its Python binding leaves OffsetDelete out",
+    }
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
@@ -212,3 +223,33 @@ class ConfluentClient(Client):
     def offset_of_newest(self, topic: str, partition: int) -> int:
         asked = {ck.TopicPartition(topic, partition): ck_admin.OffsetSpec.max_timestamp()}
         return int(_done(self._admin.list_offsets(asked)).offset)
+
+    def list_groups(self) -> set[str]:
+        listed = self._admin.list_consumer_groups().result(LIMIT_S)
+        assert not listed.errors, listed.errors
+        return {group.group_id for group in listed.valid}
+
+    def describe_group(self, group: str) -> GroupDescription:
+        described = _done(self._admin.describe_consumer_groups([group]))
+        return GroupDescription(
+            described.state.name.lower().replace("_", ""),
+            len(described.members),
+        )
+
+    def delete_group(self, group: str) -> None:
+        _done(self._admin.delete_consumer_groups([group]))
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        found = _done(self._admin.list_consumer_group_offsets([ck.ConsumerGroupTopicPartitions(group)]))
+        return {
+            (one.topic, one.partition): (one.offset, one.metadata or "") for one in found.topic_partitions
+        }
+
+    def alter_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        places = [ck.TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+        altered = _done(
+            self._admin.alter_consumer_group_offsets([ck.ConsumerGroupTopicPartitions(group, places)])
+        )
+        for one in altered.topic_partitions:
+            if one.error:
+                raise ClientError(one.error.code(), one.error.str())

@@ -9,13 +9,23 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from tests.interop.clients import LIMIT_S, Client, ClientError, Delivery, Message, Received
+from tests.interop.clients import (
+    LIMIT_S,
+    Client,
+    ClientError,
+    Delivery,
+    GroupDescription,
+    Message,
+    Received,
+)
 
 with warnings.catch_warnings():
     # It loads its schemas, while it is imported, through a function that newer Pythons deprecate.
     warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka.errors
     from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, OffsetSpec
     from kafka.errors import KafkaError
+    from kafka.structs import OffsetAndMetadata
 
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
@@ -27,6 +37,12 @@ def _call(work: Callable[[], Result]) -> Result:
         return work()
     except KafkaError as refused:
         raise ClientError(getattr(refused, "errno", -1), repr(refused)) from None
+
+
+def _refuse(outcomes: Mapping[TopicPartition, Any]) -> None:
+    for place, error in outcomes.items():
+        if error.errno:
+            raise ClientError(error.errno, f"{place}: {error.__name__}")
 
 
 class _Reader:
@@ -185,3 +201,32 @@ class KafkaPythonClient(Client):
         place = TopicPartition(topic, partition)
         found = _call(lambda: self._admin.list_partition_offsets({place: OffsetSpec.MAX_TIMESTAMP}))
         return int(found[place].offset)
+
+    def list_groups(self) -> set[str]:
+        return {group["group_id"] for group in _call(self._admin.list_groups)}
+
+    def describe_group(self, group: str) -> GroupDescription:
+        described = _call(lambda: self._admin.describe_groups([group]))[group]
+        return GroupDescription(described["group_state"].lower(), len(described["members"]))
+
+    def delete_group(self, group: str) -> None:
+        outcome = _call(lambda: self._admin.delete_groups([group]))[group]
+        if outcome != "OK":
+            raise ClientError(getattr(kafka.errors, outcome).errno, outcome)
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        found = _call(lambda: self._admin.list_group_offsets([group]))[group]
+        return {
+            (place.topic, place.partition): (one.offset, one.metadata or "") for place, one in found.items()
+        }
+
+    def alter_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        named = {
+            TopicPartition(topic, partition): OffsetAndMetadata(offset, "", -1)
+            for partition, offset in offsets.items()
+        }
+        _refuse(_call(lambda: self._admin.alter_group_offsets(group, named)))
+
+    def delete_group_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
+        places = [TopicPartition(topic, partition) for partition in partitions]
+        _refuse(_call(lambda: self._admin.delete_group_offsets(group, places)))

@@ -48,6 +48,7 @@ class Client:
         self.member_id = ""
         self.generation = -1
         self.members: list[str] = []
+        self.protocol_name = "range"
 
 
 class GroupLives(RuleBasedStateMachine):
@@ -85,6 +86,7 @@ class GroupLives(RuleBasedStateMachine):
                     client.member_id = ""
                 if not response.error_code:
                     client.generation = response.generation_id
+                    client.protocol_name = response.protocol_name or ""
                     client.members = [each.member_id for each in response.members]
             if isinstance(response, SyncGroupResponse) and not response.error_code:
                 self.note_assignment(asked.client, asked.request, response.assignment)
@@ -129,6 +131,8 @@ class GroupLives(RuleBasedStateMachine):
                 generation_id=client.generation,
                 member_id=client.member_id,
                 group_instance_id=self.instance(name),
+                protocol_type="consumer",
+                protocol_name=client.protocol_name,
                 assignments=[
                     SyncGroupRequestAssignment(member_id=member_id, assignment=",".join(share).encode())
                     for member_id, share in shares.items()

@@ -13,7 +13,7 @@ from tests.unit.log.batches import T0, ParsedBatch, append, batch, parse_segment
 from tidemill.config import TopicConfig
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log, OffsetOutOfRange
-from tidemill.protocol.records import header_at, iterate_records
+from tidemill.protocol.records import Record, header_at, iterate_records
 from tidemill.sim.disk import SimulatedDisk
 
 CONFIG = TopicConfig(
@@ -108,13 +108,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.config = TopicConfig(retention_ms=0)
         sizes, expected = [segment.size for segment in self.log.segments], 0
         for segment in self.log.segments:
-            end = segment.base_offset
-            newest = [
-                r.timestamp
-                for _, header, raw in segment.batches()
-                for r in iterate_records(raw, header)
-            ]
-            del end
+            newest = [r.timestamp for _, h, raw in segment.batches() for r in iterate_records(raw, h)]
             if not newest or T0 + age_ms <= max(newest):
                 break
             expected += 1
@@ -136,7 +130,7 @@ class LogMachine(RuleBasedStateMachine):
         held = [b for b in self.batches if header_at(b).base_offset >= first]
         kept = [b for b in held if header_at(b).next_offset <= end_offset]
         self.batches = [b for b in self.batches if header_at(b).base_offset < first] + kept
-        self.log_start = min(self.log_start, self.end)
+        self.log_start = min(self.log_start, header_at(kept[-1]).next_offset if kept else first)
         self.synced_end = min(self.synced_end, self.end)
         self._recount_sequences()
 
@@ -234,8 +228,8 @@ class LogMachine(RuleBasedStateMachine):
         newest = header_at(self.batches[-1]).next_offset if self.batches else 0
         return max(newest, self.log_start)
 
-    def _visible(self) -> list[object]:  # type: ignore[override]
-        records = []
+    def _visible(self) -> list[Record]:
+        records: list[Record] = []
         for raw in self.batches:
             if header_at(raw).next_offset > self.log_start:
                 records += [r for r in iterate_records(memoryview(raw)) if r.offset >= self.log_start]

@@ -48,6 +48,7 @@ class Client:
         self.member_id = ""
         self.generation = -1
         self.instance: str | None = None
+        self.protocol: tuple[str | None, str | None] = ("consumer", "range")
 
 
 def duration_ms(text: str) -> int:
@@ -86,11 +87,16 @@ class Script:
 
     def _remember(self, asked: Asked, response: Any) -> None:
         if isinstance(response, JoinGroupResponse):
+            assert isinstance(asked.request, JoinGroupRequest)
             client = self.clients[asked.client]
             if response.member_id:
                 client.member_id = response.member_id
             if not response.error_code:
                 client.generation = response.generation_id
+                if asked.api_version >= 7:
+                    client.protocol = (response.protocol_type, response.protocol_name)
+                else:
+                    client.protocol = (asked.request.protocol_type, response.protocol_name)
 
     def _client(self, command: Command) -> Client:
         client = self.clients.setdefault(command.words[0], Client())
@@ -177,8 +183,8 @@ class Script:
             generation_id=int(command.options.get("generation", client.generation)),
             member_id=client.member_id,
             group_instance_id=client.instance,
-            protocol_type=command.options.get("type"),
-            protocol_name=command.options.get("protocol"),
+            protocol_type=command.options.get("type", client.protocol[0]) or None,
+            protocol_name=command.options.get("protocol", client.protocol[1]) or None,
             assignments=assignments,
         )
         return self._ask(command, request)

@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidemill.broker import handlers
+from tidemill.broker.cleaning_process import clean_in_process
 from tidemill.broker.clock import Clock, SystemClock
+from tidemill.broker.compaction import Compactor
 from tidemill.broker.context import Broker
 from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.dispatch import Dispatcher
@@ -39,7 +41,7 @@ from tidemill.types import TopicPartition, uuid_text
 
 logger = logging.getLogger(__name__)
 
-_BLOCKING_THREADS = 4
+_BLOCKING_THREADS = 8
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 _METADATA_PARTITION = TopicPartition("__cluster_metadata", 0)
 
@@ -114,6 +116,16 @@ class Node:
         driver.write_snapshot_if_due()
         replicas.load(driver.image)
         replicas.start()
+        self._compactor = Compactor(
+            config,
+            self._files,
+            data_dir,
+            self._clock,
+            replicas.partitions,
+            self._run_blocking,
+            clean_in_process if isinstance(self._files, DiskFiles) else None,
+        )
+        self._compactor.start()
         self._groups.load(driver.image)
         self._server.start_accepting()
 
@@ -206,7 +218,8 @@ class Node:
         await self._dispatcher.drain()
         self._server.close()
         self._groups.close()
-        is_clean = self._replicas.close()
+        await self._compactor.stop()
+        is_clean = await self._replicas.close()
         self._driver.close()
         if is_clean and self.failure is None:
             self._data_dir.mark_clean()

@@ -21,6 +21,7 @@ from tidemill.log.log import Log
 from tidemill.protocol import compression
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
+    TRANSACTIONAL,
     BatchHeader,
     InvalidBatch,
     Record,
@@ -99,7 +100,7 @@ class Partition:
         self._rewrites_batches = self._rewrites_timestamps or self._codec is not None
         self._needs_keys = config.is_compacted
         if self.log is not None:
-            self.log.config = config
+            self.log.configure(config)
 
     # -- producing -------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Partition:
         return ProduceResult(self.index, code, message=message, record_errors=record_errors)
 
     def _accepted(self, log: Log, base_offset: int, end_offset: int, now_ms: int) -> ProduceResult:
-        append_time_ms = now_ms if self.config.is_log_append_time else -1
+        append_time_ms = now_ms if self._rewrites_timestamps else -1
         sync_to = None
         if (
             log.log_end_offset - log.recovery_point >= self.config.flush_messages
@@ -189,7 +190,7 @@ class Partition:
                 f"a batch of {len(data)} bytes does not fit a segment of {config.segment_bytes}",
             )
         check_produced(header)
-        if header.is_transactional:
+        if header.attributes & TRANSACTIONAL:
             raise InvalidBatch(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
         if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
             raise InvalidBatch(

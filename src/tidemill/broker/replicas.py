@@ -279,13 +279,14 @@ class Replicas:
         self._spawn(remove())
 
     def flush_overdue(self) -> None:
-        """Topics with `flush.ms`: sync what has waited that long."""
+        """Sync what has waited for `flush.ms`, and every sealed segment: recovery then reads the active one only."""
         now_ms = self._clock.now_ms()
         for partition in self.partitions():
             log = partition.log
             if log is None or log.recovery_point >= log.log_end_offset:
                 continue
-            if now_ms - log.last_flush_ms >= partition.config.flush_ms:
+            is_sealed = log.recovery_point < log.active.base_offset
+            if is_sealed or now_ms - log.last_flush_ms >= partition.config.flush_ms:
                 self._syncer.sync(log, lambda _error: None)
 
     def expire_producers(self) -> None:
@@ -307,10 +308,14 @@ class Replicas:
                 log_starts[partition.name] = partition.log.log_start_offset
         return recovery_points, log_starts
 
-    def close(self) -> bool:
+    async def close(self) -> bool:
         """A clean shutdown; whether every log was closed as it should be."""
         for task in self._tasks:
             task.cancel()
+        # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
+        logs = [partition.log for partition in self.partitions() if partition.log is not None]
+        unsynced = (self._syncer.sync_now(log) for log in logs if log.is_unsynced)
+        await asyncio.gather(*unsynced, return_exceptions=True)
         is_clean = True
         for partition in self.partitions():
             if partition.log is None:

@@ -21,6 +21,7 @@ from tidemill.errors import StorageError
 logger = logging.getLogger(__name__)
 
 _ACCEPTS_PER_WAKEUP = 64
+_BACKLOG_MIN = 1024
 _ACCEPT_PAUSE_S = 1.0
 _HOUSEKEEPING_S = 1.0
 _BUFFER_IDLE_S = 5.0
@@ -66,7 +67,8 @@ class Server:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-            listener.listen(self._limits.backlog)
+            # Kafka's default of 50 makes a thousand clients that come at once wait for their SYN to be sent again.
+            listener.listen(max(self._limits.backlog, _BACKLOG_MIN))
             listener.setblocking(False)
         except OSError as error:
             listener.close()

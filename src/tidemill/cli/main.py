@@ -1,37 +1,88 @@
-"""The `tidemill` command: one module per subcommand, imported only when it is used, so that starting stays quick."""
+"""The `tidemill` command: one module per subcommand, imported only when it is used, so that starting stays quick.
+
+A command prints its result on standard output and everything else on standard error. Exit codes: 0 done, 1 failed, 2 used
+wrongly, 130 stopped with Ctrl-C, 141 when the reader of its output has gone, as the shell would report for any program.
+A failure is one line that names the command, what happened and, where there is one, the way out.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from tidemill import __version__
-from tidemill.errors import TidemillError
+from tidemill.cli.failures import UsageError
+from tidemill.errors import ApiError, TidemillError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
 
 # Subcommand: (module with `add_arguments(parser)` and `run(arguments) -> exit code`, what it does)
-COMMANDS = {"serve": ("tidemill.cli.serve", "run a broker")}
+COMMANDS = {
+    "serve": ("tidemill.cli.serve", "run a broker"),
+    "topics": ("tidemill.cli.topics", "list, describe, create, grow and delete topics"),
+    "produce": ("tidemill.cli.produce", "write records to a topic"),
+    "consume": ("tidemill.cli.consume", "print the records of a topic"),
+    "groups": ("tidemill.cli.groups", "list, describe, reset and delete consumer groups"),
+    "configs": ("tidemill.cli.configs", "show and change settings of topics, brokers and groups"),
+    "cluster": ("tidemill.cli.cluster", "describe the cluster"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser(words).parse_args(words)
+    program = getattr(parsed, "program", f"tidemill {parsed.command}")
+    try:
+        exit_code: int = importlib.import_module(COMMANDS[parsed.command][0]).run(parsed)
+        sys.stdout.flush()
+    except UsageError as error:
+        _report(program, f"{error} (see {program} --help)")
+        return EXIT_USAGE
+    except TidemillError as error:
+        _report(program, _text(error))
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return exit_code
+
+
+def _parser(words: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tidemill", description="A distributed message queue that speaks the Kafka wire protocol."
     )
     parser.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    used = next((word for word in words if not word.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
-        if name in words:
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == used:
             importlib.import_module(module).add_arguments(command)
-    parsed = parser.parse_args(words)
-    try:
-        exit_code: int = importlib.import_module(COMMANDS[parsed.command][0]).run(parsed)
-    except TidemillError as error:
-        print(f"tidemill {parsed.command}: {error}", file=sys.stderr)
-        return 1
-    return exit_code
+    return parser
+
+
+def _text(error: TidemillError) -> str:
+    if isinstance(error, ApiError):
+        return f"{error.message} ({error.code.name})"
+    return str(error)
+
+
+def _report(program: str, text: str) -> None:
+    print(f"{program}: {' '.join(text.split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

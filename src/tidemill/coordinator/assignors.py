@@ -1,15 +1,17 @@
 """Which member of a consumer group is to consume which partition: the server-side assignors.
 
 An assignor is a pure function of the members' subscriptions, the number of partitions of each topic and the target
-assignment so far. Every partition of a subscribed topic goes to exactly one member that subscribes to it. Both assignors are
-sticky: a partition leaves its member only when that member is gone, no longer subscribes, or has more than its share.
+assignment so far. Every partition of a subscribed topic goes to exactly one member that subscribes to it. Both
+assignors are sticky: a partition leaves its member only when that member is gone, no longer subscribes, or has more
+than its share.
 
 - `uniform` balances the number of partitions per member. When all subscribe to the same topics no two members differ by
   more than one, and no fewer partitions could have moved. Otherwise no single move could make the loads more even.
 - `range` shares out each topic by itself, in ranges, and treats topics with as many partitions and the same subscribers
   alike: partition n of each goes to the same member, so that they can be joined.
 
-The result depends on nothing but the arguments and their order: nothing here iterates over a set of topics or members.
+The result depends on nothing but the arguments and their order: nothing here iterates over a set of topics or
+members.
 """
 
 from __future__ import annotations
@@ -141,8 +143,11 @@ def _even_out(spec: AssignmentSpec, kept: dict[str, list[_Partition]]) -> None:
         for topic_id, partition in partitions:
             held[topic_id].setdefault(member_id, []).append(partition)
     subscribers = _subscribers(spec)
-    while any([_even_out_topic(subscribers[topic_id], held[topic_id], loads) for topic_id in subscribers]):
-        pass
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for topic_id, members in subscribers.items():
+            has_moved |= _even_out_topic(members, held[topic_id], loads)
     for partitions in kept.values():
         partitions.clear()
     for topic_id, by_member in held.items():

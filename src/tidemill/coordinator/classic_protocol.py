@@ -282,9 +282,8 @@ class ClassicProtocol(Rebalances):
         member = group.check_member(request.member_id, request.group_instance_id)
         if request.generation_id != group.generation:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
-        if request.protocol_type not in (None, group.group_protocol_type) or request.protocol_name not in (
-            None,
-            group.protocol_name,
+        if _differ(request.protocol_type, group.group_protocol_type) or _differ(
+            request.protocol_name, group.protocol_name
         ):
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if group.is_preparing:
@@ -377,6 +376,10 @@ class ClassicProtocol(Rebalances):
             group.check_member(member_id, identity.group_instance_id)
         self.drop(out, group, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
         return member_id
+
+
+def _differ(told: str | None, known: str | None) -> bool:
+    return told is not None and known is not None and told != known
 
 
 def _reason(text: str | None) -> str:

@@ -1,24 +1,24 @@
 """A group of the consumer protocol (KIP-848): its members, the target assignment, and who holds which partition.
 
-Three numbers drive it. The *group epoch* grows whenever the assignment has to be computed anew: a member came, went or subscribed
-otherwise, or a subscribed topic changed. The *assignment epoch* is the group epoch for which the target assignment was
-computed. A *member epoch* is the assignment epoch that a member has reached; it lags while the member still holds
-partitions that it is to give up.
+Three numbers drive it. The *group epoch* grows whenever the assignment has to be computed anew: a member came, went
+or subscribed otherwise, or a subscribed topic changed. The *assignment epoch* is the group epoch for which the target
+assignment was computed. A *member epoch* is the assignment epoch that a member has reached; it lags while the member
+still holds partitions that it is to give up.
 
     Empty        no members
     Assigning    the group epoch is ahead of the assignment epoch
     Reconciling  a member is not yet where the target wants it
     Stable       everybody has what the target gives them
 
-All of it is replicated, one record per part, except what is marked as soft. This module replays the records and answers questions;
-what is written, and when, is decided in consumer_protocol.py.
+All of it is replicated, one record per part, except what is marked as soft. This module replays the records and
+answers questions; what is written, and when, is decided in consumer_protocol.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tidemill.coordinator.assignors import NO_PARTITIONS, Partitions
@@ -63,8 +63,15 @@ class ResolvedRegex(NamedTuple):
 class ConsumerGroup(Group):
     type = GroupType.CONSUMER
 
-    def __init__(self, group_id: str, environment: Environment) -> None:
+    def __init__(
+        self,
+        group_id: str,
+        environment: Environment,
+        start_timers: Callable[[ConsumerGroup, int], None] = lambda _group, _now_ms: None,
+    ) -> None:
+        """`start_timers` belongs to whoever knows what happens when one ends."""
         super().__init__(group_id, environment)
+        self._start_timers = start_timers
         self.group_epoch = 0
         self.metadata_hash = 0
         self.assignment_epoch = 0
@@ -151,6 +158,7 @@ class ConsumerGroup(Group):
                 self._disown(member_id, old.pending_revocation)
         if new is None:
             self.members.pop(member_id, None)
+            self.cancel_member_timers(member_id)
             return
         self.members[member_id] = new
         self._count(new, 1)
@@ -239,6 +247,10 @@ class ConsumerGroup(Group):
         return self._regex_subscribers.get(regex, 0)
 
     @property
+    def has_regexes(self) -> bool:
+        return bool(self._regex_subscribers)
+
+    @property
     def subscribed_regexes(self) -> list[str]:
         return list(self._regex_subscribers)
 
@@ -299,7 +311,9 @@ class ConsumerGroup(Group):
         if epoch > member.member_epoch:
             raise ApiError(_stale(member))
 
-    def check_offset_commit_partition(self, committer: Committer, topic_id: TopicId, partition: int) -> ErrorCode:
+    def check_offset_commit_partition(
+        self, committer: Committer, topic_id: TopicId, partition: int
+    ) -> ErrorCode:
         """A member whose epoch moved on may still commit what it has held since an epoch that it knew (KIP-1251)."""
         member = self.members.get(committer.member_id)
         if member is None or committer.generation_or_epoch == member.member_epoch:
@@ -342,10 +356,15 @@ class ConsumerGroup(Group):
     def regex_key(self) -> tuple[str, str]:
         return ("consumer regex", self.group_id)
 
+    @property
+    def downgrade_key(self) -> tuple[str, str]:
+        return ("consumer downgrade", self.group_id)
+
     def cancel_timers(self) -> None:
         for member_id in self.members:
             self.cancel_member_timers(member_id)
         self.environment.timers.cancel(self.regex_key)
+        self.environment.timers.cancel(self.downgrade_key)
 
     def cancel_member_timers(self, member_id: str) -> None:
         cancel = self.environment.timers.cancel
@@ -355,7 +374,10 @@ class ConsumerGroup(Group):
         cancel(self.sync_key(member_id))
 
     def start_timers(self, now_ms: int) -> None:
-        """consumer_protocol.py starts them: it knows what happens when one ends."""
+        # What became of the topics in the meantime is not known.
+        self.changed_topics = None
+        self.are_regexes_stale = True
+        self._start_timers(self, now_ms)
 
     def describe(self) -> DescribeGroupsDescribedGroup | None:
         return None
@@ -373,7 +395,9 @@ class ConsumerGroup(Group):
             assert bool(member.pending_revocation) <= is_revoking, member_id
             assert member.member_epoch <= self.group_epoch, member_id
         assert owned == self.owners, self.group_id
-        statics = {each.instance_id: name for name, each in self.members.items() if each.instance_id is not None}
+        statics = {
+            each.instance_id: name for name, each in self.members.items() if each.instance_id is not None
+        }
         assert statics == self.static_member_ids, self.group_id
         assert self.target.keys() <= self.members.keys(), self.group_id
         given = [(t, p) for target in self.target.values() for t, ps in target.items() for p in ps]

@@ -3,15 +3,16 @@
 A member is a value; every change makes a new one. Its fields come from two records: the metadata record (who it is
 and what it subscribes to) and the current assignment record (its epoch, and which partitions it holds).
 
-`assigned` are the partitions that the member may consume, `pending_revocation` those that it was told to give up and has not
-yet reported as given up. A partition in either belongs to the member: nobody else gets it. With each goes the assignment epoch
-in which the member got it, which tells a late commit of the owner from one of a former owner (KIP-1251).
+`assigned` are the partitions that the member may consume, `pending_revocation` those that it was told to give up and
+has not yet reported as given up. A partition in either belongs to the member: nobody else gets it. With each goes the
+assignment epoch in which the member got it, which tells a late commit of the owner from one of a former owner
+(KIP-1251).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from tidemill.protocol.api.coordinator_records import (
@@ -62,8 +63,8 @@ class ConsumerMember:
     member_epoch: int = 0
     previous_member_epoch: int = -1
     state: MemberState = MemberState.STABLE
-    assigned: OwnedPartitions = NOTHING_OWNED
-    pending_revocation: OwnedPartitions = NOTHING_OWNED
+    assigned: OwnedPartitions = field(default_factory=lambda: NOTHING_OWNED)
+    pending_revocation: OwnedPartitions = field(default_factory=lambda: NOTHING_OWNED)
 
     @property
     def is_classic(self) -> bool:

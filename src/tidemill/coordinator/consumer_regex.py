@@ -1,13 +1,14 @@
 """Regular expressions that members subscribe with: RE2's syntax, in linear time.
 
-A member's expression is a stranger's program that runs in the broker, over every topic name. Kafka uses RE2 because it never
-backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So expressions are compiled here, to the
-classic list of instructions (a character, a split, an anchor), which is stepped with all threads at once. The sets of threads
-that come up are remembered as the states of an automaton, so that most steps are one dictionary look-up.
+A member's expression is a stranger's program that runs in the broker, over every topic name. Kafka uses RE2 because
+it never backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So expressions are
+compiled here, to the classic list of instructions (a character, a split, an anchor), which is stepped with all
+threads at once. The sets of threads that come up are remembered as the states of an automaton, so that most steps are
+one dictionary look-up.
 
-An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist in RE2 and are
-refused; so are word boundaries, which RE2 has. Names consist of few characters, so a class is the set of those that it
-admits, and a character that no name has simply matches nothing.
+An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist in RE2
+and are refused; so are word boundaries, which RE2 has. Names consist of few characters, so a class is the set of
+those that it admits, and a character that no name has simply matches nothing.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ class TopicRegex:
             return self._emit(_Split(tuple(self._compile(each, after) for each in operand)))
         assert kind == "repeat", kind
         assert isinstance(operand, tuple)
-        return self._compile_repeat(*operand, after)
+        repeated, least, most = operand
+        return self._compile_repeat(repeated, least, most, after)
 
     def _compile_repeat(self, node: _Node, least: int, most: int | None, after: int) -> int:
         if most is None:
@@ -232,7 +234,9 @@ class _Parser:
             return None
         end = self._text.find("}", self._position)
         least, comma, most = self._text[self._position + 1 : max(end, 0)].partition(",")
-        is_number = least.isascii() and least.isdecimal() and (not most or most.isascii() and most.isdecimal())
+        is_number = (
+            least.isascii() and least.isdecimal() and (not most or (most.isascii() and most.isdecimal()))
+        )
         if end < 0 or not is_number:
             return None
         bounds = (int(least), int(most) if most else None if comma else int(least))
@@ -291,7 +295,12 @@ class _Parser:
             self._position = end + 1
         else:
             self._position += 2
-        if not digits or len(digits) > 6 or not set(digits) <= set(string.hexdigits) or int(digits, 16) > 0x10FFFF:
+        if (
+            not digits
+            or len(digits) > 6
+            or not set(digits) <= set(string.hexdigits)
+            or int(digits, 16) > 0x10FFFF
+        ):
             raise self._error("this is not a character's number")
         return chr(int(digits, 16))
 

@@ -63,6 +63,8 @@ from tidemill.protocol.api.groups import (
 from tidemill.protocol.api.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 
 _DESCRIBE_NOT_FOUND_SINCE = 6
+# Nullable in the schema, but a member that knows the fields has to fill them in.
+_SYNC_PROTOCOL_SINCE = 5
 _EXPIRY_KEY = ("expiry",)
 
 
@@ -186,6 +188,11 @@ class Groups:
         return self.consumer.classic_join(group, request, caller, token, now_ms)
 
     def _sync(self, request: SyncGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+        if caller.api_version >= _SYNC_PROTOCOL_SINCE and None in (
+            request.protocol_type,
+            request.protocol_name,
+        ):
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
             return self.classic.sync(group, request, caller, token, now_ms)

@@ -229,18 +229,16 @@ class Offsets:
     def delete(self, request: OffsetDeleteRequest, token: int) -> Decision:
         response = OffsetDeleteResponse()
         records: list[Record] = []
-        known = [topic for topic in request.topics if self._topics.partitions_of(topic.name) is not None]
         group = self._groups.get(request.group_id)
-        if known:
-            if group is None:
-                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
-            group.check_offset_delete()
+        if group is None:
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
+        group.check_offset_delete()
         for topic in request.topics:
             answer = OffsetDeleteResponseTopic(name=topic.name)
             error = ErrorCode.NONE
             if self._topics.partitions_of(topic.name) is None:
                 error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif group is not None and group.subscribes_to(topic.name):
+            elif group.subscribes_to(topic.name):
                 error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
             committed = self.of_group(request.group_id).get(topic.name, {})
             for each in topic.partitions:

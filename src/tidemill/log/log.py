@@ -52,7 +52,7 @@ class Log:
     ) -> None:
         self._files = files
         self.folder = folder
-        self.config = config
+        self.configure(config)
         self.recovery_point = recovery_point
         self.recovered_bytes_cut = 0
         self.producers = Producers()
@@ -191,43 +191,47 @@ class Log:
         """
         base_offset = offset = self.log_end_offset
         position = 0
-        placed = []
+        placed: list[PlacedBatch] = []
         for header in headers:
             stamp(data, position, offset, leader_epoch)
             size = header.batch_length + LENGTH_PREFIX
-            placed.append(PlacedBatch(offset, offset + header.last_offset_delta, header.max_timestamp, size))
+            end_offset = offset + header.last_offset_delta + 1
+            placed.append((offset, end_offset - 1, header.max_timestamp, size))
             position += size
-            offset += header.last_offset_delta + 1
+            offset = end_offset
         segment = self._segments[-1]
-        if segment.size and self._must_roll(segment, len(data), offset - 1, headers[0].max_timestamp, now_ms):
+        if segment.size and self._must_roll(segment, position, offset - 1, headers[0].max_timestamp, now_ms):
             segment = self.roll(now_ms)
         segment.append(data, placed)
-        self.size += len(data)
+        self.size += position
         self.log_end_offset = offset
         if leader_epoch != self.epochs.latest:
             self.epochs.assign(leader_epoch, base_offset)
-        for header, batch in zip(headers, placed, strict=True):
+        for number, header in enumerate(headers):
             if header.producer_id >= 0:
-                self.producers.record(header._replace(base_offset=batch.base_offset))
+                self.producers.record(header._replace(base_offset=placed[number][0]))
         return base_offset
 
     def _must_roll(
         self, segment: Segment, added_bytes: int, last_offset: int, timestamp: int, now_ms: int
     ) -> bool:
-        config = self.config
-        if segment.size + added_bytes > config.segment_bytes:
-            return True
-        if segment.offset_index.is_full or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
+        if (
+            segment.size + added_bytes > self.config.segment_bytes
+            or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+            or segment.offset_index.is_full
+        ):
             return True
         first = segment.first_timestamp
         if first is not None and first >= 0 and timestamp >= 0:
-            waited_ms = timestamp - first
-        else:
-            waited_ms = now_ms - segment.created_ms
+            return timestamp - first > self._roll_after_ms
+        return now_ms - segment.created_ms > self._roll_after_ms
+
+    def configure(self, config: TopicConfig) -> None:
+        self.config = config
+        self._roll_after_ms = config.segment_ms
         if config.is_compacted:
             # Only sealed segments are cleaned, so a record may not wait in the active one for longer than this.
-            return waited_ms > min(config.segment_ms, config.max_compaction_lag_ms)
-        return waited_ms > config.segment_ms
+            self._roll_after_ms = min(config.segment_ms, config.max_compaction_lag_ms)
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and begin the next at the log's end."""
@@ -271,6 +275,10 @@ class Log:
         return work
 
     @property
+    def is_unsynced(self) -> bool:
+        return self.recovery_point < self.log_end_offset or self._is_folder_dirty or self.epochs.is_dirty
+
+    @property
     def _is_folder_dirty(self) -> bool:
         return self._folder_changes != self._folder_changes_synced
 
@@ -288,7 +296,7 @@ class Log:
         self.active.seal()
         if self.log_end_offset > self._bases[0]:
             self._write_snapshot()
-        if self.recovery_point < self.log_end_offset or self._is_folder_dirty or self.epochs.is_dirty:
+        if self.is_unsynced:
             work = self.sync_work()
             work.run()
             self.synced(work.end_offset, self.last_flush_ms)
@@ -430,8 +438,8 @@ class Log:
             return 0
         excess = self.size - self.config.retention_bytes
         count = 0
-        for number, segment in enumerate(self._segments[:-1]):
-            if excess < segment.size or self._end_of(number) > high_watermark:
+        for number, segment in enumerate(self._segments):
+            if not segment.size or excess < segment.size or self._end_of(number) > high_watermark:
                 break
             excess -= segment.size
             count += 1

@@ -45,17 +45,13 @@ class TimestampedOffset(NamedTuple):
     leader_epoch: int
 
 
-class PlacedBatch(NamedTuple):
-    """What a segment needs to know of a batch that it takes in."""
-
-    base_offset: int
-    last_offset: int
-    max_timestamp: int
-    size: int
+# What a segment needs to know of a batch that it takes in: base offset, last offset, newest timestamp, size. A plain
+# tuple, because one is made for every batch produced.
+PlacedBatch = tuple[int, int, int, int]
 
 
 def placed(header: BatchHeader) -> PlacedBatch:
-    return PlacedBatch(header.base_offset, header.last_offset, header.max_timestamp, header.size)
+    return header.base_offset, header.last_offset, header.max_timestamp, header.size
 
 
 def segment_name(base_offset: int) -> str:
@@ -194,7 +190,13 @@ class Segment:
             if not last.position or header is None or header.last_offset != last.offset:
                 return False
         header = self.header_at(self.locate(newest.offset)) if newest.offset >= self.base_offset else None
-        return header is not None and header.max_timestamp == newest.timestamp
+        if header is None or header.max_timestamp != newest.timestamp:
+            return False
+        position = last.position if last else 0
+        while position < self.size and header is not None and header.max_timestamp <= newest.timestamp:
+            header = self.header_at(position)
+            position += header.size if header is not None else 0
+        return header is None or header.max_timestamp <= newest.timestamp
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -210,7 +212,7 @@ class Segment:
         self.size = position + len(data)
         for batch in batches:
             self._note(batch, position)
-            position += batch.size
+            position += batch[3]
 
     def _note(self, batch: PlacedBatch, position: int) -> None:
         """Account for a batch at the end of the segment: timestamps, indexes, the recent appends."""

@@ -34,6 +34,8 @@ class CompressionType(IntEnum):
     ZSTD = 4
 
 
+# What Rust's standard library says when an output buffer is full, and nothing else does.
+_DOES_NOT_FIT = "failed to write whole buffer"
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
@@ -89,8 +91,8 @@ def _decompress_bounded(decompress_into: Callable[[Any, bytearray], int], data: 
         try:
             size = decompress_into(data, out)
         except cramjam.DecompressionError as error:
-            # "Does not fit" and "is garbage" cannot be told apart safely; garbage fails again, and fast.
-            if capacity >= limit:
+            # Garbage must fail at once: trying again with more room would cost a forged batch nothing and us much.
+            if str(error) != _DOES_NOT_FIT or capacity >= limit:
                 raise ProtocolError(f"not decompressed within {limit} bytes: {error}") from None
             capacity = min(limit, capacity * _GUESS_RATIO)
             continue

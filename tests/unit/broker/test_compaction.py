@@ -6,7 +6,12 @@ import asyncio
 import errno
 import logging
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +24,12 @@ from tidemill.broker.partition import Partition
 from tidemill.config import TopicConfig, load_broker_config
 from tidemill.errors import StorageError
 from tidemill.log.cleanable import find_dirt, plan_cleaning
-from tidemill.log.cleaner import clean
+from tidemill.log.cleaner import SourceSegment, clean
 from tidemill.log.datadir import DataDir
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.log.segment import segment_name
+from tidemill.sim.disk import SimulatedDisk, Step
 from tidemill.types import TopicPartition
 
 TOPIC_ID = bytes(15) + b"\x01"
@@ -100,6 +106,39 @@ async def test_the_dirtiest_log_comes_first_and_each_is_cleaned_once(disk: Simul
     assert offsets(half_log) == [2, 3]
     assert not await broker.compactor.clean_dirtiest()
     assert disk.read(CHECKPOINT) == b"0\n2\nhalf 0 4\ndirty 0 3\n"
+
+
+def kind_of(step: Step) -> str | None:
+    if step.operation in ("sync_folder", "replace"):
+        return step.operation
+    if step.operation == "remove" and step.path.endswith(".deleted"):
+        return "remove"
+    if step.operation == "rename":
+        old, new = step.path.split(" -> ")
+        if new.endswith(".deleted"):
+            return "old segments go"
+        return "final names" if old.endswith(".swap") else "decided"
+    return None
+
+
+async def test_each_step_of_the_swap_is_on_disk_before_the_next(disk: SimulatedDisk) -> None:
+    """A file system may reorder what was not synced; then old segments could go before the new ones are there."""
+    broker = Broker(disk)
+    partition, _ = broker.add("t")
+    broker.fill(partition, *[b"a"] * 12)
+    done = len(disk.trace)
+    assert await broker.compactor.clean_dirtiest()
+    kinds = [kind for step in disk.trace[done:] if (kind := kind_of(step)) is not None]
+    assert [kind for kind, _ in groupby(kinds)] == [
+        "decided",
+        "sync_folder",
+        "old segments go",
+        "sync_folder",
+        "final names",
+        "sync_folder",
+        "replace",
+        "remove",
+    ]
 
 
 async def test_nothing_above_the_high_watermark_is_cleaned(disk: SimulatedDisk) -> None:
@@ -276,6 +315,24 @@ async def test_a_process_of_its_own_does_the_same_as_a_thread(tmp_path: Path) ->
     assert await clean_in_process(cleaning) == expected
     assert taken_cleaned_files(tmp_path) == expected_files
     assert len(expected_files) >= 3
+    log.close()
+
+
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    """A killed broker must not leave somebody behind who writes to the folder of the next one."""
+    source = SourceSegment(0, 10, 100, 0)
+    log = small_log(tmp_path / "log")
+    cleaning = plan_cleaning(log, find_dirt(log, None, 0, 40), 0, map_bytes=10_000)
+    # Whoever opens a pipe that nobody writes to waits: the child is busy for as long as it lives.
+    os.mkfifo(tmp_path / f"{segment_name(0)}.log")
+    request = pickle.dumps(replace(cleaning, folder=str(tmp_path), sources=(source,)))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tidemill.broker.cleaning_process"], stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(len(request).to_bytes(8, "big") + request)
+        process.stdin.close()
+        assert process.wait(timeout=60) == 1
     log.close()
 
 

@@ -43,6 +43,18 @@ def join_request(group_id: str = "g", **fields: Any) -> JoinGroupRequest:
     return JoinGroupRequest(group_id=group_id, **fields)
 
 
+def sync_request(joined: JoinGroupResponse, **fields: Any) -> SyncGroupRequest:
+    """The sync that follows a join."""
+    return SyncGroupRequest(
+        group_id="g",
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        protocol_type="consumer",
+        protocol_name=joined.protocol_name,
+        **fields,
+    )
+
+
 def heartbeat(world: World, client: str, member_id: str, generation: int, group_id: str = "g") -> int:
     response = answer_of(
         world, client, HeartbeatRequest(group_id=group_id, generation_id=generation, member_id=member_id)
@@ -65,13 +77,8 @@ def stable_group(world: World, *clients: str, static: bool = False) -> dict[str,
     ]
     for client, response in joined.items():
         assert isinstance(response, JoinGroupResponse)
-        request = SyncGroupRequest(
-            group_id="g",
-            generation_id=response.generation_id,
-            member_id=response.member_id,
-            assignments=assignments if response.leader == response.member_id else [],
-        )
-        world.ask(client, request)
+        is_leader = response.leader == response.member_id
+        world.ask(client, sync_request(response, assignments=assignments if is_leader else []))
     for asked, response in world.take_answers():
         assert isinstance(response, SyncGroupResponse)
         assert response.assignment == asked.client.encode()

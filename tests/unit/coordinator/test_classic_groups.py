@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from tests.scenarios.groups_world import World
-from tests.unit.coordinator.drive import answer_of, commit, fetch, heartbeat, join_request, stable_group
+from tests.unit.coordinator.drive import (
+    answer_of,
+    commit,
+    fetch,
+    heartbeat,
+    join_request,
+    stable_group,
+    sync_request,
+)
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.classic import ClassicGroup
 from tidemill.coordinator.group import EVENTS_PER_GROUP_MAX, TopicsChanged
@@ -15,7 +23,6 @@ from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
     JoinGroupRequestProtocol,
     JoinGroupResponse,
-    SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
 from tidemill.protocol.schema import encode
@@ -44,9 +51,7 @@ def test_a_rolling_restart_of_20_static_members_causes_no_rebalance() -> None:
         response = answer_of(world, name, join_request(group_instance_id=name))
         assert (response.error_code, response.generation_id) == (0, generation)
         member_ids[name] = response.member_id
-        sync = SyncGroupRequest(
-            group_id="g", generation_id=generation, member_id=response.member_id, group_instance_id=name
-        )
+        sync = sync_request(response, group_instance_id=name)
         assert answer_of(world, name, sync).assignment == name.encode()
     assert len(set(member_ids.values())) == 20
     assert world.reported == []
@@ -97,9 +102,7 @@ def test_failure_22_a_commit_that_overlaps_a_rebalance_leaves_the_group_able_to_
         assert commit(world, 2, member_id=joined.member_id, generation=generation) == error
     assert fetch(world) == 1
     assignments = [SyncGroupRequestAssignment(member_id=answers["b"].member_id, assignment=b"t-0")]
-    sync = SyncGroupRequest(
-        group_id="g", generation_id=again.generation_id, member_id=again.member_id, assignments=assignments
-    )
+    sync = sync_request(again, assignments=assignments)
     assert answer_of(world, "a", sync).error_code == 0
     assert commit(world, 2, member_id=again.member_id, generation=again.generation_id) == 0
     assert fetch(world) == 2
@@ -150,8 +153,7 @@ def test_events_are_kept_for_the_last_rebalances_only() -> None:
     for _time in range(EVENTS_PER_GROUP_MAX + 5):
         world.ask("a", join_request(member_id=joined.member_id))
         (answer,) = [response for _asked, response in world.take_answers()]
-        sync = SyncGroupRequest(group_id="g", generation_id=answer.generation_id, member_id=joined.member_id)
-        answer_of(world, "a", sync)
+        answer_of(world, "a", sync_request(answer))
     events = world.groups.events_of("g")
     assert len(events) == EVENTS_PER_GROUP_MAX
     assert events[-1].generation == EVENTS_PER_GROUP_MAX + 6
@@ -231,9 +233,7 @@ def test_an_assignment_of_any_bytes_is_passed_on_as_it_is() -> None:
         SyncGroupRequestAssignment(member_id=joined.member_id, assignment=illegal),
         SyncGroupRequestAssignment(member_id="not a member", assignment=b"?"),
     ]
-    sync = SyncGroupRequest(
-        group_id="g", generation_id=1, member_id=joined.member_id, assignments=assignments
-    )
+    sync = sync_request(joined, assignments=assignments)
     assert answer_of(world, "a", sync).assignment == illegal
     world.move_coordinator()
     assert answer_of(world, "a", sync).assignment == illegal

@@ -393,6 +393,28 @@ def test_segments_that_go_between_the_switch_and_the_end_stay_away(disk: Simulat
     assert records(open_log(disk.kill(), is_clean=False)) == []
 
 
+@pytest.mark.parametrize("steps_done", [1, 2, 3])
+def test_a_shutdown_between_the_steps_is_completed_by_the_next_start(
+    disk: SimulatedDisk, steps_done: int
+) -> None:
+    log = open_log(disk)
+    for number in range(12):
+        put(log, (b"%d" % (number % 5), b"v" * 60), producer_id=1, sequence=number)
+    seal(log)
+    swap, result = prepare(disk, log)
+    swap.begin(result)
+    if steps_done > 1:
+        swap.switch()
+    if steps_done > 2:
+        swap.finish()
+    log.close()
+    again = open_log(disk, recovery_point=log.recovery_point)
+    assert offsets(again) == [7, 8, 9, 10, 11]
+    assert again.log_end_offset == 12
+    assert not [name for name in disk.list(FOLDER) if name.endswith((".cleaned", ".swap", ".deleted"))]
+    again.check_invariants()
+
+
 @pytest.mark.parametrize("position", [0, 70])
 def test_a_damaged_batch_ends_the_cleaning_and_changes_nothing(disk: SimulatedDisk, position: int) -> None:
     log = open_log(disk)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.log.compacted import DELETE_RETENTION_MS, compact, latest, open_log, put, records, seal
-from tidemill.log.offset_map import SLOT_BYTES, OffsetMap
+from tidemill.log.offset_map import SLOT_BYTES, OffsetMap, fingerprint
 from tidemill.protocol.records import Record
 from tidemill.sim.disk import SimulatedDisk
 
@@ -102,3 +102,11 @@ def test_the_map_is_no_larger_than_its_keys_need() -> None:
     offset_map = OffsetMap(1 << 30, 0.9, keys_expected=1000)
     assert all(offset_map.put(b"%d" % number, number) for number in range(1000))
     assert offset_map.memory_bytes <= 1000 * SLOT_BYTES * 3
+
+
+def test_keys_that_look_alike_are_told_apart() -> None:
+    keys = [b"a" * count + b"\0" * zeros for count in range(18) for zeros in range(18)]
+    # What a long key's fingerprint is made of, as a key of its own.
+    keys += [fingerprint(b"a" * 16), fingerprint(b"a" * 16)[:15], fingerprint(b"a")]
+    assert len(set(keys)) == len(keys) == len({fingerprint(key) for key in keys})
+    assert {len(fingerprint(key)) for key in keys} == {16}

@@ -84,7 +84,7 @@ class _Fetch:
     def start(self) -> None:
         answers, found_bytes, is_urgent = self._read()
         request = self._request
-        if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0 or not self._wanted:
+        if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0:
             self._answer(answers)
         else:
             self._park(request.min_bytes - found_bytes)
@@ -96,20 +96,21 @@ class _Fetch:
         left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
         found_bytes = 0
         is_urgent = False
+        can_grow = False
         answers: list[Answer] = []
         for key, wanted, _ in self._wanted:
             partition, error = self._broker.replicas.find(key)
             if partition is None:
                 answers.append((key, Fetched(wanted.partition, error), None))
-                is_urgent = True
                 continue
+            can_grow = True
             fetched, records = self._read_partition(partition, wanted, left, at_least_one=found_bytes == 0)
             if records is not None:
                 found_bytes += records.length
                 left = max(0, left - records.length)
             is_urgent = is_urgent or fetched.error_code != 0 or fetched.diverging is not None
             answers.append((key, fetched, records))
-        return answers, found_bytes, is_urgent
+        return answers, found_bytes, is_urgent or not can_grow
 
     def _read_partition(
         self, partition: Partition, wanted: FetchPartition, left: int, *, at_least_one: bool

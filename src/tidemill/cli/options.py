@@ -1,0 +1,125 @@
+"""What the commands that talk to a broker have in common: their options, and how the cluster is reached."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidemill.cli.failures import CommandError, UsageError
+from tidemill.client.cluster import Cluster
+from tidemill.client.connection import BrokerUnreachable
+from tidemill.types import TopicPartition
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+BOOTSTRAP_VARIABLE = "TIDEMILL_BOOTSTRAP"
+DEFAULT_TIMEOUT_S = 15.0
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> Any:
+    """For commands such as `topics` that have verbs of their own."""
+    return parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+
+def add_verb(verbs: Any, name: str, run: Run, summary: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    complete(parser, run, examples)
+    return parser
+
+
+def complete(parser: argparse.ArgumentParser, run: Run, examples: str) -> None:
+    """The options of everything that talks to a broker, and the examples under its help."""
+    parser.epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    parser.set_defaults(run_verb=run, program=parser.prog)
+    group = parser.add_argument_group("connection and output")
+    group.add_argument(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        default=os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP,
+        help=f"a broker of the cluster, or several with commas (default ${BOOTSTRAP_VARIABLE} or {DEFAULT_BOOTSTRAP})",
+    )
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=DEFAULT_TIMEOUT_S,
+        help=f"how long to wait and to try again (default {DEFAULT_TIMEOUT_S:g})",
+    )
+    group.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def connect(arguments: argparse.Namespace) -> Cluster:
+    """A cluster that answers; otherwise one line says which address does not, and how to start a broker there."""
+    cluster = Cluster(arguments.bootstrap, client_id="tidemill-cli", timeout_s=arguments.timeout)
+    try:
+        cluster.load_metadata([])
+    except BrokerUnreachable as error:
+        raise CommandError(
+            f"{error}; start a broker with `tidemill serve`, or name a running one with --bootstrap HOST:PORT"
+        ) from None
+    return cluster
+
+
+def print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def positive_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    number = natural(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("it must be at least 1")
+    return number
+
+
+def key_values(pairs: Iterable[str], what: str) -> dict[str, str]:
+    """`k=v` words as a dictionary."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise UsageError(f"{what} takes KEY=VALUE, not {pair!r}")
+        if key in values:
+            raise UsageError(f"{what} names {key} twice")
+        values[key] = value
+    return values
+
+
+def chosen_partitions(cluster: Cluster, topic: str, indexes: Iterable[int] | None) -> list[TopicPartition]:
+    """The named partitions of the topic, or all. A topic or partition that does not exist is an error."""
+    existing = cluster.partitions_of(topic)
+    if not indexes:
+        return existing
+    wanted = [TopicPartition(topic, index) for index in sorted(set(indexes))]
+    for partition in wanted:
+        if partition not in existing:
+            raise CommandError(
+                f"topic {topic} has no partition {partition.partition}, only 0 to {len(existing) - 1}"
+            )
+    return wanted

@@ -1,0 +1,97 @@
+"""Aligned tables and the little colour that the commands use.
+
+Columns of numbers are aligned right. Nothing is cut off, so that a table can be searched and copied; cells are made safe
+for a terminal first. Colours appear only on a terminal, and never when NO_COLOR is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
+
+Cell = str | int | None
+
+_GAP = "  "
+_NOTHING = "-"
+BOLD = "1"
+DIM = "2"
+GREEN = "32"
+YELLOW = "33"
+
+
+def has_colour(stream: IO[str]) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, style: str, stream: IO[str] | None = None) -> str:
+    return f"\x1b[{style}m{text}\x1b[0m" if has_colour(stream or sys.stdout) else text
+
+
+def printable(text: str) -> str:
+    """Control characters as escapes: what others wrote must not steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in text
+    )
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
+    """The header and then the rows. A column is a column of numbers when it holds an int anywhere."""
+    rows = [list(row) for row in rows]
+    texts = [[_NOTHING if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    are_numbers = [any(isinstance(row[index], int) for row in rows) for index in range(len(columns))]
+    widths = [max(map(width, column)) for column in zip(columns, *texts, strict=True)]
+    for line in (columns, *texts):
+        cells = [
+            _padded(cell, size, right) for cell, size, right in zip(line, widths, are_numbers, strict=True)
+        ]
+        yield _GAP.join(cells).rstrip()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    lines = table_lines(columns, rows)
+    print(styled(next(lines), BOLD))
+    for line in lines:
+        print(line)
+
+
+def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
+    """Names and values, one to a line, the values aligned."""
+    size = max(width(name) for name, _ in fields) + 1
+    for name, value in fields:
+        shown = _NOTHING if value is None else printable(str(value))
+        print(f"{styled(_padded(f'{name}:', size, is_right=False), BOLD)} {shown}".rstrip())
+
+
+def width(text: str) -> int:
+    """Columns of a terminal: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people: three digits or so, binary units."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _padded(text: str, size: int, is_right: bool) -> str:
+    padding = " " * (size - width(text))
+    return padding + text if is_right else text + padding

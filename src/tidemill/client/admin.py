@@ -1,0 +1,291 @@
+"""What an operator asks of topics, configurations, offsets and brokers. Groups are in `group_admin`.
+
+One resource per request: then a retry repeats only what failed, and a failure has one reason. What a broker answers
+is handed on as the protocol's own message where that says it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from tidemill.client.cluster import Cluster, PartitionAnswer, check
+from tidemill.client.connection import Connection
+from tidemill.client.retry import UnknownTopic
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api.admin import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+    IncrementalAlterConfigsResponse,
+)
+from tidemill.protocol.api.cluster import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    MetadataResponseTopic,
+)
+from tidemill.protocol.api.data import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidemill.protocol.api.replicas import (
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+)
+from tidemill.types import TopicPartition
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+
+
+class ResourceType(IntEnum):
+    TOPIC = 2
+    BROKER = 4
+    GROUP = 32
+
+
+class _Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+
+
+class FoundOffset(NamedTuple):
+    """The answer to a search by timestamp; both are -1 when no record is as young as that."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class Admin:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._timeout_ms = int(cluster.timeout_s * 1000)
+
+    # --- topics ---
+
+    def topics(self) -> list[MetadataResponseTopic]:
+        """Every topic, internal ones too, by name."""
+        response = self.cluster.retrying(lambda: self.cluster.load_metadata(None))
+        return sorted(response.topics, key=lambda topic: topic.name or "")
+
+    def topic(self, name: str) -> MetadataResponseTopic:
+        def attempt() -> MetadataResponseTopic:
+            self.cluster.forget()
+            return self.cluster.topic(name)
+
+        return self.cluster.retrying(attempt)
+
+    def existing_topics(self, names: Sequence[str]) -> dict[str, MetadataResponseTopic]:
+        """Those of the names that are topics."""
+        response = self.cluster.retrying(lambda: self.cluster.load_metadata(list(names)))
+        return {topic.name: topic for topic in response.topics if topic.name and not topic.error_code}
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partition_count: int = -1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str] | None = None,
+    ) -> CreatableTopicResult:
+        """Returns when the topic has its leaders; -1 leaves a number to the broker."""
+        wanted = CreatableTopic(
+            name=name,
+            num_partitions=partition_count,
+            replication_factor=replication_factor,
+            configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+        )
+        message = CreateTopicsRequest(topics=[wanted], timeout_ms=self._timeout_ms)
+
+        def attempt() -> CreatableTopicResult:
+            (result,) = self.cluster.controller().request(message, CreateTopicsResponse).topics
+            check(result.error_code, result.error_message)
+            return result
+
+        created = self.cluster.retrying(attempt, is_repeatable=False)
+        self._await_leaders(name)
+        return created
+
+    def _await_leaders(self, name: str) -> None:
+        def attempt() -> None:
+            self.cluster.forget()
+            try:
+                self.cluster.leaders(self.cluster.partitions_of(name))
+            except UnknownTopic as error:
+                # The broker that was asked has not heard of it yet.
+                raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
+
+        self.cluster.retrying(attempt)
+
+    def delete_topic(self, name: str) -> None:
+        message = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=name)], topic_names=[name], timeout_ms=self._timeout_ms
+        )
+
+        def attempt() -> None:
+            (result,) = self.cluster.controller().request(message, DeleteTopicsResponse).responses
+            check(result.error_code, result.error_message)
+
+        self.cluster.retrying(attempt, is_repeatable=False)
+        self.cluster.forget()
+
+    def create_partitions(self, name: str, total: int) -> None:
+        """Grows the topic to `total` partitions."""
+        message = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=name, count=total, assignments=None)],
+            timeout_ms=self._timeout_ms,
+        )
+
+        def attempt() -> None:
+            (result,) = self.cluster.controller().request(message, CreatePartitionsResponse).results
+            check(result.error_code, result.error_message)
+
+        self.cluster.retrying(attempt, is_repeatable=False)
+        self._await_leaders(name)
+
+    # --- configurations ---
+
+    def describe_configs(self, resource: ResourceType, name: str) -> list[DescribeConfigsResourceResult]:
+        wanted = DescribeConfigsResource(resource_type=resource, resource_name=name, configuration_keys=None)
+        message = DescribeConfigsRequest(resources=[wanted])
+
+        def attempt() -> list[DescribeConfigsResourceResult]:
+            connection = self._connection_of(resource, name)
+            (result,) = connection.request(message, DescribeConfigsResponse).results
+            check(result.error_code, result.error_message)
+            return result.configs
+
+        return self.cluster.retrying(attempt)
+
+    def alter_configs(self, resource: ResourceType, name: str, *, changes: Mapping[str, str | None]) -> None:
+        """Sets each key to its value; None takes the setting away, so that the default counts again."""
+        configs = [
+            IncrementalAlterConfigsAlterableConfig(
+                name=key,
+                config_operation=_Operation.DELETE if value is None else _Operation.SET,
+                value=value,
+            )
+            for key, value in changes.items()
+        ]
+        wanted = IncrementalAlterConfigsResource(resource_type=resource, resource_name=name, configs=configs)
+        message = IncrementalAlterConfigsRequest(resources=[wanted])
+
+        def attempt() -> None:
+            connection = self._connection_of(resource, name)
+            (result,) = connection.request(message, IncrementalAlterConfigsResponse).responses
+            check(result.error_code, result.error_message)
+
+        self.cluster.retrying(attempt)
+
+    def _connection_of(self, resource: ResourceType, name: str) -> Connection:
+        """A broker answers for itself, a group's coordinator for the group; topics are known everywhere."""
+        if resource is ResourceType.BROKER and name:
+            return self.cluster.broker(int(name))
+        if resource is ResourceType.GROUP:
+            return self.cluster.coordinator(name)
+        return self.cluster.controller()
+
+    # --- records ---
+
+    def list_offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundOffset]:
+        """The first offset at or after each timestamp; LATEST_TIMESTAMP and EARLIEST_TIMESTAMP are the ends."""
+
+        def ask(
+            connection: Connection, partitions: list[TopicPartition]
+        ) -> Iterator[PartitionAnswer[FoundOffset]]:
+            topics: dict[str, ListOffsetsTopic] = {}
+            for topic, index in partitions:
+                topics.setdefault(topic, ListOffsetsTopic(name=topic)).partitions.append(
+                    ListOffsetsPartition(
+                        partition_index=index, timestamp=timestamps_ms[TopicPartition(topic, index)]
+                    )
+                )
+            message = ListOffsetsRequest(
+                replica_id=-1, topics=list(topics.values()), timeout_ms=self._timeout_ms
+            )
+            for answered in connection.request(message, ListOffsetsResponse).topics:
+                for each in answered.partitions:
+                    partition = TopicPartition(answered.name, each.partition_index)
+                    found = FoundOffset(each.offset, each.timestamp)
+                    yield PartitionAnswer(partition, each.error_code, found)
+
+        return self.cluster.per_leader(timestamps_ms, ask)
+
+    def start_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        found = self.list_offsets(dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
+        return {partition: each.offset for partition, each in found.items()}
+
+    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where consumers stop: the high watermarks."""
+        found = self.list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP))
+        return {partition: each.offset for partition, each in found.items()}
+
+    def offsets_at(
+        self, partitions: Sequence[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
+        """The first offset at or after the timestamp; the end where no record is as young."""
+        found = self.list_offsets(dict.fromkeys(partitions, timestamp_ms))
+        ends = self.end_offsets([partition for partition, each in found.items() if each.offset < 0])
+        return {partition: ends.get(partition, each.offset) for partition, each in found.items()}
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Deletes what lies before the offsets and returns the new start offsets."""
+
+        def ask(connection: Connection, partitions: list[TopicPartition]) -> Iterator[PartitionAnswer[int]]:
+            topics: dict[str, DeleteRecordsTopic] = {}
+            for topic, index in partitions:
+                topics.setdefault(topic, DeleteRecordsTopic(name=topic)).partitions.append(
+                    DeleteRecordsPartition(partition_index=index, offset=before[TopicPartition(topic, index)])
+                )
+            message = DeleteRecordsRequest(topics=list(topics.values()), timeout_ms=self._timeout_ms)
+            for answered in connection.request(message, DeleteRecordsResponse).topics:
+                for each in answered.partitions:
+                    partition = TopicPartition(answered.name, each.partition_index)
+                    yield PartitionAnswer(partition, each.error_code, each.low_watermark)
+
+        return self.cluster.per_leader(before, ask)
+
+    # --- brokers ---
+
+    def describe_cluster(self) -> DescribeClusterResponse:
+        def attempt() -> DescribeClusterResponse:
+            message = DescribeClusterRequest(include_fenced_brokers=True)
+            response = self.cluster.any_broker().request(message, DescribeClusterResponse)
+            check(response.error_code, response.error_message)
+            return response
+
+        return self.cluster.retrying(attempt)
+
+    def log_dirs(self, broker_id: int) -> list[DescribeLogDirsResult]:
+        """The directories of one broker, with the size of every partition in them."""
+
+        def attempt() -> list[DescribeLogDirsResult]:
+            message = DescribeLogDirsRequest(topics=None)
+            response = self.cluster.broker(broker_id).request(message, DescribeLogDirsResponse)
+            check(response.error_code)
+            return response.results
+
+        return self.cluster.retrying(attempt)

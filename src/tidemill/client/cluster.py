@@ -1,0 +1,256 @@
+"""Finds the broker that a request is for, and tries again when that has changed.
+
+A `Cluster` knows where the partitions, groups and the controller live, from Metadata and FindCoordinator. What it
+knows is a guess that a broker corrects: after any retriable failure everything is forgotten and asked anew
+(`retrying`). Partitions of one request that went well are not asked again (`per_leader`).
+
+Whoever was never reached is not waited for: without a single bootstrap address that answers, the first call fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from tidemill.client.connection import Address, BrokerUnreachable, Connection
+from tidemill.client.retry import Retries, UnknownTopic, may_retry
+from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
+from tidemill.protocol.api.cluster import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
+from tidemill.types import TopicPartition
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 9092
+Connect = Callable[[Address], Connection]
+
+
+class PartitionAnswer(NamedTuple, Generic[T]):
+    """What a leader said about one of the partitions it was asked about."""
+
+    partition: TopicPartition
+    error_code: int
+    result: T
+    error_message: str | None = None
+
+
+def parse_bootstrap(text: str) -> list[Address]:
+    """`host:port,host:port`; the port is 9092 when left out, IPv6 addresses stand in brackets."""
+    addresses = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = part.rpartition(":")
+        if not colon or part.endswith("]"):
+            host, port = part, str(DEFAULT_PORT)
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"{part!r} is not an address: it should be HOST:PORT, such as 127.0.0.1:9092")
+        addresses.append(Address(host.strip("[]"), int(port)))
+    if not addresses:
+        raise ConfigError("no bootstrap address is given; it should be HOST:PORT, such as 127.0.0.1:9092")
+    return addresses
+
+
+def known_code(error_code: int) -> ErrorCode:
+    """A broker may be newer than this table."""
+    try:
+        return ErrorCode(error_code)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def check(error_code: int, message: str | None = None) -> None:
+    """Raises what the code says, `message` being the broker's or the caller's words for it."""
+    if not error_code:
+        return
+    code = known_code(error_code)
+    if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+        raise UnknownTopic(message or code.message)
+    raise ApiError(code, message)
+
+
+class Cluster:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "tidemill",
+        timeout_s: float = 30.0,
+        connect: Connect | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._seeds = parse_bootstrap(bootstrap)
+        self._connect = connect or (
+            lambda address: Connection(address, client_id=client_id, timeout_s=timeout_s)
+        )
+        self._clock = clock
+        self._sleep = sleep
+        self._connections: dict[Address, Connection] = {}
+        self._brokers: dict[int, Address] = {}
+        self._topics: dict[str, MetadataResponseTopic] = {}
+        self._leaders: dict[TopicPartition, int] = {}
+        self._coordinators: dict[str, Address] = {}
+        self._controller_id = -1
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def forget(self) -> None:
+        """Drops what may be outdated. Brokers' addresses stay: they are how the rest is found again."""
+        self._topics.clear()
+        self._leaders.clear()
+        self._coordinators.clear()
+        self._controller_id = -1
+
+    def retrying(self, attempt: Callable[[], T], *, is_repeatable: bool = True) -> T:
+        """The first result of `attempt`, whose failures are judged by the rules of `retry`."""
+        retries = Retries(self.timeout_s, self._clock, self._sleep)
+        while True:
+            try:
+                return attempt()
+            except TidemillError as failure:
+                was_never_reached = isinstance(failure, BrokerUnreachable) and not self._brokers
+                if was_never_reached or not may_retry(failure, is_repeatable=is_repeatable):
+                    raise
+                self.forget()
+                if not retries.wait():
+                    raise
+
+    # --- which connection ---
+
+    def connection(self, address: Address) -> Connection:
+        known = self._connections.get(address)
+        if known is None or known.is_closed:
+            known = self._connections[address] = self._connect(address)
+        return known
+
+    def any_broker(self) -> Connection:
+        for connection in self._connections.values():
+            if not connection.is_closed:
+                return connection
+        failures = []
+        for address in dict.fromkeys([*self._brokers.values(), *self._seeds]):
+            try:
+                return self.connection(address)
+            except BrokerUnreachable as failure:
+                failures.append(str(failure))
+        raise BrokerUnreachable("no broker can be reached (" + "; ".join(failures) + ")")
+
+    def broker(self, broker_id: int) -> Connection:
+        if broker_id not in self._brokers:
+            self.load_metadata([])
+        address = self._brokers.get(broker_id)
+        if address is None:
+            raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"there is no broker {broker_id}")
+        return self.connection(address)
+
+    def broker_ids(self) -> list[int]:
+        return sorted(broker.node_id for broker in self.load_metadata([]).brokers)
+
+    def controller(self) -> Connection:
+        if self._controller_id < 0:
+            self.load_metadata([])
+        return self.any_broker() if self._controller_id < 0 else self.broker(self._controller_id)
+
+    def coordinator(self, group_id: str) -> Connection:
+        address = self._coordinators.get(group_id)
+        if address is None:
+            message = FindCoordinatorRequest(key=group_id, coordinator_keys=[group_id])
+            response = self.any_broker().request(message, FindCoordinatorResponse)
+            # Up to version 3 the answer has the fields of the one coordinator itself.
+            found = response.coordinators[0] if response.coordinators else response
+            check(found.error_code, found.error_message)
+            address = self._coordinators[group_id] = Address(found.host, found.port)
+        return self.connection(address)
+
+    # --- topics ---
+
+    def load_metadata(self, topics: Sequence[str] | None) -> MetadataResponse:
+        """One Metadata request, never creating a topic; None asks for all. Errors of topics are left in the answer."""
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        response = self.any_broker().request(message, MetadataResponse)
+        check(response.error_code)
+        self._brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
+        self._controller_id = response.controller_id
+        for topic in response.topics:
+            if topic.name and not topic.error_code:
+                self._topics[topic.name] = topic
+                for known in topic.partitions:
+                    self._leaders[TopicPartition(topic.name, known.partition_index)] = known.leader_id
+        return response
+
+    def topic(self, name: str) -> MetadataResponseTopic:
+        known = self._topics.get(name)
+        if known is None:
+            (known,) = self.load_metadata([name]).topics
+            if known.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise UnknownTopic(f"there is no topic {name}")
+            check(known.error_code, f"topic {name}: {known_code(known.error_code).message}")
+        return known
+
+    def partitions_of(self, topic: str) -> list[TopicPartition]:
+        known = self.retrying(lambda: self.topic(topic))
+        return [TopicPartition(topic, index) for index in sorted(p.partition_index for p in known.partitions)]
+
+    def leaders(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """The partitions by the broker that leads them."""
+        led: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            leader_id = self._leader_id(partition)
+            if leader_id < 0:
+                raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
+            led.setdefault(leader_id, []).append(partition)
+        return led
+
+    def _leader_id(self, partition: TopicPartition) -> int:
+        topic = self.topic(partition.topic)
+        leader_id = self._leaders.get(partition)
+        if leader_id is None:
+            last = len(topic.partitions) - 1
+            raise UnknownTopic(
+                f"topic {partition.topic} has no partition {partition.partition}, only 0 to {last}"
+            )
+        return leader_id
+
+    def per_leader(
+        self,
+        partitions: Iterable[TopicPartition],
+        ask: Callable[[Connection, list[TopicPartition]], Iterable[PartitionAnswer[T]]],
+        *,
+        is_repeatable: bool = True,
+    ) -> dict[TopicPartition, T]:
+        """Asks every leader about its partitions, and again about those that failed."""
+        results: dict[TopicPartition, T] = {}
+        pending = dict.fromkeys(partitions)
+
+        def attempt() -> None:
+            failed: PartitionAnswer[T] | None = None
+            for leader_id, led in self.leaders(pending).items():
+                for answer in ask(self.broker(leader_id), led):
+                    if answer.error_code:
+                        failed = failed or answer
+                    else:
+                        results[answer.partition] = answer.result
+                        del pending[answer.partition]
+            if failed is not None:
+                code = known_code(failed.error_code)
+                raise ApiError(code, f"{failed.partition}: {failed.error_message or code.message}")
+
+        self.retrying(attempt, is_repeatable=is_repeatable)
+        return results

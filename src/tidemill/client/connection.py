@@ -1,0 +1,167 @@
+"""One connection to one broker: a request goes out, its response comes back, nothing is pipelined.
+
+The first exchange is ApiVersions; from then on every request uses the highest version that both sides know.
+Every wait is bounded. There are two failures, because a caller may always try again after the first one only:
+
+    BrokerUnreachable    no connection was made, so nothing was asked
+    ConnectionLost       the request may have been carried out, but its answer did not arrive
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple, TypeVar
+
+from tidemill import __version__
+from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
+from tidemill.protocol import frames, wire
+from tidemill.protocol.api.cluster import ApiVersionsRequest, ApiVersionsResponse
+from tidemill.protocol.schema import Request, Response, VersionRange, decode
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+RESPONSE_BYTES_MAX = 1 << 30
+# Understood by every broker since Kafka 2.4; older ones answer with UNSUPPORTED_VERSION and get version 0.
+_API_VERSIONS_VERSION = 3
+_CORRELATION_BYTES = 4
+
+
+class BrokerUnreachable(TidemillError):
+    """No connection could be made."""
+
+
+class ConnectionLost(TidemillError):
+    """The connection failed between a request and its response."""
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Connection:
+    def __init__(self, address: Address, *, client_id: str = "tidemill", timeout_s: float = 30.0) -> None:
+        self.address = address
+        self.is_closed = False
+        self._client_id = client_id
+        self._timeout_s = timeout_s
+        self._correlation_id = 0
+        self._versions: dict[int, VersionRange] = {}
+        try:
+            self._socket = socket.create_connection(address, timeout_s)
+        except OSError as error:
+            raise BrokerUnreachable(f"{address}: {_reason(error, timeout_s)}") from None
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._negotiate()
+        except (ConnectionLost, ProtocolError) as error:
+            self.close()
+            raise BrokerUnreachable(f"{address} does not speak the Kafka protocol: {error}") from None
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._socket.close()
+
+    def version_of(self, message: type[Request], max_version: int | None = None) -> int:
+        """The highest version that we, the broker and the caller's bound allow."""
+        offered = self._versions.get(message.api_key)
+        ours = message.versions
+        if offered is not None:
+            version = min(offered.max, ours.max, ours.max if max_version is None else max_version)
+            if version >= max(offered.min, ours.min):
+                return version
+        name = message.__name__.removesuffix("Request")
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VERSION, f"{self.address} does not offer {name} in a known version"
+        )
+
+    def request(
+        self,
+        message: Request,
+        response_type: type[ResponseT],
+        *,
+        max_version: int | None = None,
+        wait_s: float = 0.0,
+    ) -> ResponseT:
+        """The answer. `wait_s` is how long the broker was asked to take, on top of the usual timeout."""
+        version = self.version_of(type(message), max_version)
+        frame = self._exchange(message, version, wait_s)
+        try:
+            return frames.parse_response(response_type, version, frame)[1]
+        except ProtocolError:
+            self.close()
+            raise
+
+    def send(self, message: Request) -> None:
+        """For the one request that has no answer: Produce with acks=0."""
+        try:
+            self._send(message, self.version_of(type(message)))
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"{self.address}: {_reason(error, self._timeout_s)}") from None
+
+    def _negotiate(self) -> None:
+        hello = ApiVersionsRequest(client_software_name="tidemill", client_software_version=__version__)
+        version = _API_VERSIONS_VERSION
+        frame = self._exchange(hello, version)
+        # A broker that does not know the version answers in the layout of version 0.
+        if wire.read_int16(frame, _CORRELATION_BYTES)[0] == ErrorCode.UNSUPPORTED_VERSION:
+            version = 0
+            frame = self._exchange(hello, version)
+        response = decode(ApiVersionsResponse, version, frame, _CORRELATION_BYTES)
+        if response.error_code:
+            raise ProtocolError(f"ApiVersions failed with error {response.error_code}")
+        self._versions = {
+            api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys
+        }
+
+    def _exchange(self, message: Request, version: int, wait_s: float = 0.0) -> bytearray:
+        """The frame of the answer. After any failure, also Ctrl-C, the stream is at an unknown place: it is closed."""
+        try:
+            correlation_id = self._send(message, version)
+            self._socket.settimeout(self._timeout_s + wait_s)
+            length = frames.parse_frame_length(self._receive(frames.LENGTH_BYTES), 0, RESPONSE_BYTES_MAX)
+            frame = self._receive(length)
+            answered_id = wire.read_int32(frame, 0)[0]
+            if answered_id != correlation_id:
+                raise ProtocolError(f"{self.address} answered request {answered_id}, not {correlation_id}")
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"{self.address}: {_reason(error, self._timeout_s + wait_s)}") from None
+        except BaseException:
+            self.close()
+            raise
+        return frame
+
+    def _send(self, message: Request, version: int) -> int:
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        frame = frames.request_frame(message, version, self._correlation_id, self._client_id)
+        self._socket.settimeout(self._timeout_s)
+        self._socket.sendall(frame)
+        return self._correlation_id
+
+    def _receive(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        received = 0
+        while received < size:
+            count = self._socket.recv_into(view[received:])
+            if not count:
+                raise ConnectionLost(f"{self.address} closed the connection")
+            received += count
+        return data
+
+
+def _reason(error: OSError, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    return str(error.strerror or error).lower()

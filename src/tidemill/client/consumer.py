@@ -1,0 +1,119 @@
+"""Reads partitions from given offsets on, without a group.
+
+`fetch` is one round over the leaders and returns raw batches; `poll` decodes them and moves the positions, record by
+record, so that a caller may stop anywhere. Positions move past batches, not past records: what compaction removed or what
+holds only a transaction's markers is passed over and never asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tidemill.client.cluster import Cluster, PartitionAnswer, check
+from tidemill.client.connection import Connection
+from tidemill.errors import ProtocolError
+from tidemill.protocol import records as record_batches
+from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidemill.protocol.records import Record
+from tidemill.types import TopicPartition
+
+PARTITION_BYTES_MAX = 1024 * 1024
+FETCH_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Fetched(NamedTuple):
+    """What one partition gave: batches, the last of which may be cut off."""
+
+    batches: memoryview
+    high_watermark: int
+    log_start_offset: int
+
+
+class Consumed(NamedTuple):
+    partition: TopicPartition
+    record: Record
+
+
+class Consumer:
+    def __init__(
+        self,
+        cluster: Cluster,
+        positions: Mapping[TopicPartition, int],
+        *,
+        partition_bytes_max: int = PARTITION_BYTES_MAX,
+    ) -> None:
+        self._cluster = cluster
+        self._partition_bytes_max = partition_bytes_max
+        # The next offset to read. Take a partition out to stop reading it.
+        self.positions = dict(positions)
+
+    def poll(self, max_wait_ms: int = 500) -> Iterator[Consumed]:
+        """The records of one round, waiting so long when there are none."""
+        for partition, fetched in self.fetch(max_wait_ms).items():
+            for header, batch in _whole_batches(fetched.batches):
+                if not header.is_control:
+                    for record in record_batches.iterate_records(batch, header):
+                        if record.offset >= self.positions[partition]:
+                            self.positions[partition] = record.offset + 1
+                            yield Consumed(partition, record)
+                self.positions[partition] = max(self.positions[partition], header.next_offset)
+
+    def fetch(self, max_wait_ms: int) -> dict[TopicPartition, Fetched]:
+        """One request to each leader; the positions stay where they are."""
+        if not self.positions:
+            return {}
+        # Leaders are asked one after the other, so they share the wait.
+        leaders = self._cluster.retrying(lambda: self._cluster.leaders(self.positions))
+        wait_ms = max_wait_ms // len(leaders)
+
+        def ask(
+            connection: Connection, partitions: list[TopicPartition]
+        ) -> Iterator[PartitionAnswer[Fetched]]:
+            return self._fetch(connection, partitions, wait_ms)
+
+        return self._cluster.per_leader(self.positions, ask)
+
+    def _fetch(
+        self, connection: Connection, partitions: list[TopicPartition], wait_ms: int
+    ) -> Iterator[PartitionAnswer[Fetched]]:
+        topics: dict[str, FetchTopic] = {}
+        names: dict[bytes, str] = {}
+        for partition in partitions:
+            topic_id = self._cluster.topic(partition.topic).topic_id
+            names[topic_id] = partition.topic
+            wanted = topics.setdefault(partition.topic, FetchTopic(topic=partition.topic, topic_id=topic_id))
+            wanted.partitions.append(
+                FetchPartition(
+                    partition=partition.partition,
+                    fetch_offset=self.positions[partition],
+                    partition_max_bytes=self._partition_bytes_max,
+                )
+            )
+        message = FetchRequest(
+            max_wait_ms=wait_ms, min_bytes=1, max_bytes=FETCH_BYTES_MAX, topics=list(topics.values())
+        )
+        response = connection.request(message, FetchResponse, wait_s=wait_ms / 1000)
+        check(response.error_code)
+        for topic in response.responses:
+            name = topic.topic or names[topic.topic_id]
+            for data in topic.partitions:
+                fetched = Fetched(memoryview(data.records or b""), data.high_watermark, data.log_start_offset)
+                yield PartitionAnswer(TopicPartition(name, data.partition_index), data.error_code, fetched)
+
+
+def _whole_batches(data: memoryview) -> Iterator[tuple[record_batches.BatchHeader, memoryview]]:
+    position = 0
+    while len(data) - position >= record_batches.HEADER_SIZE:
+        header = record_batches.header_at(data, position)
+        if not record_batches.is_plausible(header):
+            raise ProtocolError(f"what follows offset {header.base_offset} is not a record batch")
+        batch = data[position : position + header.size]
+        if len(batch) < header.size:
+            return
+        if not record_batches.checksum_matches(batch, header):
+            raise ProtocolError(
+                f"the batch at offset {header.base_offset} is damaged: its CRC-32C does not match"
+            )
+        yield header, batch
+        position += header.size

@@ -1,0 +1,262 @@
+"""Membership through stock clients: who joins, shares, leaves, stalls, restarts, and what the group does about it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from tests.brokers import eventually
+from tests.interop.aiokafka_group import AiokafkaConsumer
+from tests.interop.clients import Client, Message
+from tests.interop.confluent_group import ConfluentConsumer, ConfluentNewConsumer
+from tests.interop.group_consumers import CONSUMER, GroupConsumer
+from tests.interop.group_table import CLASSIC_KINDS, with_assignors, with_members
+from tests.interop.members import Member, shared_out
+
+Join = Callable[..., Member]
+PARTITIONS = 4
+_numbers = itertools.count()
+
+
+def fill(admin: Client, topic: str, partitions: int = PARTITIONS, count: int = 20) -> list[bytes]:
+    """Writes some records to each partition and returns their values, which no other call writes."""
+    messages = [
+        Message(b"%d" % next(_numbers), partition=partition)
+        for partition in range(partitions)
+        for _ in range(count)
+    ]
+    admin.produce(topic, messages)
+    return sorted(message.value or b"" for message in messages)
+
+
+def received(members: list[Member], values: list[bytes]) -> None:
+    """Waits until the members together have these values, each of them once."""
+
+    def together() -> list[bytes]:
+        return sorted(value for member in members for value in member.values())
+
+    eventually(lambda: len(together()) >= len(values), f"{len(values)} records")
+    assert together() == values
+
+
+@with_members()
+def test_a_single_member_owns_and_reads_everything(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    values = fill(admin, topic)
+    member = join(kind)
+    shared_out([member], PARTITIONS, topic)
+    received([member], values)
+
+
+@with_assignors()
+def test_two_members_share_and_one_takes_over(
+    kind: type[GroupConsumer], assignor: str, join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    first = join(kind, assignor=assignor)
+    shared_out([first], PARTITIONS, topic)
+    second = join(kind, assignor=assignor)
+    shared_out([first, second], PARTITIONS, topic)
+    assert len(first.owned) == len(second.owned) == 2
+    received([first, second], fill(admin, topic))
+    first.do(lambda consumer: consumer.commit())
+    first.stop()
+    shared_out([second], PARTITIONS, topic)
+
+
+@with_members()
+def test_more_members_than_partitions(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, 2)
+    members = [join(kind) for _ in range(3)]
+    eventually(lambda: sorted(len(member.owned) for member in members) == [0, 1, 1], "one idle member")
+    received(members, fill(admin, topic, 2))
+
+
+@with_members()
+def test_a_member_that_left_comes_back(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    first, second = join(kind), join(kind)
+    shared_out([first, second], PARTITIONS, topic)
+    second.stop()
+    shared_out([first], PARTITIONS, topic)
+    again = join(kind)
+    shared_out([first, again], PARTITIONS, topic)
+
+
+@with_members(*CLASSIC_KINDS)
+def test_clients_of_three_libraries_in_one_group(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    """With range, which all of them have. Each in turn is the first, and so the leader that computes the assignment."""
+    admin.create_topic(topic, 3)
+    first = join(kind, assignor="range")
+    shared_out([first], 3, topic)
+    members = [first, *(join(other, assignor="range") for other in CLASSIC_KINDS if other is not kind)]
+    shared_out(members, 3, topic)
+    received(members, fill(admin, topic, 3))
+
+
+def test_a_group_moves_from_the_classic_to_the_consumer_protocol_and_back(
+    join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    old = join(ConfluentConsumer)
+    shared_out([old], PARTITIONS, topic)
+    new = join(ConfluentNewConsumer)
+    shared_out([old, new], PARTITIONS, topic)
+    received([old, new], fill(admin, topic))
+    old.do(lambda consumer: consumer.commit())
+    old.stop()
+    shared_out([new], PARTITIONS, topic)
+    back = join(ConfluentConsumer)
+    shared_out([new, back], PARTITIONS, topic)
+
+
+@with_members()
+def test_two_groups_each_see_everything(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str, group: str
+) -> None:
+    admin.create_topic(topic, 2)
+    one, other = join(kind, group=f"{group}-1"), join(kind, group=f"{group}-2")
+    values = fill(admin, topic, 2)
+    received([one], values)
+    received([other], values)
+
+
+# Static members
+
+
+@with_members()
+def test_a_static_member_restarts_without_a_rebalance(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    staying, restarting = join(kind, instance_id="a"), join(kind, instance_id="b")
+    shared_out([staying, restarting], PARTITIONS, topic)
+    rebalances, share = staying.rebalances, set(restarting.owned)
+    restarting.stop()
+    restarted = join(kind, instance_id="b")
+    eventually(lambda: restarted.owned == share, "the same share as before")
+    received([staying, restarted], fill(admin, topic))
+    assert staying.rebalances == rebalances
+
+
+# aiokafka's heartbeats do not carry the instance id; it hears of an unknown member, joins again, and so on for ever.
+@with_members(
+    *CLASSIC_KINDS,
+    without={AiokafkaConsumer: "its heartbeats do not name the instance, so it is never fenced"},
+)
+def test_a_second_member_of_the_same_instance_fences_the_first(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    first = join(kind, instance_id="same")
+    shared_out([first], PARTITIONS, topic)
+    second = join(kind, instance_id="same")
+    eventually(lambda: first.errors, "the first one is told")
+    assert "fenced" in str(first.errors[0]).lower()
+    eventually(lambda: len(second.owned) == PARTITIONS, "the second one owns everything")
+    received([second], fill(admin, topic))
+
+
+@with_members(ConfluentNewConsumer)
+def test_in_the_consumer_protocol_the_second_of_an_instance_is_refused(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    first = join(kind, instance_id="same")
+    shared_out([first], PARTITIONS, topic)
+    second = join(kind, instance_id="same")
+    eventually(lambda: second.errors, "the second one is told")
+    assert "instance id" in str(second.errors[0])
+    received([first], fill(admin, topic))
+
+
+# Members that stall
+
+
+@with_members()
+def test_a_member_that_stops_polling_is_replaced_and_may_return(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, PARTITIONS)
+    limits = {"session_timeout_ms": 1000, "max_poll_interval_ms": 1500}
+    slow = join(kind, **limits)
+    steady = join(kind)
+    shared_out([slow, steady], PARTITIONS, topic)
+    slow.pause()
+    eventually(lambda: len(steady.owned) == PARTITIONS, "the steady member takes over")
+    values = fill(admin, topic)
+    received([steady], values)
+    steady.do(lambda consumer: consumer.commit())
+    slow.resume()
+    shared_out([slow, steady], PARTITIONS, topic)
+
+
+# Topics that change
+
+
+@with_members()
+def test_a_topic_grows_while_it_is_consumed(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(topic, 1)
+    members = [join(kind, metadata_max_age_ms=300) for _ in range(2)]
+    eventually(lambda: sorted(len(member.owned) for member in members) == [0, 1], "one partition, one owner")
+    admin.create_partitions(topic, PARTITIONS)
+    shared_out(members, PARTITIONS, topic)
+    received(members, fill(admin, topic))
+
+
+@with_members()
+def test_a_topic_is_deleted_while_it_is_consumed(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str, group: str
+) -> None:
+    kept, dropped = f"{topic}-kept", f"{topic}-dropped"
+    admin.create_topic(kept, 2)
+    admin.create_topic(dropped, 2)
+    member = join(kind, topics=(kept, dropped), metadata_max_age_ms=300)
+    eventually(lambda: len(member.owned) == 4, "all partitions of both topics")
+    admin.delete_topic(dropped)
+    eventually(lambda: dropped not in admin.list_topics(), "the topic is gone")
+    received([member], fill(admin, kept, 2))
+    member.do(lambda consumer: consumer.commit())
+    second = join(kind, topics=(kept,), metadata_max_age_ms=300)
+    shared_out([member, second], 2, kept)
+    assert admin.describe_group(group).member_count == 2
+
+
+@with_members()
+def test_a_regular_expression_finds_topics_old_and_new(
+    kind: type[GroupConsumer], join: Join, admin: Client, topic: str
+) -> None:
+    admin.create_topic(f"{topic}-1", 1)
+    admin.create_topic(f"other-{topic}", 1)
+    member = join(kind, pattern=f"^{topic}-[0-9]+$", metadata_max_age_ms=300)
+    eventually(lambda: {place.topic for place in member.owned} == {f"{topic}-1"}, "the topic that exists")
+    admin.create_topic(f"{topic}-2", 1)
+    eventually(lambda: {place.topic for place in member.owned} == {f"{topic}-1", f"{topic}-2"}, "the new one")
+    admin.produce(f"{topic}-2", [Message(b"new")])
+    received([member], [b"new"])
+
+
+def test_each_kind_speaks_the_protocol_that_it_names(
+    join: Join, admin: Client, topic: str, group: str
+) -> None:
+    admin.create_topic(topic, 1)
+    for kind in (ConfluentConsumer, ConfluentNewConsumer):
+        member = join(kind, group=f"{group}-{kind.protocol}")
+        shared_out([member], 1, topic)
+        member.stop()
+    types = {
+        listed.group_id: listed.type.name.lower()
+        for listed in admin._admin.list_consumer_groups().result(30).valid  # type: ignore[attr-defined]
+    }
+    assert types[f"{group}-classic"] == "classic"
+    assert types[f"{group}-{CONSUMER}"] == CONSUMER

@@ -1,0 +1,151 @@
+"""Random lives of consumer groups: nobody ever holds what another holds, everybody gets what the target gives them,
+and the log alone tells the same story."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.scenarios.consumer_world import Consumer, ConsumerWorld
+from tidemill.config import GroupsConfig
+from tidemill.errors import ErrorCode
+from tidemill.types import TopicId
+
+TOPICS = ["a", "b", "c"]
+SESSION_MS = 45_000
+
+clients = st.integers(0, 5)
+subscriptions = st.lists(st.sampled_from(TOPICS), unique=True, max_size=3)
+steps = st.one_of(
+    st.tuples(st.just("heartbeat"), clients, st.booleans(), st.booleans()),
+    st.tuples(st.just("heartbeat"), clients, st.just(False), st.just(False)),
+    st.tuples(st.just("subscribe"), clients, subscriptions),
+    st.tuples(st.just("subscribe_regex"), clients, st.sampled_from(["a|b", "[bc]", ".*", "x", ""])),
+    st.tuples(st.just("assignor"), clients, st.sampled_from(["range", "uniform"])),
+    st.tuples(st.just("leave"), clients),
+    st.tuples(st.just("crash"), clients),
+    st.tuples(st.just("grow"), st.sampled_from(TOPICS), st.integers(1, 3)),
+    st.tuples(st.just("drop"), st.sampled_from(TOPICS)),
+    st.tuples(st.just("advance"), st.sampled_from([1, 900, 3_000, 12_000, 50_000])),
+    st.tuples(st.just("move")),
+    st.tuples(st.just("refuse"), clients),
+)
+
+
+@dataclass
+class Life:
+    interval_ms: int
+    consumers: list[Consumer] = field(default_factory=list)
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        config = GroupsConfig(group_consumer_assignment_interval_ms=self.interval_ms)
+        self.world = ConsumerWorld(config=config, now_ms=1)
+        for topic in TOPICS:
+            self.world.topics.create(topic, 2)
+        for index in range(6):
+            instance = f"i{index}" if index >= 4 else None
+            self.consumers.append(Consumer(self.world, f"m{index}", ["a", "b"], instance_id=instance))
+
+    def take(self, step: Any) -> None:
+        name, *arguments = step
+        getattr(self, f"do_{name}")(*arguments)
+        self.check()
+
+    def check(self) -> None:
+        """The truth that matters is what the consumers hold, not what the coordinator thinks they do."""
+        held: dict[tuple[TopicId, int], str] = {}
+        for consumer in self.consumers:
+            for partition in consumer.owned:
+                assert partition not in held, (
+                    f"{consumer.member_id} and {held[partition]} both hold {partition}"
+                )
+                held[partition] = consumer.member_id
+
+    def do_heartbeat(self, index: int, is_full: bool, loses_response: bool) -> None:
+        self.consumers[index].heartbeat(full=is_full, loses_response=loses_response)
+
+    def do_subscribe(self, index: int, topics: list[str]) -> None:
+        self.consumers[index].topics = topics
+        self.consumers[index].heartbeat(full=True)
+
+    def do_subscribe_regex(self, index: int, regex: str) -> None:
+        self.consumers[index].regex = regex
+        self.consumers[index].heartbeat(full=True)
+
+    def do_assignor(self, index: int, name: str) -> None:
+        self.consumers[index].assignor = name
+        self.consumers[index].heartbeat(full=True)
+
+    def do_leave(self, index: int) -> None:
+        self.consumers[index].leave()
+
+    def do_crash(self, index: int) -> None:
+        """It comes back as another process, under the same instance id if it has one."""
+        consumer = self.consumers[index]
+        self.crashes += 1
+        consumer.owned, consumer.epoch = set(), 0
+        consumer.member_id = f"m{index}-{self.crashes}"
+
+    def do_grow(self, topic: str, by: int) -> None:
+        self.world.grow(topic, (self.world.topics.partitions_of(topic) or 0) + by)
+
+    def do_drop(self, topic: str) -> None:
+        if self.world.topics.partitions_of(topic) is not None:
+            self.world.drop(topic)
+
+    def do_advance(self, duration_ms: int) -> None:
+        self.world.advance(duration_ms)
+        for consumer in self.consumers:
+            if self.world.now_ms >= consumer.heard_at_ms + SESSION_MS:
+                # A consumer that cannot reach the coordinator for that long stops by itself.
+                consumer.owned, consumer.epoch = set(), 0
+
+    def do_move(self) -> None:
+        self.world.move_coordinator()
+
+    def do_refuse(self, index: int) -> None:
+        self.world.log.refuse_with = ErrorCode.NOT_ENOUGH_REPLICAS
+        self.consumers[index].heartbeat()
+        self.world.log.refuse_with = None
+
+    def settle(self) -> None:
+        """Everybody goes on as usual for a while."""
+        for _ in range(30):
+            self.world.advance(3_000)
+            for consumer in self.consumers:
+                consumer.heartbeat(full=consumer.epoch == 0)
+                self.check()
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from([0, 1_000]), st.lists(steps, min_size=15, max_size=60))
+def test_no_partition_is_held_twice_and_all_converge(interval_ms: int, life_steps: list[Any]) -> None:
+    life = Life(interval_ms)
+    for consumer in life.consumers[:3]:
+        consumer.heartbeat()
+    for step in life_steps:
+        life.take(step)
+    assert life.world.rebuilt().replicated_state() == life.world.groups.replicated_state()
+    life.settle()
+    world = life.world
+    group = world.group()
+    assert group.state == "Stable"
+    wanted: set[tuple[TopicId, int]] = set()
+    for consumer in life.consumers:
+        member = group.members[consumer.member_id]
+        mine = {(topic_id, p) for topic_id, ps in group.target[consumer.member_id].items() for p in ps}
+        assert consumer.owned == mine
+        assert consumer.epoch == member.member_epoch == group.assignment_epoch
+        topics = {topic_id for name in group.topics_of(member) if (topic_id := world.topics.id_of(name))}
+        assert {topic_id for topic_id, _ in consumer.owned} <= topics
+        for topic_id in topics:
+            name = world.topics.name_of(topic_id)
+            assert name is not None
+            wanted |= {(topic_id, p) for p in range(world.topics.partitions_of(name) or 0)}
+    held = [partition for consumer in life.consumers for partition in consumer.owned]
+    assert sorted(held) == sorted(wanted)
+    assert world.rebuilt().replicated_state() == world.groups.replicated_state()

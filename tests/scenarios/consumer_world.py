@@ -1,0 +1,142 @@
+"""A groups machine that knows the consumer protocol, and consumers that behave as KIP-848 asks them to.
+
+A `Consumer` holds what the coordinator gave it: it gives partitions up as soon as it hears that it must, says so in its next
+heartbeat, and drops everything when it is fenced. A response can get lost on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.scenarios.groups_world import FakeTopics, World
+from tidemill.coordinator.consumer import ConsumerGroup
+from tidemill.coordinator.consumer_protocol import ConsumerGroupProtocol
+from tidemill.coordinator.group import Environment, TopicsChanged
+from tidemill.coordinator.groups import Groups
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.groups import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatTopicPartitions,
+)
+from tidemill.types import TopicId
+
+Owned = set[tuple[TopicId, int]]
+
+_FENCED = {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH}
+
+
+class GrowingTopics(FakeTopics):
+    def set_partitions(self, name: str, partitions: int) -> None:
+        """Gives the topic more partitions, or creates it."""
+        if name in self._topics:
+            self._topics[name] = (self._topics[name][0], partitions)
+        else:
+            self.create(name, partitions)
+
+
+@dataclass
+class ConsumerWorld(World):
+    topics: GrowingTopics = field(default_factory=GrowingTopics)
+    group_configs: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def _new_machine(self) -> Groups:
+        environment = Environment(self.config, self.topics, self._new_member_id)
+        environment.group_configs = lambda group_id: self.group_configs.get(group_id, {})
+        return Groups(environment, ConsumerGroupProtocol)
+
+    def heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, client: str = "client", api_version: int = 1
+    ) -> ConsumerGroupHeartbeatResponse:
+        self.ask(client, request, api_version)
+        answers = [answer for _asked, answer in self.take_answers()]
+        response = answers[-1]
+        assert isinstance(response, ConsumerGroupHeartbeatResponse)
+        return response
+
+    def group(self, group_id: str = "g") -> ConsumerGroup:
+        group = self.groups.groups[group_id]
+        assert isinstance(group, ConsumerGroup)
+        return group
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.topics.set_partitions(topic, partitions)
+        self.tell(TopicsChanged(names=frozenset({topic})))
+
+    def drop(self, topic: str) -> None:
+        self.tell(TopicsChanged(deleted={topic: self.topics.delete(topic)}))
+
+
+def to_owned(response: ConsumerGroupHeartbeatResponse) -> Owned | None:
+    if response.assignment is None:
+        return None
+    return {
+        (TopicId(each.topic_id), partition)
+        for each in response.assignment.topic_partitions
+        for partition in each.partitions
+    }
+
+
+def to_topic_partitions(owned: Owned) -> list[ConsumerGroupHeartbeatTopicPartitions]:
+    topics: dict[TopicId, list[int]] = {}
+    for topic_id, partition in sorted(owned):
+        topics.setdefault(topic_id, []).append(partition)
+    return [
+        ConsumerGroupHeartbeatTopicPartitions(topic_id=topic_id, partitions=partitions)
+        for topic_id, partitions in topics.items()
+    ]
+
+
+@dataclass
+class Consumer:
+    world: ConsumerWorld
+    member_id: str
+    topics: list[str]
+    group_id: str = "g"
+    instance_id: str | None = None
+    regex: str | None = None
+    assignor: str | None = None
+    rebalance_timeout_ms: int = 300_000
+    epoch: int = 0
+    owned: Owned = field(default_factory=set)
+    heard_at_ms: int = 0
+
+    def heartbeat(self, *, full: bool = False, loses_response: bool = False) -> ErrorCode:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            member_epoch=self.epoch,
+            instance_id=self.instance_id,
+            topic_partitions=to_topic_partitions(self.owned),
+        )
+        if full or self.epoch == 0:
+            request.rebalance_timeout_ms = self.rebalance_timeout_ms
+            request.subscribed_topic_names = list(self.topics)
+            request.subscribed_topic_regex = self.regex
+            request.server_assignor = self.assignor
+        response = self.world.heartbeat(request, self.member_id)
+        code = ErrorCode(response.error_code)
+        if code in _FENCED:
+            # Also when the answer is lost: the member that the coordinator knew is gone.
+            self.owned, self.epoch = set(), 0
+        elif code is ErrorCode.NONE:
+            self.heard_at_ms = self.world.now_ms
+            if not loses_response:
+                self.epoch = response.member_epoch
+                assigned = to_owned(response)
+                self.owned = self.owned if assigned is None else assigned
+        return code
+
+    def leave(self) -> ErrorCode:
+        """For good; a static member says that it will be back."""
+        epoch = -1 if self.instance_id is None else -2
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            member_epoch=epoch,
+            instance_id=self.instance_id,
+        )
+        code = ErrorCode(self.world.heartbeat(request, self.member_id).error_code)
+        if code is ErrorCode.NONE or code in _FENCED:
+            self.owned, self.epoch = set(), 0
+        return code
