@@ -15,6 +15,11 @@ from bench.apache_kafka import ApacheKafka
 Address = tuple[str, int]
 STOP_SECONDS_MAX = 15.0
 START_SECONDS_MAX = 30.0
+# For both: scripts about groups wait for rebalances and for sessions to end.
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "300",
+    "group.min.session.timeout.ms": "500",
+}
 LISTENS = re.compile(r"listens on (\S+):(\d+)")
 
 
@@ -34,7 +39,7 @@ def apache_kafka(address: str | None, data_dir: Path) -> Iterator[Address]:
     if address is not None:
         yield parse_address(address)
         return
-    with ApacheKafka(data_dir) as kafka:
+    with ApacheKafka(data_dir, SETTINGS) as kafka:
         yield parse_address(kafka.bootstrap)
 
 
@@ -44,6 +49,7 @@ def tidemill(address: str | None, data_dir: Path) -> Iterator[Address]:
         yield parse_address(address)
         return
     command = [str(Path(sys.executable).parent / "tidemill"), "serve", "--data-dir", str(data_dir)]
+    command += [f"--set={key}={value}" for key, value in SETTINGS.items()]
     log_path = data_dir.with_suffix(".log")
     with log_path.open("wb") as log:
         process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=log)

@@ -22,6 +22,8 @@ NAMES = (
     "topic",
     "topic_name",
     "resource_name",
+    "group_id",
+    "member_id",
     "api_key",
     "partition_index",
     "partition",

@@ -1,12 +1,13 @@
 """Takes out of an answer what must differ between two clusters, and nothing else.
 
-Ids that a broker made up (topics, producers, sessions, itself) become names that say what they stand for,
+Ids that a broker made up (topics, producers, members, sessions, itself) become names that say what they stand for,
 so that a wrong id still shows. Times close to now, sizes of a disk, paths and addresses become
 placeholders. Error texts are free, but whether there is one is not.
 """
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ NODE_IDS = {
     "last_known_elr",
 }
 PLACEHOLDERS = {"cluster_id": "<cluster>", "host": "<host>", "port": "<port>", "log_dir": "<dir>"}
+# Kafka's two ways to write a new uuid: after a prefix in the classic protocol, alone in the consumer protocol.
+MEMBER_IDS = {"member_id", "leader"}
+MEMBER_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+MEMBER_BASE64 = re.compile(r"[A-Za-z0-9_-]{22}$")
 SIZES = {"total_bytes", "usable_bytes"}
 # Settings whose value is the machine's or the start script's, not the broker's.
 LOCAL_CONFIGS = {
@@ -60,6 +65,8 @@ class Facts:
     prefix: str = ""
     topic_names: dict[uuid.UUID, str] = field(default_factory=dict)
     producer_ids: dict[int, str] = field(default_factory=dict)
+    # In the order in which they were first seen.
+    member_ids: dict[str, str] = field(default_factory=dict)
 
 
 def normalise(tree: Any, facts: Facts) -> Any:
@@ -75,7 +82,8 @@ def shorten(request: Any, facts: Facts) -> Any:
     if isinstance(request, bytes):
         return f"<{len(request)} bytes>"
     if isinstance(request, uuid.UUID | str):
-        return _scalar("", request, facts)
+        is_member = isinstance(request, str) and request in facts.member_ids
+        return _scalar("member_id" if is_member else "", request, facts)
     return request
 
 
@@ -87,7 +95,8 @@ def _any(name: str, value: Any, facts: Facts) -> Any:
             facts.topic_names.setdefault(value["topic_id"], value["name"])
         return {k: _any(k, v, facts) for k, v in value.items() if k not in DROPPED}
     if isinstance(value, list | tuple):
-        return [_any(name, item, facts) for item in value]
+        items = [_any(name, item, facts) for item in value]
+        return sorted(items, key=_member_order) if name == "members" else items
     if isinstance(value, bytes):
         described = batches.describe(value) if name == "records" else value.hex()
         return _any("batches", described, facts) if isinstance(described, list) else described
@@ -103,6 +112,8 @@ def _scalar(name: str, value: Any, facts: Facts) -> Any:
     if isinstance(value, str):
         if name in TEXTS:
             return "<text>" if value else ""
+        if name in MEMBER_IDS:
+            return _member_id(value, facts)
         return PLACEHOLDERS.get(name) or _short(value, facts)
     if isinstance(value, int):
         return _number(name, value, facts)
@@ -123,6 +134,23 @@ def _number(name: str, value: int, facts: Facts) -> Any:
     if abs(value - time.time() * 1000) < NEAR_MS:
         return "<now>"
     return value
+
+
+def _member_id(value: str, facts: Facts) -> str:
+    """The id with its unique part replaced by a number; an id of another form stays as it is."""
+    if value not in facts.member_ids:
+        number = len(facts.member_ids) + 1
+        is_dashed = MEMBER_UUID.search(value) is not None
+        if not is_dashed and MEMBER_BASE64.match(value) is None:
+            return _short(value, facts)
+        form, shown = (MEMBER_UUID, f"<uuid {number}>") if is_dashed else (MEMBER_BASE64, f"<base64 {number}>")
+        facts.member_ids[value] = form.sub(shown, value)
+    return _short(facts.member_ids[value], facts)
+
+
+def _member_order(item: Any) -> str:
+    """Kafka keeps members in a hash map; only the results of LeaveGroup are in the order of the request."""
+    return "" if "error_code" in item else str(item["member_id"])
 
 
 def _short(text: str, facts: Facts) -> str:

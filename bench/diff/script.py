@@ -2,9 +2,10 @@
 
 A script is a function of a `Script`, registered with `@case`. It may depend on earlier answers (a topic id,
 a session id) because it runs separately against each broker. `ask` sends a request and records the
-normalised answer; `tell` does the same without recording, for setting things up. Names of topics carry the
-API and the version, so that scripts do not see each other's topics; in the answers this prefix is shortened
-to `~`.
+normalised answer; `tell` does the same without recording, for setting things up. Where answers are held back
+until somebody else asks something (a rebalance), `send` puts a request on a connection of its own name and
+`receive` takes its answer later. Names of topics carry the API and the version, so that scripts do not see
+each other's topics; in the answers this prefix is shortened to `~`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ class Case:
     since: int
     until: int
     only_ends: bool
+    only: tuple[int, ...]
 
     def versions(self, shared: Ranges) -> list[int]:
         span = [v for v in shared.get(self.api, range(0)) if self.since <= v <= self.until]
+        if self.only:
+            return [v for v in span if v in self.only]
         return [span[0], span[-1]] if self.only_ends and len(span) > 2 else span
 
 
@@ -50,12 +54,12 @@ CASES: list[Case] = []
 
 
 def case(
-    api: str, *, since: int = 0, until: int = 999, only_ends: bool = False
+    api: str, *, since: int = 0, until: int = 999, only_ends: bool = False, only: tuple[int, ...] = ()
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
     """Register a script for `api`; it runs for every version both brokers and kio have, within the bounds."""
 
     def register(run: Callable[[Script], None]) -> Callable[[Script], None]:
-        CASES.append(Case(api, run.__name__.replace("_", " "), run, since, until, only_ends))
+        CASES.append(Case(api, run.__name__.replace("_", " "), run, since, until, only_ends, only))
         return run
 
     return register
@@ -80,6 +84,16 @@ class Topic:
     id: uuid.UUID
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A request that was sent and whose answer nobody has read yet."""
+
+    api: str
+    version: int
+    request: dict[str, Any]
+    connection: Connection
+
+
 class SetupError(RuntimeError):
     """A broker refused what a script needs before it can ask its question."""
 
@@ -98,6 +112,7 @@ class Script:
     version: int = 0
     case_name: str = ""
     _connection: Connection | None = None
+    _named_connections: dict[str, Connection] = field(default_factory=dict)
     _correlation_id: int = 0
     _marker: Topic | None = None
     _changes: int = 0
@@ -106,15 +121,23 @@ class Script:
         self.api, self.version, self.case_name = item.api, version, item.name
         self.facts.prefix = self.name("")
         self.facts.producer_ids.clear()
+        self.facts.member_ids.clear()
         try:
             item.run(self)
         except (SetupError, LookupError, TypeError) as error:
             # An answer that the script did not foresee is a difference, not a crash.
             self.note(ABORTED, f"{type(error).__name__}: {error}")
+        self._close_named()
 
     def close(self) -> None:
+        self._close_named()
         if self._connection is not None:
             self._connection.close()
+
+    def _close_named(self) -> None:
+        for connection in self._named_connections.values():
+            connection.close()
+        self._named_connections.clear()
 
     def name(self, label: str) -> str:
         """A topic's name, new in each run so that a broker can be asked again."""
@@ -158,6 +181,26 @@ class Script:
             is_loading = isinstance(tree, dict) and tree.get("error_code") == LOADING
             if not is_loading or time.monotonic() > deadline:
                 return tree
+
+    def send(
+        self, request: dict[str, Any], *, over: str, api: str | None = None, version: int | None = None
+    ) -> Pending:
+        """Send over the connection called `over`, opened on first use and closed after the case."""
+        api, version = api or self.api, self.version if version is None else version
+        connection = self._named_connections.get(over)
+        if connection is None or not connection.is_open:
+            connection = Connection(self.host, self.port, REPLY_SECONDS)
+            self._named_connections[over] = connection
+        connection.send(encode(api, version, request, self._next_id(), CLIENT_ID))
+        return Pending(api, version, request, connection)
+
+    def receive(self, pending: Pending, label: str | None = None) -> Tree:
+        """The answer to what was sent, recorded under `label` if there is one. Answers come in the order of sending."""
+        reply = pending.connection.receive(REPLY_SECONDS)
+        tree = self._decoded(pending.api, pending.version, reply)
+        if label is not None:
+            self.note(label, tree, pending.request)
+        return tree
 
     def ask_raw(self, label: str, key: int, version: int, body: bytes, *, header_version: int = 1) -> None:
         """Send a body as it stands; record whether anything came back."""

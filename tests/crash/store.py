@@ -7,7 +7,6 @@ derived (indexes, producers, epochs) equals what a dumb replay of the surviving 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -210,7 +209,9 @@ def _is_run_of(surviving: list[ParsedBatch], line: Timeline, log: Log) -> bool:
     """What is there is a run of what was appended, without a hole, up to the log's end."""
     first = surviving[0].base_offset if surviving else log.log_end_offset
     expected = [
-        b for b in line.batches if header_at(b).base_offset >= first and header_at(b).next_offset <= log.log_end_offset
+        b
+        for b in line.batches
+        if header_at(b).base_offset >= first and header_at(b).next_offset <= log.log_end_offset
     ]
     if [b.raw for b in surviving] != expected:
         return False
@@ -275,7 +276,9 @@ def go_on(store: Store, tp: TopicPartition) -> None:
     """The survivor takes appends, and a clean restart finds them."""
     known = store.history.partitions[tp]
     log = store.logs[tp]
-    known.timelines = [next(line for line in known.timelines if _is_run_of(surviving_batches(store.disk, log), line, log))]
+    known.timelines = [
+        next(line for line in known.timelines if _is_run_of(surviving_batches(store.disk, log), line, log))
+    ]
     known.now.batches = known.now.truncated(log.log_end_offset).batches
     if log.log_end_offset > known.now.end:
         # Nothing is left below, but the offsets are used up: the line goes on behind the gap.
@@ -283,5 +286,3 @@ def go_on(store: Store, tp: TopicPartition) -> None:
     for number in range(3):
         store.append(tp, batch(2, value=b"after %d" % number), leader_epoch=7)
     store.shut_down()
-
-

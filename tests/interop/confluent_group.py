@@ -156,7 +156,8 @@ class ConfluentNewConsumer(ConfluentConsumer):
 
 
 def _to_commit(place: TopicPartition, position: Position) -> Any:
-    return ck.TopicPartition(place.topic, place.partition, position.offset, position.metadata or None)
+    metadata = {"metadata": position.metadata} if position.metadata else {}
+    return ck.TopicPartition(place.topic, place.partition, position.offset, **metadata)
 
 
 def _received(message: Any) -> Received:

@@ -29,6 +29,9 @@ ASSIGNORS = {
     "sticky": StickyPartitionAssignor,
     "cooperative-sticky": CooperativeStickyAssignor,
 }
+# When a leader joins again because a topic changed and the answer comes between two polls, version 3.0 drops it, sends no
+# heartbeat any more and stays in the group until its session ends. A poll that outlasts a rebalance avoids that.
+POLL_S_MIN = 0.5
 Result = TypeVar("Result")
 
 
@@ -91,7 +94,8 @@ class KafkaPythonConsumer(GroupConsumer):
         return int(self._consumer.group_metadata().generation_id)
 
     def poll(self, limit_s: float, records_max: int = 100) -> None:
-        polled = _call(lambda: self._consumer.poll(timeout_ms=int(limit_s * 1000), max_records=records_max))
+        limit_ms = int(max(limit_s, POLL_S_MIN) * 1000)
+        polled = _call(lambda: self._consumer.poll(timeout_ms=limit_ms, max_records=records_max))
         generation = self.generation()
         for place, records in polled.items():
             for record in records:

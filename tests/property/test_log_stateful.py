@@ -183,7 +183,9 @@ class LogMachine(RuleBasedStateMachine):
         end_offset = self.log_start + int((self.end - self.log_start) * limit)
         found = self.log.read(offset, max_bytes, end_offset, at_least_one=at_least_one)
         visible = [
-            b for b in self.batches if header_at(b).next_offset > offset and header_at(b).next_offset <= end_offset
+            b
+            for b in self.batches
+            if header_at(b).next_offset > offset and header_at(b).next_offset <= end_offset
         ]
         if offset >= end_offset or not visible:
             assert found is None
@@ -270,7 +272,7 @@ class RealDiskMachine(LogMachine):
         return DiskFiles(), f"{self._temporary.name}/t-0"
 
     @rule()
-    def crash(self) -> None:  # type: ignore[override]
+    def crash(self) -> None:
         """The process dies: the files stay as they are."""
         self.log.release()
         end_before = self.end

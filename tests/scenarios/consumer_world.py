@@ -100,6 +100,8 @@ class Consumer:
     epoch: int = 0
     owned: Owned = field(default_factory=set)
     heard_at_ms: int = 0
+    # It is not sure what the coordinator knows, so it sends everything and asks for everything.
+    is_unsure: bool = False
 
     def heartbeat(self, *, full: bool = False, loses_response: bool = False) -> ErrorCode:
         request = ConsumerGroupHeartbeatRequest(
@@ -109,13 +111,14 @@ class Consumer:
             instance_id=self.instance_id,
             topic_partitions=to_topic_partitions(self.owned),
         )
-        if full or self.epoch == 0:
+        if full or self.is_unsure or self.epoch == 0:
             request.rebalance_timeout_ms = self.rebalance_timeout_ms
             request.subscribed_topic_names = list(self.topics)
             request.subscribed_topic_regex = self.regex
             request.server_assignor = self.assignor
         response = self.world.heartbeat(request, self.member_id)
         code = ErrorCode(response.error_code)
+        self.is_unsure = loses_response or code is not ErrorCode.NONE
         if code in _FENCED:
             # Also when the answer is lost: the member that the coordinator knew is gone.
             self.owned, self.epoch = set(), 0

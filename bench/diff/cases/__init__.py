@@ -7,6 +7,7 @@ from bench.diff.cases import (  # noqa: F401
     cluster,
     configs,
     fetch,
+    groups,
     metadata,
     offsets,
     produce,

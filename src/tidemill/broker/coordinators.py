@@ -1,7 +1,8 @@
 """The shell around the group coordinator: one shard for each partition of `__consumer_offsets` that this broker leads.
 
 It finds a group's shard, loads shards from their partitions, tells them what is committed and what time it is, and
-carries answers back to the requests that wait. The deciding is all in `coordinator/`.
+carries answers back to the requests that wait. The deciding is all in `coordinator/`. The time of the shards is steady:
+they keep sessions as points in time, which must not all end when somebody sets the clock.
 
 The topic is made when the first client looks for a coordinator. A shard loads in pieces beside the serving of requests;
 until it is done its groups answer COORDINATOR_LOAD_IN_PROGRESS.
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from tidemill.broker.clock import Clock
+from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.driver import ControllerDriver
 from tidemill.broker.partition import Partition
 from tidemill.broker.replicas import Replicas
@@ -49,7 +51,7 @@ class GroupCoordinators:
         uuid_text: Callable[[bytes], str],
     ) -> None:
         self._config = config
-        self._clock = clock
+        self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
         self._replicas = replicas
         self._controller = controller
         self._new_uuid = new_uuid
@@ -194,8 +196,9 @@ class GroupCoordinators:
         return self._controller.image.config(ConfigResource(ResourceType.GROUP, group_id))
 
     def _new_member_id(self, prefix: str) -> str:
-        unique = self._uuid_text(self._new_uuid())
-        return f"{prefix}-{unique}" if prefix else unique
+        """As Kafka writes them: a dashed uuid after a prefix, a short one where the id is nothing else."""
+        unique = self._new_uuid()
+        return f"{prefix}-{uuid.UUID(bytes=unique)}" if prefix else self._uuid_text(unique)
 
     def close(self) -> None:
         for task in self._loads:

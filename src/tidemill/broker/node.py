@@ -88,7 +88,6 @@ class Node:
             on_change=self._follow,
             on_fatal=self._fail,
         )
-        data_dir.mark_in_use()
         self._groups = GroupCoordinators(config, self._clock, replicas, driver, self._new_uuid, uuid_text)
         broker = Broker(
             config=config,
@@ -112,6 +111,7 @@ class Node:
             (listener, self._server.bind(listener.name, listener.host, listener.port))
             for listener in config.network.listeners
         ]
+        data_dir.mark_in_use()
         await self._register(identity)
         driver.write_snapshot_if_due()
         replicas.load(driver.image)

@@ -287,7 +287,12 @@ class Replicas:
                 continue
             is_sealed = log.recovery_point < log.active.base_offset
             if is_sealed or now_ms - log.last_flush_ms >= partition.config.flush_ms:
-                self._syncer.sync(log, lambda _error: None)
+                self._syncer.sync(log, partial(self._flushed, partition))
+
+    def _flushed(self, partition: Partition, error: OSError | None) -> None:
+        if error is not None:
+            # The kernel may have dropped what it could not write: a second sync would "succeed" without it.
+            partition.fence(f"cannot sync: {error.strerror or error}")
 
     def expire_producers(self) -> None:
         oldest = self._clock.now_ms() - self._config.storage.producer_id_expiration_ms

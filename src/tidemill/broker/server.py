@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidemill.broker.connection import Connection
-from tidemill.errors import StorageError
+from tidemill.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Server:
             listener.setblocking(False)
         except OSError as error:
             listener.close()
-            raise StorageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         self._listeners[listener] = name
         bound_port: int = listener.getsockname()[1]
         return bound_port

@@ -77,7 +77,8 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
 
 def _text(error: TidemillError) -> str:
     if isinstance(error, ApiError):
-        return f"{error.message} ({error.code.name})"
+        code = error.code.name
+        return error.message if code in error.message else f"{error.message} ({code})"
     return str(error)
 
 

@@ -1,11 +1,11 @@
 """Places in a log as people name them: an end, an offset, or a time.
 
-    beginning, earliest       the oldest record
-    end, latest               after the newest record
-    42, offset:42             an offset
-    1767225600000, ms:0       milliseconds since 1970; a bare number from 100,000,000,000 on (March 1973) is a time
-    2026-01-01T12:00Z         an ISO date or time; without a zone it is local time
-    90s, 15m, 2h, 7d          so long ago
+beginning, earliest       the oldest record
+end, latest               after the newest record
+42, offset:42             an offset
+1767225600000, ms:0       milliseconds since 1970; a bare number from 100,000,000,000 on (March 1973) is a time
+2026-01-01T12:00Z         an ISO date or time; without a zone it is local time
+90s, 15m, 2h, 7d          so long ago
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def parse_position(text: str, now_s: Callable[[], float] = time.time) -> Positio
         return AtOffset(int(number)) if kind == "offset" else AtTime(int(number))
     if text.isdecimal() and int(text) < _FIRST_MS:
         return AtOffset(int(text))
-    return AtTime(parse_time(text, now_s))
+    try:
+        return AtTime(parse_time(text, now_s))
+    except UsageError:
+        raise UsageError(f"{text!r} is not a place in a log: it should be {HELP}") from None
 
 
 def parse_time(text: str, now_s: Callable[[], float] = time.time) -> int:
@@ -72,7 +75,9 @@ def parse_time(text: str, now_s: Callable[[], float] = time.time) -> int:
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise UsageError(f"{text!r} is not a place in a log: it should be {HELP}") from None
+        raise UsageError(
+            f"{text!r} is not a time: it should be like 2026-01-01T12:00Z, milliseconds since 1970, or an age such as 15m"
+        ) from None
 
 
 def time_text(timestamp_ms: int) -> str:

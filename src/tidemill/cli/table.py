@@ -17,9 +17,6 @@ Cell = str | int | None
 _GAP = "  "
 _NOTHING = "-"
 BOLD = "1"
-DIM = "2"
-GREEN = "32"
-YELLOW = "33"
 
 
 def has_colour(stream: IO[str]) -> bool:

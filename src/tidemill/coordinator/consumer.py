@@ -312,14 +312,14 @@ class ConsumerGroup(Group):
             raise ApiError(_stale(member))
 
     def check_offset_commit_partition(
-        self, committer: Committer, topic_id: TopicId, partition: int
+        self, member_id: str, epoch: int, topic_id: TopicId | None, partition: int
     ) -> ErrorCode:
-        """A member whose epoch moved on may still commit what it has held since an epoch that it knew (KIP-1251)."""
-        member = self.members.get(committer.member_id)
-        if member is None or committer.generation_or_epoch == member.member_epoch:
+        """A member that moved on may still commit what it has held since an epoch that it knew (KIP-1251)."""
+        member = self.members.get(member_id)
+        if member is None or epoch == member.member_epoch or topic_id is None:
             return ErrorCode.NONE
         assigned_in = member.assignment_epoch_of(topic_id, partition)
-        if assigned_in is None or committer.generation_or_epoch < assigned_in:
+        if assigned_in is None or epoch < assigned_in:
             return _stale(member)
         return ErrorCode.NONE
 

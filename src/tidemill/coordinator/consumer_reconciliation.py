@@ -91,7 +91,7 @@ def _next_assignment(
             to_revoke[topic_id] = given_up
         if free:
             to_assign[topic_id] = free
-    if False:
+    if to_revoke and _holds_any(reported, to_revoke):
         return member.moved_to(MemberState.UNREVOKED_PARTITIONS, member.member_epoch, assigned, to_revoke)
     for topic_id, partitions in to_assign.items():
         assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, assignment_epoch))

@@ -182,6 +182,12 @@ class Group(ABC):
     def check_offset_commit(self, committer: Committer) -> None:
         """Raises ApiError when the committer may not commit."""
 
+    def check_offset_commit_partition(
+        self, _member_id: str, _epoch: int, _topic_id: TopicId | None, _partition: int
+    ) -> ErrorCode:
+        """What a committer that `check_offset_commit` let pass may not commit after all."""
+        return ErrorCode.NONE
+
     @abstractmethod
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
         """Raises ApiError for a member of another epoch; an admin tool fetches with None and -1."""

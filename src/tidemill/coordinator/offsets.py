@@ -123,6 +123,7 @@ class Offsets:
         self, request: OffsetCommitRequest, caller: Caller, token: int, now_ms: int, error: ErrorCode
     ) -> Decision:
         """`error` is the outcome of `check_commit`; partitions that do not exist are refused either way."""
+        group = self._groups.get(request.group_id)
         records: list[Record] = []
         response = OffsetCommitResponse()
         expire_ms = (
@@ -137,6 +138,13 @@ class Offsets:
             answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
             for each in topic.partitions:
                 code = self._check_partition(each, count, caller.api_version) or error
+                if not code and group is not None:
+                    code = group.check_offset_commit_partition(
+                        request.member_id,
+                        request.generation_id_or_member_epoch,
+                        topic_id,
+                        each.partition_index,
+                    )
                 answer.partitions.append(
                     OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=code)
                 )

@@ -75,6 +75,9 @@ class Log:
         self.size = sum(segment.size for segment in self._segments)
         if self.log_start_offset > self.log_end_offset:
             self._restart_at(self.log_start_offset, now_ms)
+        # Deleted before the crash, and back because nobody had synced that.
+        for path in self._delete_first(sum(base <= self.log_start_offset for base in self._bases[1:])):
+            files.remove(path)
         self.epochs.truncate_from_end(self.log_end_offset)
         self.epochs.truncate_from_start(self.log_start_offset)
         self._restore_producers()
@@ -453,9 +456,6 @@ class Log:
     def _delete_first(self, count: int) -> list[str]:
         if count:
             self._note_removal()
-            if self._is_folder_dirty:
-                # A power failure that kept the removals and lost the new segments would give offsets out twice.
-                self._files.sync_folder(self.folder)
         removed = []
         for segment in self._segments[:count]:
             self.size -= segment.size

@@ -70,7 +70,9 @@ def parse_segment(content: bytes) -> list[ParsedBatch]:
         epoch, magic, crc = struct.unpack_from(">ibI", content, position + 12)
         assert magic == 2, f"magic {magic} at {position}"
         assert crc == castagnoli(content[position + 21 : end]), f"wrong CRC at {position}"
-        _, delta, _, newest, pid, pepoch, sequence, count = struct.unpack_from(">hiqqqhii", content, position + 21)
+        _, delta, _, newest, pid, pepoch, sequence, count = struct.unpack_from(
+            ">hiqqqhii", content, position + 21
+        )
         raw = content[position:end]
         found.append(
             ParsedBatch(base_offset, epoch, delta, newest, pid, pepoch, sequence, count, position, raw)

@@ -39,7 +39,7 @@ def test_the_second_is_refused_on_a_simulated_disk_too(disk: SimulatedDisk) -> N
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot use the data directory .*file/data"):
+    with pytest.raises(StorageError, match=r"cannot use the data directory .*file/data"):
         DataDir(DiskFiles(), str(tmp_path / "file" / "data"), 1)
 
 
@@ -55,18 +55,22 @@ def test_an_identity_is_kept_and_another_refused(disk: SimulatedDisk) -> None:
     data_dir.claim(ME)
     assert data_dir.identity() == ME
     data_dir.claim(ME)
-    with pytest.raises(StorageError, match="belongs to node 1 of cluster cluster, not to node 2 of cluster cluster"):
+    with pytest.raises(
+        StorageError, match="belongs to node 1 of cluster cluster, not to node 2 of cluster cluster"
+    ):
         data_dir.claim(Identity("cluster", 2, "directory"))
     with pytest.raises(StorageError, match="not to node 1 of cluster theirs"):
         data_dir.claim(Identity("theirs", 1, "directory"))
     assert data_dir.identity() == ME
 
 
-@pytest.mark.parametrize("content", [b"", b"node.id=x\ncluster.id=c\ndirectory.id=d\n", b"cluster.id=c\n", b"\xff\xfe\xfd"])
+@pytest.mark.parametrize(
+    "content", [b"", b"node.id=x\ncluster.id=c\ndirectory.id=d\n", b"cluster.id=c\n", b"\xff\xfe\xfd"]
+)
 def test_a_damaged_identity_is_refused(disk: SimulatedDisk, content: bytes) -> None:
     data_dir = DataDir(disk, "/data", 1)
     disk.replace("/data/meta.properties", content)
-    with pytest.raises(StorageError, match="meta.properties is damaged"):
+    with pytest.raises(StorageError, match=r"meta\.properties is damaged"):
         data_dir.identity()
 
 

@@ -108,7 +108,9 @@ def test_it_is_dirty_until_what_it_says_now_was_saved(disk: SimulatedDisk) -> No
     assert not epochs.is_dirty
 
 
-@pytest.mark.parametrize("content", [b"", b"1\n0\n", b"0\n2\n1 1\n", b"0\n1\n1\n", b"0\n1\nx 1\n", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"1\n0\n", b"0\n2\n1 1\n", b"0\n1\n1\n", b"0\n1\nx 1\n", b"\xff\xfe"]
+)
 def test_a_damaged_file_is_refused(disk: SimulatedDisk, content: bytes) -> None:
     disk.replace("/d/e", content)
     with pytest.raises(StorageError, match="/d/e"):

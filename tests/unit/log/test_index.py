@@ -29,7 +29,9 @@ def test_an_offset_entry_is_a_relative_offset_and_a_position_of_four_bytes_each(
     assert disk.read("/d/i") == bytes.fromhex("00000005 00001001 001e8480 01020304")
 
 
-def test_a_time_entry_is_a_timestamp_of_eight_bytes_and_a_relative_offset_of_four(disk: SimulatedDisk) -> None:
+def test_a_time_entry_is_a_timestamp_of_eight_bytes_and_a_relative_offset_of_four(
+    disk: SimulatedDisk,
+) -> None:
     index = TimeIndex(disk, "/d/t", 100, 1024)
     index.append(0x0102030405060708, 107)
     index.append(0x0102030405060708, 120)  # not newer: says nothing
@@ -110,7 +112,9 @@ def test_entries_point_at_batches_as_kafka_writes_them(disk: SimulatedDisk) -> N
     assert disk.read(f"/d/{base:020d}.index") == expected
     timeindex = disk.read(f"/d/{base:020d}.timeindex")
     newest = batches[-1]
-    assert timeindex[-12:] == newest.max_timestamp.to_bytes(8, "big") + (newest.last_offset - base).to_bytes(4, "big")
+    assert timeindex[-12:] == newest.max_timestamp.to_bytes(8, "big") + (newest.last_offset - base).to_bytes(
+        4, "big"
+    )
 
 
 def _zeros(content: bytes) -> bytes:
@@ -126,6 +130,14 @@ def _zeros_in_the_middle(content: bytes) -> bytes:
     return content[:third] + bytes(len(content) - 2 * third) + content[-third:]
 
 
+def _shifted_in_the_middle(content: bytes) -> bytes:
+    """Both ends are right, but some positions between them are not those of batches."""
+    shifted = bytearray(content)
+    for position in range(len(content) // 24 * 8 + 7, len(content) * 2 // 3, 8):
+        shifted[position] ^= 5
+    return bytes(shifted)
+
+
 def _longer(content: bytes) -> bytes:
     return content + bytes(4096 - len(content) % 4096)
 
@@ -134,8 +146,9 @@ BREAKERS: list[Callable[[bytes], bytes]] = [
     _zeros,
     _garbage,
     _zeros_in_the_middle,
+    _shifted_in_the_middle,
     _longer,
-    lambda content: b"",
+    lambda _: b"",
     lambda content: content[:5],
     lambda content: content[:24],
     lambda content: content + b"\xff" * 24,
@@ -217,7 +230,9 @@ def test_a_damaged_batch_is_reported_where_it_is_and_other_offsets_serve(
             try:
                 found = log.read(offset, 1, 80)
             except StorageError:
-                assert victim.base_offset <= offset < victim.base_offset + 8, "only up to the next index entry"
+                assert victim.base_offset <= offset < victim.base_offset + 8, (
+                    "only up to the next index entry"
+                )
                 continue
             assert found is not None
             assert found.read() == appended[offset // 2]

@@ -11,7 +11,7 @@ a broker without any codec support, as Kafka does.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.dispatch import Call, serves_raw
 from tidemill.broker.partition import Partition
@@ -51,11 +51,11 @@ def produce(broker: Broker, call: Call) -> None:
     topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
     now_ms = broker.clock.now_ms()
     results: Results = []
-    unsynced: list[tuple[Partition, int]] = []
+    unsynced: list[_Unsynced] = []
     all_good = True
     for wire_name, partitions in walk.topics:
         hosted = topics.get(wire_name)
-        topic_results = []
+        topic_results: list[ProduceResult] = []
         for index, start, end in partitions:
             partition = hosted.get(index) if hosted is not None else None
             if partition is None:
@@ -65,7 +65,7 @@ def produce(broker: Broker, call: Call) -> None:
             else:
                 result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
                 if result.sync_to is not None:
-                    unsynced.append((partition, result.sync_to))
+                    unsynced.append(_Unsynced(partition, topic_results, len(topic_results), end - start))
             if result.error:
                 all_good = False
             topic_results.append(result)
@@ -82,10 +82,19 @@ def _missing(version: int, is_topic: bool) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+class _Unsynced(NamedTuple):
+    """A result that holds once the partition's log is synced: where it stands, and how much it will show."""
+
+    partition: Partition
+    results: list[ProduceResult]
+    position: int
+    size: int
+
+
 class _Parked:
     """A produce that is answered when the logs it wrote to are synced."""
 
-    __slots__ = ("_acks", "_call", "_failed", "_outstanding", "_results", "_timer")
+    __slots__ = ("_acks", "_call", "_results", "_timer", "_unsynced")
 
     def __init__(
         self,
@@ -93,43 +102,40 @@ class _Parked:
         call: Call,
         acks: int,
         results: Results,
-        unsynced: list[tuple[Partition, int]],
+        unsynced: list[_Unsynced],
         timeout_ms: int,
     ) -> None:
         self._call = call
         self._acks = acks
         self._results = results
-        self._outstanding = len(unsynced)
-        self._failed: dict[Partition, ErrorCode] = {}
+        self._unsynced = dict(enumerate(unsynced))
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
-        for partition, end_offset in unsynced:
-            assert partition.log is not None
-            broker.syncer.sync(partition.log, partial(self._synced, partition, end_offset))
+        for number, each in self._unsynced.items():
+            end_offset = each.results[each.position].sync_to
+            assert each.partition.log is not None
+            assert end_offset is not None
+            broker.syncer.sync(each.partition.log, partial(self._synced, number, end_offset))
 
-    def _synced(self, partition: Partition, end_offset: int, error: OSError | None) -> None:
+    def _synced(self, number: int, end_offset: int, error: OSError | None) -> None:
+        each = self._unsynced.pop(number)
+        partition = each.partition
         if error is None:
-            partition.advance_high_watermark(end_offset, 1)
+            partition.advance_high_watermark(end_offset, each.size)
         else:
-            partition.fence(f"cannot sync {partition.name}: {error.strerror or error}")
-            self._replace_outcome(partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        self._outstanding -= 1
-        if self._outstanding == 0:
+            reason = f"cannot sync {partition.name}: {error.strerror or error}"
+            partition.fence(reason)
+            each.results[each.position] = ProduceResult(
+                partition.index, ErrorCode.KAFKA_STORAGE_ERROR, message=reason
+            )
+        if not self._unsynced:
             self._finish()
 
     def _timed_out(self) -> None:
-        for _, results in self._results:
-            for number, result in enumerate(results):
-                if result.sync_to is not None:
-                    results[number] = ProduceResult(
-                        result.partition, ErrorCode.REQUEST_TIMED_OUT, message="the disk did not sync in time"
-                    )
+        for partition, results, position, _ in self._unsynced.values():
+            results[position] = ProduceResult(
+                partition.index, ErrorCode.REQUEST_TIMED_OUT, message="the disk did not sync in time"
+            )
         self._finish()
-
-    def _replace_outcome(self, partition: Partition, code: ErrorCode) -> None:
-        for _, results in self._results:
-            for number, result in enumerate(results):
-                if result.partition == partition.name.partition and result.sync_to is not None:
-                    results[number] = ProduceResult(result.partition, code)
 
     def _finish(self) -> None:
         if self._timer is None and self._acks:

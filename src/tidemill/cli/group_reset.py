@@ -1,0 +1,162 @@
+"""`tidemill groups reset`: moves what a group has committed, while nobody is in it.
+
+A member would go on from where it is and commit over the change, so the command refuses as long as there are members. An
+offset outside of the log is moved to its nearest end. A group that does not exist begins with the commit: that is how
+a new consumer is told where to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NamedTuple
+
+from tidemill.cli import positions
+from tidemill.cli.failures import CommandError, UsageError
+from tidemill.cli.options import add_verb, chosen_partitions, connect, print_json
+from tidemill.cli.resolve import resolve
+from tidemill.cli.table import plural, print_table
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.retry import UnknownTopic
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.types import TopicPartition
+
+# What a coordinator answers when a member joined after we looked.
+_HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION)
+
+
+class Move(NamedTuple):
+    partition: TopicPartition
+    before: int | None
+    after: int
+
+
+def add_arguments(verbs: Any) -> None:
+    parser = add_verb(
+        verbs,
+        "reset",
+        _reset,
+        "move a group that has no members to other offsets",
+        "tidemill groups reset billing --topic orders --to earliest --dry-run\n"
+        "tidemill groups reset billing --topic orders:0,1 --to 1200\n"
+        "tidemill groups reset billing --all-topics --to 2026-01-01T12:00Z\n"
+        "tidemill groups reset billing --topic orders --by -100",
+    )
+    parser.add_argument("group", metavar="GROUP")
+    topics = parser.add_mutually_exclusive_group(required=True)
+    topics.add_argument(
+        "--topic", metavar="T[:P,P]", action="append", help="a topic, or some of its partitions; repeatable"
+    )
+    topics.add_argument("--all-topics", action="store_true", help="everything that the group has committed")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to", metavar="WHERE", help=f"earliest, latest, or as {positions.HELP}")
+    target.add_argument("--by", metavar="N", type=int, help="so many records on, or back when negative")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would change")
+
+
+def parse_topic(text: str) -> tuple[str, list[int]]:
+    """`topic` or `topic:0,2`; no indexes mean all."""
+    topic, colon, indexes = text.partition(":")
+    parts = indexes.split(",") if colon else []
+    if not topic or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--topic takes TOPIC or TOPIC:PARTITION,PARTITION, not {text!r}")
+    return topic, [int(part) for part in parts]
+
+
+def plan(
+    targets: dict[TopicPartition, int],
+    committed: dict[TopicPartition, int],
+    starts: dict[TopicPartition, int],
+    ends: dict[TopicPartition, int],
+) -> list[Move]:
+    """The moves, each inside of its log."""
+    return [
+        Move(each, committed.get(each), min(max(targets[each], starts[each]), ends[each]))
+        for each in sorted(targets)
+    ]
+
+
+def _reset(arguments: argparse.Namespace) -> int:
+    position = None if arguments.to is None else positions.parse_position(arguments.to)
+    with connect(arguments) as cluster:
+        groups, admin = GroupAdmin(cluster), Admin(cluster)
+        _refuse_members(groups, arguments.group)
+        committed = groups.committed(arguments.group)
+        partitions = _partitions(cluster, arguments, committed)
+        if position is None:
+            targets = _moved_by(arguments, partitions, committed)
+        else:
+            targets = resolve(admin, partitions, position)
+        moves = plan(targets, committed, admin.start_offsets(partitions), admin.end_offsets(partitions))
+        if not arguments.dry_run:
+            _commit(groups, arguments.group, moves)
+    if arguments.json:
+        document = [
+            {**each.partition._asdict(), "offset_before": each.before, "offset": each.after} for each in moves
+        ]
+        print_json({"group": arguments.group, "is_dry_run": arguments.dry_run, "partitions": document})
+        return 0
+    rows = [(*each.partition, each.before, each.after, _change(each)) for each in moves]
+    print_table(("TOPIC", "PARTITION", "BEFORE", "AFTER", "CHANGE"), rows)
+    if arguments.dry_run:
+        print("nothing was changed: this was a dry run")
+    return 0
+
+
+def _change(move: Move) -> str | None:
+    return None if move.before is None else f"{move.after - move.before:+d}"
+
+
+def _refuse_members(groups: GroupAdmin, group_id: str) -> None:
+    try:
+        members = groups.describe(group_id).members
+    except ApiError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        return
+    if members:
+        clients = ", ".join(sorted({f"{each.client_id} on {each.host}" for each in members}))
+        raise CommandError(
+            f"group {group_id} has {plural(len(members), 'member')} ({clients}); stop them first, then reset"
+        )
+
+
+def _commit(groups: GroupAdmin, group_id: str, moves: list[Move]) -> None:
+    try:
+        groups.commit(group_id, {each.partition: each.after for each in moves})
+    except ApiError as error:
+        if error.code in _HAS_MEMBERS:
+            raise CommandError(f"a member has joined group {group_id}; stop it first, then reset") from None
+        raise
+
+
+def _partitions(
+    cluster: Cluster, arguments: argparse.Namespace, committed: dict[TopicPartition, int]
+) -> list[TopicPartition]:
+    if arguments.all_topics:
+        if not committed:
+            raise CommandError(f"group {arguments.group} has committed nothing; name topics with --topic")
+        existing = Admin(cluster).existing_topics(sorted({each.topic for each in committed}))
+        return sorted(each for each in committed if each.topic in existing)
+    partitions: list[TopicPartition] = []
+    for text in arguments.topic:
+        topic, indexes = parse_topic(text)
+        try:
+            partitions += chosen_partitions(cluster, topic, indexes)
+        except UnknownTopic:
+            raise CommandError(
+                f"there is no topic {topic}; `tidemill topics list` shows what there is"
+            ) from None
+    return sorted(set(partitions))
+
+
+def _moved_by(
+    arguments: argparse.Namespace, partitions: list[TopicPartition], committed: dict[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    known = [each for each in partitions if each in committed]
+    if not known:
+        raise CommandError(
+            f"group {arguments.group} has committed nothing there, so --by has nowhere to start; use --to"
+        )
+    return {each: committed[each] + arguments.by for each in known}

@@ -1,0 +1,24 @@
+"""Turns a place in a log, as a person names it, into the offsets of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.cli.positions import AtOffset, AtTime, Beginning, End, Position
+from tidemill.client.admin import Admin
+from tidemill.types import TopicPartition
+
+
+def resolve(
+    admin: Admin, partitions: Sequence[TopicPartition], position: Position
+) -> dict[TopicPartition, int]:
+    """A time later than every record is the end. An offset is taken as it is, also outside of the log."""
+    match position:
+        case Beginning():
+            return admin.start_offsets(partitions)
+        case End():
+            return admin.end_offsets(partitions)
+        case AtOffset(offset):
+            return dict.fromkeys(partitions, offset)
+        case AtTime(timestamp_ms):
+            return admin.offsets_at(partitions, timestamp_ms)
