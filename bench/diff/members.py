@@ -98,12 +98,11 @@ class Member:
         return self.end_join(label)
 
     def sync_request(self, assignments: dict[str, bytes] | None = None, **more: Any) -> dict[str, Any]:
-        given = assignments or {}
         return {
             **self.identity(),
             "protocol_type": self.protocol_type,
             "protocol_name": self.protocol_name,
-            "assignments": [{"member_id": m, "assignment": data} for m, data in given.items()],
+            "assignments": [{"member_id": m, "assignment": data} for m, data in (assignments or {}).items()],
             **more,
         }
 
@@ -189,7 +188,8 @@ def stabilise(group_members: Sequence[Member], label: str | None = None) -> Memb
     for count, member in enumerate(group_members, 1):
         member.begin_join(label and f"{label}: {member.name} joins")
         await_members(member.script, member.group, count)
-    for member in group_members:
+    # The leader, who hears of all the others, last: ids are numbered in the order in which they are seen.
+    for member in reversed(group_members):
         member.end_join(label and f"{label}: {member.name} joined")
     return sync_all(group_members, label)
 

@@ -202,6 +202,10 @@ class Script:
             self.note(label, tree, pending.request)
         return tree
 
+    def disconnect(self, over: str) -> None:
+        """Close the connection of that name, whatever is under way on it."""
+        self._named_connections.pop(over).close()
+
     def ask_raw(self, label: str, key: int, version: int, body: bytes, *, header_version: int = 1) -> None:
         """Send a body as it stands; record whether anything came back."""
         reply = self.tell_raw(key, version, body, header_version=header_version)

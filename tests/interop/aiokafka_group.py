@@ -35,7 +35,11 @@ class _Rebalances(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
         self._of = consumer
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        self._of.listener.revoked(_places(revoked))
+        # It has no word for partitions that it lost; but it forgets its generation when the coordinator disowns it.
+        if self._of.generation() is None:
+            self._of.listener.lost(_places(revoked))
+        else:
+            self._of.listener.revoked(_places(revoked))
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         self._of.listener.assigned(_places(assigned), self._of.generation())
@@ -80,7 +84,8 @@ class AiokafkaConsumer(GroupConsumer):
         return consumer
 
     def generation(self) -> int | None:
-        return int(self._consumer._coordinator.generation)
+        generation = int(self._consumer._coordinator.generation)
+        return None if generation < 0 else generation
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.scenarios.consumer_world import Consumer, ConsumerWorld
+from tests.scenarios.consumer_world import ClassicConsumer, Consumer, ConsumerWorld
 from tidemill.config import GroupsConfig
+from tidemill.coordinator.group import GroupType
 from tidemill.errors import ErrorCode
 from tidemill.types import TopicId
 
@@ -151,3 +152,96 @@ def test_no_partition_is_held_twice_and_all_converge(interval_ms: int, life_step
     held = [partition for consumer in life.consumers for partition in consumer.owned]
     assert sorted(held) == sorted(wanted)
     assert world.rebuilt().replicated_state() == world.groups.replicated_state()
+
+
+migration_steps = st.one_of(
+    st.tuples(st.just("classic"), st.integers(0, 2)),
+    st.tuples(st.just("classic"), st.integers(0, 2)),
+    st.tuples(st.just("heartbeat"), clients, st.booleans(), st.booleans()),
+    st.tuples(st.just("leave"), clients),
+    st.tuples(st.just("classic_crash"), st.integers(0, 2)),
+    st.tuples(st.just("advance"), st.sampled_from([0, 100, 3_000, 12_000, 61_000])),
+    st.tuples(st.just("grow"), st.sampled_from(TOPICS), st.integers(1, 3)),
+    st.tuples(st.just("move")),
+)
+
+
+@dataclass
+class Migration(Life):
+    """Consumers of both protocols in one group, which changes its kind as they come and go."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.classics = [ClassicConsumer(self.world, f"old{index}", ["a", "b"]) for index in range(3)]
+
+    def check(self) -> None:
+        while self.world.answered:
+            asked, response = self.world.answered.pop(0)
+            for classic in self.classics:
+                if classic.name == asked.client:
+                    classic.hear(response)
+        held = [partition for consumer in self.consumers for partition in consumer.owned]
+        held += [partition for classic in self.classics for partition in classic.owned]
+        assert len(held) == len(set(held)), "a partition is held twice"
+
+    def do_heartbeat(self, index: int, is_full: bool, loses_response: bool) -> None:
+        consumer = self.consumers[index]
+        if consumer.heartbeat(full=is_full, loses_response=loses_response) is ErrorCode.GROUP_ID_NOT_FOUND:
+            consumer.owned, consumer.epoch = set(), 0
+
+    def do_classic(self, index: int) -> None:
+        self.classics[index].step()
+
+    def do_classic_crash(self, index: int) -> None:
+        self.crashes += 1
+        name = f"old{index}-{self.crashes}"
+        self.classics[index] = ClassicConsumer(self.world, name, ["a", "b"])
+
+    def do_advance(self, duration_ms: int) -> None:
+        super().do_advance(duration_ms)
+        for consumer in self.classics:
+            if consumer.state != "wait" and self.world.now_ms >= consumer.heard_at_ms + SESSION_MS:
+                consumer.owned, consumer.state = set(), "join"
+
+    def start_classics(self) -> None:
+        for _ in range(10):
+            self.do_advance(2_000)
+            self.check()
+            for classic in self.classics:
+                classic.step()
+                self.check()
+        assert all(classic.state == "heartbeat" for classic in self.classics)
+        assert any(classic.owned for classic in self.classics)
+
+    def settle_classics(self) -> None:
+        """The others leave, static ones by falling silent for longer than a session, and the group is classic again."""
+        for consumer in self.consumers:
+            consumer.leave()
+            consumer.owned, consumer.epoch = set(), 0
+        for index in range(3):
+            # A leader that starts anew sees the topics as they are.
+            self.do_classic_crash(index)
+        for _ in range(80):
+            self.do_advance(2_000)
+            self.check()
+            for classic in self.classics:
+                classic.step()
+                self.check()
+
+
+@settings(max_examples=100, deadline=None, phases=PHASES)
+@given(st.lists(migration_steps, min_size=15, max_size=60))
+def test_no_partition_is_held_twice_while_a_group_migrates(life_steps: list[Any]) -> None:
+    life = Migration(0)
+    life.start_classics()
+    for step in life_steps:
+        life.take(step)
+    assert life.world.rebuilt().replicated_state() == life.world.groups.replicated_state()
+    life.settle_classics()
+    group = life.world.groups.groups["g"]
+    assert (group.type, group.state) == (GroupType.CLASSIC, "Stable")
+    held = [partition for consumer in life.classics for partition in consumer.owned]
+    topics = life.world.topics
+    wanted = {(topics.id_of(name), p) for name in ("a", "b") for p in range(topics.partitions_of(name) or 0)}
+    assert sorted(held) == sorted(wanted)
+    assert life.world.rebuilt().replicated_state() == life.world.groups.replicated_state()

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 
 from tests.scenarios.groups_world import FakeTopics, World
 from tidemill.coordinator.consumer import ConsumerGroup
+from tidemill.coordinator.consumer_embedded import (
+    by_topic_id,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+)
 from tidemill.coordinator.consumer_protocol import ConsumerGroupProtocol
 from tidemill.coordinator.group import Environment, TopicsChanged
 from tidemill.coordinator.groups import Groups
@@ -18,7 +24,19 @@ from tidemill.protocol.api.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     ConsumerGroupHeartbeatTopicPartitions,
+    ConsumerProtocolSubscription,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
 )
+from tidemill.protocol.schema import encode
+from tidemill.protocol.wire import INT16
 from tidemill.types import TopicId
 
 Owned = set[tuple[TopicId, int]]
@@ -45,12 +63,16 @@ class ConsumerWorld(World):
         environment.group_configs = lambda group_id: self.group_configs.get(group_id, {})
         return Groups(environment, ConsumerGroupProtocol)
 
+    def _new_member_id(self, prefix: str) -> str:
+        return super()._new_member_id(prefix or "new")
+
     def heartbeat(
         self, request: ConsumerGroupHeartbeatRequest, client: str = "client", api_version: int = 1
     ) -> ConsumerGroupHeartbeatResponse:
-        self.ask(client, request, api_version)
-        answers = [answer for _asked, answer in self.take_answers()]
-        response = answers[-1]
+        token = self.ask(client, request, api_version)
+        assert token not in self.asked, "a heartbeat never waits"
+        index = next(index for index, (asked, _) in enumerate(self.answered) if asked.request is request)
+        response = self.answered.pop(index)[1]
         assert isinstance(response, ConsumerGroupHeartbeatResponse)
         return response
 
@@ -143,3 +165,99 @@ class Consumer:
         if code is ErrorCode.NONE or code in _FENCED:
             self.owned, self.epoch = set(), 0
         return code
+
+
+@dataclass
+class ClassicConsumer:
+    """A consumer of the classic protocol with an eager assignor: it gives up everything before it joins again."""
+
+    world: ConsumerWorld
+    name: str
+    topics: list[str]
+    group_id: str = "g"
+    member_id: str = ""
+    generation: int = -1
+    owned: Owned = field(default_factory=set)
+    heard_at_ms: int = 0
+    # What it does next: join, sync, heartbeat; or wait for the answer to that.
+    state: str = "join"
+    _members: list[JoinGroupResponseMember] = field(default_factory=list)
+
+    def step(self) -> None:
+        if self.state == "join":
+            self.owned = set()
+            metadata = INT16.pack(1) + encode(ConsumerProtocolSubscription(topics=self.topics), 1)
+            self._ask(
+                JoinGroupRequest(
+                    group_id=self.group_id,
+                    session_timeout_ms=45_000,
+                    rebalance_timeout_ms=60_000,
+                    member_id=self.member_id,
+                    protocol_type="consumer",
+                    protocols=[JoinGroupRequestProtocol(name="range", metadata=metadata)],
+                )
+            )
+        elif self.state == "sync":
+            self._ask(
+                SyncGroupRequest(
+                    group_id=self.group_id,
+                    generation_id=self.generation,
+                    member_id=self.member_id,
+                    protocol_type="consumer",
+                    protocol_name="range",
+                    assignments=self._assign(),
+                )
+            )
+        elif self.state == "heartbeat":
+            self._ask(
+                HeartbeatRequest(
+                    group_id=self.group_id, generation_id=self.generation, member_id=self.member_id
+                )
+            )
+
+    def _ask(self, request: JoinGroupRequest | SyncGroupRequest | HeartbeatRequest) -> None:
+        self.state = "wait"
+        self.world.ask(self.name, request)
+
+    def _assign(self) -> list[SyncGroupRequestAssignment]:
+        """As the leader: each partition to one of its topic's subscribers, in turn."""
+        topics = self.world.topics
+        held: dict[str, dict[TopicId, list[int]]] = {each.member_id: {} for each in self._members}
+        for name in sorted(topics.names()):
+            subscribers = [
+                each.member_id for each in self._members if name in decode_subscription(each.metadata).topics
+            ]
+            topic_id = topics.id_of(name)
+            for partition in range(topics.partitions_of(name) or 0):
+                if subscribers and topic_id is not None:
+                    member_id = subscribers[partition % len(subscribers)]
+                    held[member_id].setdefault(topic_id, []).append(partition)
+        return [
+            SyncGroupRequestAssignment(member_id=member_id, assignment=encode_assignment(owned, topics, 1))
+            for member_id, owned in held.items()
+        ]
+
+    def hear(self, response: object) -> None:
+        assert isinstance(response, JoinGroupResponse | SyncGroupResponse | HeartbeatResponse)
+        code = ErrorCode(response.error_code)
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            self.owned, self.state = set(), "join"
+            if code is ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+        elif code is not ErrorCode.NONE:
+            self.state = "join"
+            if isinstance(response, JoinGroupResponse) and code is ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = response.member_id
+        elif isinstance(response, JoinGroupResponse):
+            self.member_id, self.generation = response.member_id, response.generation_id
+            self._members = list(response.members)
+            self.state = "sync"
+        elif isinstance(response, SyncGroupResponse):
+            assigned = decode_assignment(response.assignment).assigned_partitions
+            by_topic = by_topic_id(assigned, self.world.topics)
+            self.owned = {(topic_id, p) for topic_id, partitions in by_topic.items() for p in partitions}
+            self.state = "heartbeat"
+        else:
+            self.state = "heartbeat"
+        if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            self.heard_at_ms = self.world.now_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from bench.diff.members import CONSUMER, Member, await_members, members, new_group, stabilise, subscription
@@ -10,6 +11,7 @@ from bench.diff.script import Script, case
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 BATCHED_SINCE = 4
+CREATION_SECONDS_MAX = 5.0
 ZERO_SHARE_KEY = "g:AAAAAAAAAAAAAAAAAAAAAA:0"
 
 
@@ -41,30 +43,36 @@ def of_other_types(s: Script) -> None:
     s.ask("share group, not a share key", _keys(SHARE, s.name("x")))
 
 
-@case("find_coordinator", since=1)
+@case("find_coordinator", since=1, only_ends=True)
 def of_a_transaction(s: Script) -> None:
-    def ask() -> Tree:
-        return s.tell(_keys(TRANSACTION, "t"))
-
-    def is_there(tree: Tree) -> bool:
-        first = tree["coordinators"][0] if "coordinators" in tree else tree
-        return bool(first["error_code"] != "COORDINATOR_NOT_AVAILABLE(15)")
-
-    s.note("one", s.await_answer(ask, is_there))
+    _once_there(s, _keys(TRANSACTION, "t"))
 
 
 @case("find_coordinator", since=6)
 def of_a_share_group(s: Script) -> None:
-    def ask() -> Tree:
-        return s.tell(_keys(SHARE, ZERO_SHARE_KEY))
+    _once_there(s, _keys(SHARE, ZERO_SHARE_KEY))
 
-    s.note(
-        "one", s.await_answer(ask, lambda tree: "AVAILABLE" not in tree["coordinators"][0]["error_code"])
-    )
+
+def _once_there(s: Script, request: dict[str, Any]) -> None:
+    """What is answered once the topic of that coordinator exists, which Kafka creates on first use."""
+    deadline = time.monotonic() + CREATION_SECONDS_MAX
+    tree: Tree = None
+    while time.monotonic() < deadline:
+        tree = s.tell(request)
+        found = tree["coordinators"][0] if "coordinators" in tree else tree
+        if found["error_code"] != "COORDINATOR_NOT_AVAILABLE(15)":
+            break
+        time.sleep(CREATION_SECONDS_MAX / 20)
+    s.note("one", tree, request)
+
+
+def by_group(tree: dict[str, Any]) -> dict[str, Any]:
+    """Kafka answers in the order in which the partitions of the groups did."""
+    return {**tree, "groups": sorted(tree["groups"], key=lambda g: str(g["group_id"]))}
 
 
 def _described(s: Script, label: str, *groups: str, **more: Any) -> None:
-    s.ask(label, {"groups": list(groups), **more})
+    s.ask(label, {"groups": list(groups), **more}, keep=by_group)
 
 
 @case("describe_groups")
@@ -115,7 +123,7 @@ def _commit(s: Script, group: str) -> None:
 def listing(s: Script) -> None:
     def own(tree: dict[str, Any]) -> dict[str, Any]:
         mine = [g for g in tree["groups"] if g["group_id"].startswith(s.facts.prefix)]
-        return {**tree, "groups": sorted(mine, key=lambda g: str(g["group_id"]))}
+        return by_group({**tree, "groups": mine})
 
     def ask(label: str, **filters: Any) -> None:
         s.ask(label, filters, keep=own)
@@ -171,7 +179,7 @@ def delete(s: Script) -> None:
     ask("again", empty)
     ask("of a simple consumer", simple)
     ask("the same twice", simple, simple)
-    s.ask("gone", {"groups": [empty, simple]}, api="describe_groups", version=5)
+    s.ask("gone", {"groups": [empty, simple]}, api="describe_groups", version=5, keep=by_group)
     stays.heartbeat("the other lives")
     fetch = {"groups": [{"group_id": simple, "topics": None}]}
     s.ask("its offsets", fetch, api="offset_fetch", version=8)

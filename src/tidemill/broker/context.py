@@ -19,7 +19,6 @@ from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import BrokerImage, MetadataImage
-from tidemill.errors import ErrorCode
 from tidemill.log.datadir import DataDir
 from tidemill.protocol.api.cluster import (
     ApiVersion,
@@ -47,10 +46,9 @@ class Broker:
     def image(self) -> MetadataImage:
         return self.controller.image
 
-    def api_versions(self, error: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
+    def api_versions(self) -> ApiVersionsResponse:
         image = self.image
         return ApiVersionsResponse(
-            error_code=error,
             api_keys=[
                 ApiVersion(api_key=api.key, min_version=api.advertised.min, max_version=api.advertised.max)
                 for _, api in sorted(TABLE.items())

@@ -22,6 +22,7 @@ from tidemill.broker.replicas import Replicas
 from tidemill.config import BrokerConfig
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
+from tidemill.coordinator.consumer_protocol import ConsumerGroupProtocol
 from tidemill.coordinator.group import Caller, Environment, GroupCall, RebalanceEvent, TopicsChanged
 from tidemill.coordinator.groups import Groups
 from tidemill.coordinator.partitions import partition_for_group
@@ -190,7 +191,7 @@ class GroupCoordinators:
     def _machine(self) -> Groups:
         environment = Environment(self._config.groups, _ImageTopics(self._controller), self._new_member_id)
         environment.group_configs = self._group_configs
-        return Groups(environment)
+        return Groups(environment, ConsumerGroupProtocol)
 
     def _group_configs(self, group_id: str) -> Mapping[str, str]:
         return self._controller.image.config(ConfigResource(ResourceType.GROUP, group_id))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
+from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
 from tidemill.protocol.frames import (
     API_VERSIONS_KEY,
     RequestHeader,
@@ -230,10 +231,13 @@ class Dispatcher:
         """An API or a version that is not served here."""
         request = apis.REQUESTS.get(header.api_key)
         if header.api_key == API_VERSIONS_KEY:
-            # KIP-511: whatever was asked, the answer is in the layout of version 0.
+            # KIP-511: whatever was asked, the answer is in the layout of version 0 and tells what to ask with.
             call = Call(connection, header, frame, is_flexible=False)
             call.expect_reply()
-            call.respond((encode(self._broker.api_versions(ErrorCode.UNSUPPORTED_VERSION), 0),))
+            served = TABLE[API_VERSIONS_KEY].advertised
+            own = ApiVersion(api_key=API_VERSIONS_KEY, min_version=served.min, max_version=served.max)
+            refusal = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[own])
+            call.respond((encode(refusal, 0),))
             return
         if request is None or header.api_version not in request.versions or header.api_key in TABLE:
             name = apis.API_NAMES.get(header.api_key, "unknown")

@@ -21,16 +21,19 @@ from tidemill.log.log import Log
 from tidemill.protocol import compression
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
+    LOG_APPEND_TIME,
     TRANSACTIONAL,
     BatchHeader,
     InvalidBatch,
     Record,
     build_batch,
     check_produced,
+    check_record_count,
     header_at,
     iterate_records,
     recompress,
-    split_batches,
+    restamp,
+    sole_batch,
     stamp_append_time,
 )
 from tidemill.types import TopicPartition
@@ -39,14 +42,7 @@ logger = logging.getLogger(__name__)
 
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _NEVER = (1 << 63) - 1
-
-
-class RejectedRecords(InvalidBatch):
-    """Some records of a batch are not allowed in this topic."""
-
-    def __init__(self, reason: str, record_errors: Sequence[tuple[int, str]]) -> None:
-        super().__init__(ErrorCode.INVALID_RECORD, reason)
-        self.record_errors = record_errors
+_NO_TIMESTAMP = -1
 
 
 class Partition:
@@ -116,19 +112,27 @@ class Partition:
                 f"min.insync.replicas is {config.min_insync_replicas}",
             )
         try:
-            header = self._checked(data, now_ms, allows_zstd)
+            header = self._received(data, allows_zstd)
+        except InvalidBatch as error:
+            return self._refused(error.code, error.reason)
+        try:
+            check_produced(header)
+            if not self._rewrites_timestamps:
+                header = self._with_fair_timestamps(data, header, now_ms)
+            if self._needs_keys:
+                self._check_keys(data, header)
             if header.producer_id >= 0:
                 duplicate = log.producers.duplicate_of(header)
                 if duplicate is not None:
-                    return self._accepted(log, duplicate.base_offset, duplicate.last_offset + 1, now_ms)
+                    end_offset = duplicate.last_offset + 1
+                    return self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp)
             if self._rewrites_batches:
                 data, header = self._as_configured(data, header, now_ms)
             base_offset = log.append(data, (header,), self.leader_epoch, now_ms)
         except InvalidBatch as error:
-            records = error.record_errors if isinstance(error, RejectedRecords) else ()
-            return self._refused(error.code, error.reason, records)
+            return self._refused(error.code, error.reason, log.log_start_offset, error.record_errors)
         except ProtocolError as error:
-            return self._refused(ErrorCode.INVALID_RECORD, str(error))
+            return self._refused(ErrorCode.INVALID_RECORD, str(error), log.log_start_offset)
         except OSError as error:
             return self._append_failed(error)
         if config.flush_messages > 1:
@@ -153,12 +157,23 @@ class Partition:
         return log.log_end_offset
 
     def _refused(
-        self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]] = ()
+        self,
+        code: ErrorCode,
+        message: str,
+        log_start_offset: int = -1,
+        record_errors: Sequence[tuple[int, str]] = (),
     ) -> ProduceResult:
-        return ProduceResult(self.index, code, message=message, record_errors=record_errors)
+        return ProduceResult(
+            self.index,
+            code,
+            log_start_offset=log_start_offset,
+            message=message,
+            record_errors=record_errors,
+        )
 
-    def _accepted(self, log: Log, base_offset: int, end_offset: int, now_ms: int) -> ProduceResult:
-        append_time_ms = now_ms if self._rewrites_timestamps else -1
+    def _accepted(self, log: Log, base_offset: int, end_offset: int, append_time_ms: int) -> ProduceResult:
+        if not self._rewrites_timestamps:
+            append_time_ms = _NO_TIMESTAMP
         sync_to = None
         if (
             log.log_end_offset - log.recovery_point >= self.config.flush_messages
@@ -169,15 +184,10 @@ class Partition:
             self.index, ErrorCode.NONE, base_offset, append_time_ms, log.log_start_offset, None, (), sync_to
         )
 
-    def _checked(self, data: memoryview, now_ms: int, allows_zstd: bool) -> BatchHeader:
+    def _received(self, data: memoryview, allows_zstd: bool) -> BatchHeader:
+        """The batch's header, when it is one that this topic can take at all."""
         config = self.config
-        headers = split_batches(data)
-        if len(headers) != 1:
-            raise InvalidBatch(
-                ErrorCode.INVALID_RECORD,
-                f"exactly one batch a partition is allowed, {len(headers)} were sent",
-            )
-        header = headers[0]
+        header = sole_batch(data)
         if len(data) > config.max_message_bytes:
             raise InvalidBatch(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -189,32 +199,44 @@ class Partition:
                 ErrorCode.RECORD_LIST_TOO_LARGE,
                 f"a batch of {len(data)} bytes does not fit a segment of {config.segment_bytes}",
             )
-        check_produced(header)
-        if header.attributes & TRANSACTIONAL:
-            raise InvalidBatch(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
+        if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME):
+            if header.is_transactional:
+                raise InvalidBatch(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
+            # Only the broker says whose clock a batch's timestamps are by.
+            header = restamp(data, header._replace(attributes=header.attributes & ~LOG_APPEND_TIME))
         if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
             raise InvalidBatch(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"
             )
-        if not self._rewrites_timestamps:
-            self._check_timestamps(header, now_ms)
-        if self._needs_keys:
-            self._check_keys(data, header)
         return header
 
-    def _check_timestamps(self, header: BatchHeader, now_ms: int) -> None:
+    def _with_fair_timestamps(self, data: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
+        """The header, when every record is within the topic's limits; the records are asked only if they must be."""
         config = self.config
         newest = now_ms + config.message_timestamp_after_max_ms
-        if header.max_timestamp <= newest and config.message_timestamp_before_max_ms == _NEVER:
-            return
+        if (
+            _NO_TIMESTAMP <= header.max_timestamp <= newest
+            and config.message_timestamp_before_max_ms == _NEVER
+        ):
+            return header
         oldest = now_ms - config.message_timestamp_before_max_ms
-        for timestamp in (header.max_timestamp, header.base_timestamp):
-            if timestamp > newest or 0 <= timestamp < oldest:
-                raise InvalidBatch(
-                    ErrorCode.INVALID_TIMESTAMP,
-                    f"timestamp {timestamp} of a record is outside of what {self.name.topic} allows at "
-                    f"{now_ms} (message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
-                )
+        timestamps = [record.timestamp for record in iterate_records(data, header)]
+        wrong = [
+            (number, f"timestamp {timestamp} is not between {oldest} and {newest}")
+            for number, timestamp in enumerate(timestamps)
+            if timestamp != _NO_TIMESTAMP and not oldest <= timestamp <= newest
+        ]
+        if wrong:
+            raise InvalidBatch(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"{len(wrong)} record(s) are older or newer than {self.name.topic} allows "
+                "(message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
+                wrong,
+            )
+        max_timestamp = max(_NO_TIMESTAMP, *timestamps)
+        if max_timestamp != header.max_timestamp:
+            return restamp(data, header._replace(max_timestamp=max_timestamp))
+        return header
 
     def _check_keys(self, data: memoryview, header: BatchHeader) -> None:
         reason = f"{self.name.topic} is compacted: every record needs a key"
@@ -224,14 +246,16 @@ class Partition:
             if record.key is None
         ]
         if without_key:
-            raise RejectedRecords(reason, without_key)
+            raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, without_key)
 
     def _as_configured(
         self, data: memoryview, header: BatchHeader, now_ms: int
     ) -> tuple[memoryview, BatchHeader]:
         if self._codec is not None and header.codec != self._codec:
             data = memoryview(recompress(data, header, self._codec))
-            (header,) = split_batches(data)
+            header = header_at(data)
+        elif self._codec == compression.CompressionType.NONE:
+            check_record_count(data, header)
         if self.config.is_log_append_time:
             header = stamp_append_time(data, header, now_ms)
         return data, header

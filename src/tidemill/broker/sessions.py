@@ -97,7 +97,7 @@ class FetchSessions:
         return session
 
     def _create(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | None:
-        if not any(topic.partitions for topic in request.topics) or not self._make_room(now_ms):
+        if not self._make_room(now_ms):
             return None
         session_id = self._new_id()
         while session_id in self._sessions or session_id == NO_SESSION:

@@ -14,7 +14,7 @@ from tidemill.cli import positions
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, chosen_partitions, connect, print_json
 from tidemill.cli.resolve import resolve
-from tidemill.cli.table import plural, print_table
+from tidemill.cli.table import Quantity, plural, print_table
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
@@ -104,8 +104,8 @@ def _reset(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _change(move: Move) -> str | None:
-    return None if move.before is None else f"{move.after - move.before:+d}"
+def _change(move: Move) -> Quantity | None:
+    return None if move.before is None else Quantity(f"{move.after - move.before:+d}")
 
 
 def _refuse_members(groups: GroupAdmin, group_id: str) -> None:
@@ -118,7 +118,7 @@ def _refuse_members(groups: GroupAdmin, group_id: str) -> None:
     if members:
         clients = ", ".join(sorted({f"{each.client_id} on {each.host}" for each in members}))
         raise CommandError(
-            f"group {group_id} has {plural(len(members), 'member')} ({clients}); stop them first, then reset"
+            f"group {group_id} has {plural(len(members), 'member')} ({clients}); stop every member first, then reset"
         )
 
 
@@ -127,7 +127,9 @@ def _commit(groups: GroupAdmin, group_id: str, moves: list[Move]) -> None:
         groups.commit(group_id, {each.partition: each.after for each in moves})
     except ApiError as error:
         if error.code in _HAS_MEMBERS:
-            raise CommandError(f"a member has joined group {group_id}; stop it first, then reset") from None
+            raise CommandError(
+                f"a member has just joined group {group_id}; stop every member first, then reset"
+            ) from None
         raise
 
 

@@ -182,7 +182,7 @@ def _delete(arguments: argparse.Namespace) -> int:
                 admin.delete(name)
             except ApiError as error:
                 if error.code is ErrorCode.NON_EMPTY_GROUP:
-                    raise CommandError(f"group {name} has members; stop them first") from None
+                    raise CommandError(f"group {name} has members; stop every one of them first") from None
                 raise _no_group(error, name) from None
             if not arguments.json:
                 print(f"deleted {name}", flush=True)

@@ -1,8 +1,8 @@
 """How `tidemill consume` writes a record: as a line from a template, or as JSON.
 
 A template is text with fields in braces: {topic} {partition} {offset} {timestamp} {time} {key} {value} {headers}. `\\n`,
-`\\t` and `\\0` stand for these characters, `{{` and `}}` for braces. Bytes go out as they came in; only a terminal gets control
-characters as escapes, because a record must not steer it.
+`\\t` and `\\0` stand for these characters, `{{` and `}}` for braces. Bytes go out as they came in; only a terminal gets
+control characters as escapes, because a record must not steer it.
 """
 
 from __future__ import annotations

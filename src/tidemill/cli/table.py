@@ -1,6 +1,6 @@
 """Aligned tables and the little colour that the commands use.
 
-Columns of numbers are aligned right. Nothing is cut off, so that a table can be searched and copied; cells are made safe
+Numbers and quantities are aligned right. Nothing is cut off, so that a table can be searched and copied; cells are made safe
 for a terminal first. Colours appear only on a terminal, and never when NO_COLOR is set.
 """
 
@@ -13,6 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 Cell = str | int | None
+
+
+class Quantity(str):
+    """A number that comes as text: with a unit or a sign."""
+
 
 _GAP = "  "
 _NOTHING = "-"
@@ -38,10 +43,12 @@ def printable(text: str) -> str:
 
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
-    """The header and then the rows. A column is a column of numbers when it holds an int anywhere."""
+    """The header and then the rows. A column that holds a number anywhere is one of numbers."""
     rows = [list(row) for row in rows]
     texts = [[_NOTHING if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    are_numbers = [any(isinstance(row[index], int) for row in rows) for index in range(len(columns))]
+    are_numbers = [
+        any(isinstance(row[index], int | Quantity) for row in rows) for index in range(len(columns))
+    ]
     widths = [max(map(width, column)) for column in zip(columns, *texts, strict=True)]
     for line in (columns, *texts):
         cells = [
@@ -75,14 +82,14 @@ def width(text: str) -> int:
     )
 
 
-def size_text(size_bytes: int) -> str:
-    """A size for people: three digits or so, binary units."""
+def size_text(size_bytes: int) -> Quantity:
+    """A size for people, in binary units."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+            return Quantity(f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}")
         size /= 1024
-    return f"{size:.1f} TiB"
+    return Quantity(f"{size:.1f} TiB")
 
 
 def plural(count: int, noun: str) -> str:

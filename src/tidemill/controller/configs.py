@@ -150,7 +150,7 @@ def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
         if resource.name not in image.topics_by_name:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{resource.name}'")
     elif resource != CLUSTER_DEFAULT and BrokerId(int(resource.name)) not in image.brokers:
-        raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {resource.name} is not registered")
+        raise _invalid_request(f"Broker {resource.name} is not registered")
 
 
 def _incremented(

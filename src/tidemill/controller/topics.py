@@ -67,7 +67,8 @@ def create_topics(
     inherited = _inherited_configs(defaults)
     records: list[Record] = []
     results: list[CreatableTopicResult] = []
-    for topic in {topic.name: topic for topic in request.topics}.values():
+    once = {topic.name: topic for topic in request.topics}.values()
+    for topic in sorted(once, key=lambda topic: counts[topic.name] > 1):
         try:
             if counts[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{topic.name}' twice")
@@ -310,7 +311,7 @@ def delete_topics(
     records: list[Record] = []
     results: list[DeletableTopicResult] = []
     answered: set[tuple[str | None, bytes]] = set()
-    for state in wanted:
+    for state in (_as_asked(image, state, names, ids) for state in wanted):
         result = DeletableTopicResult(name=state.name, topic_id=state.topic_id)
         try:
             topic = _topic_to_delete(image, state, names, ids)
@@ -326,6 +327,19 @@ def delete_topics(
             results.append(result)
         answered.add(asked)
     return Decision(records, DeleteTopicsResponse(responses=results))
+
+
+def _as_asked(
+    image: MetadataImage, state: DeleteTopicState, names: Counter[str], ids: Counter[bytes]
+) -> DeleteTopicState:
+    """A topic that one request gives by its name here and by its id there is given by both, which is refused."""
+    if state.name is None:
+        topic = image.topics_by_id.get(TopicId(state.topic_id))
+        is_twofold = topic is not None and topic.name in names
+    else:
+        topic = image.topics_by_name.get(state.name)
+        is_twofold = topic is not None and topic.id in ids
+    return DeleteTopicState(name=topic.name, topic_id=topic.id) if topic and is_twofold else state
 
 
 def _topic_to_delete(
@@ -344,8 +358,6 @@ def _topic_to_delete(
         topic = image.topics_by_name.get(state.name)
         if topic is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{state.name}'")
-        if ids[topic.id]:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"Topic '{state.name}' is also given by its id")
         return topic
     shown_id = uuid_text(state.topic_id)
     if ids[state.topic_id] > 1:

@@ -61,16 +61,16 @@ class ClassicMember:
         raise AssertionError(f"member {self.member_id} supports none of {sorted(candidates)}")
 
     def describe(self, protocol_name: str | None) -> DescribedGroupMember:
-        """Metadata and assignment are shown only under the protocol that the group has settled on."""
+        """Metadata is shown only under the protocol that the group has settled on."""
         described = DescribedGroupMember(
             member_id=self.member_id,
             group_instance_id=self.instance_id,
             client_id=self.client_id,
             client_host=self.client_host,
+            member_assignment=self.assignment,
         )
         if protocol_name is not None:
             described.member_metadata = self.metadata(protocol_name)
-            described.member_assignment = self.assignment
         return described
 
     def to_record(self, protocol_name: str, assignment: bytes) -> MemberMetadata:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tidemill.coordinator.classic import ClassicGroup
 from tidemill.coordinator.classic_member import ClassicMember, Waiting
 from tidemill.coordinator.group import NO_MEMBER_ID, Answer, Caller, Decision, reply
-from tidemill.coordinator.rebalance import PROTOCOL_NULLABLE_SINCE, Outcome, Rebalances, join_error, names_of
+from tidemill.coordinator.rebalance import Outcome, Rebalances, join_error, names_of
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.groups import (
     HeartbeatRequest,
@@ -141,9 +141,7 @@ class ClassicProtocol(Rebalances):
         try:
             member = group.check_member(member_id, request.group_instance_id)
         except ApiError as error:
-            response = join_error(member_id, error.code)
-            response.protocol_name = None if caller.api_version >= PROTOCOL_NULLABLE_SINCE else ""
-            out.answer(waiting.token, response)
+            out.answer(waiting.token, join_error(member_id, error.code))
             return
         has_changed = not member.has_same_protocols(request.protocols)
         is_leader = group.leader_id == member_id
@@ -221,9 +219,7 @@ class ClassicProtocol(Rebalances):
         """The old incarnation is fenced. In a stable group nobody else notices, unless the protocol changes."""
         old_leader, old_id = group.leader_id or "", member.member_id
         old = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
-        fenced = join_error(old_id, ErrorCode.FENCED_INSTANCE_ID)
-        fenced.protocol_name = None
-        self.answer_join(out, group, member, fenced)
+        self.answer_join(out, group, member, join_error(old_id, ErrorCode.FENCED_INSTANCE_ID))
         self.answer_sync(out, member, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
         self.timers.cancel(group.session_key(old_id))
         group.rename_static_member(member, member_id)

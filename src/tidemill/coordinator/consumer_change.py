@@ -122,7 +122,8 @@ def preferred_assignor(members: Iterable[ConsumerMember]) -> str | None:
     """The one that most members ask for; None when nobody asks."""
     votes: dict[str, int] = {}
     for member in members:
-        if member.server_assignor is not None:
+        # A name that is not known here is from the records of another broker, with assignors of its own.
+        if member.server_assignor in ASSIGNORS:
             votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
     return max(votes, key=lambda name: (votes[name], name)) if votes else None
 

@@ -104,9 +104,10 @@ def classic_metadata(
     )
 
 
-def downgrade_records(group: ConsumerGroup, topics: Topics, now_ms: int) -> list[Record]:
-    """All members are classic ones and keep what they hold, as a generation that has just been agreed upon."""
-    members = list(group.members.values())
+def downgrade_records(
+    group: ConsumerGroup, members: Sequence[ConsumerMember], topics: Topics, now_ms: int
+) -> list[Record]:
+    """`members`, all classic, stay and keep what they hold, as a generation that has just been agreed upon."""
     protocol = common_protocol(members)
     assert protocol is not None, group.group_id
     value = GroupMetadataValue(

@@ -16,6 +16,7 @@ told to, `regex` resolves the group's regular expressions right after the reques
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from tidemill.coordinator.assignors import ASSIGNORS, Partitions
@@ -33,10 +34,12 @@ from tidemill.coordinator.consumer_records import (
 from tidemill.coordinator.consumer_regex import TopicRegex
 from tidemill.coordinator.group import Answer, Decision, Registry
 from tidemill.coordinator.rebalance import names_of
+from tidemill.errors import ErrorCode
 from tidemill.types import TopicId
 
 # Topics that come and go in quick succession are looked at once in this time.
 REGEX_REFRESH_INTERVAL_MS_MIN = 10_000
+REMOVAL_RETRY_MS = 500
 
 
 class ConsumerRegistry(Registry, Protocol):
@@ -291,7 +294,20 @@ class ConsumerMembership:
         cause = f"member {member_id} sent no heartbeat for {timeout_ms} ms"
         if member.member_epoch == STATIC_LEAVE_EPOCH:
             cause = f"static member {member.instance_id} did not come back within {timeout_ms} ms"
-        return self.remove(group, [member], cause, now_ms)
+        return self.remove_late(group, member, cause, now_ms)
+
+    def remove_late(self, group: ConsumerGroup, member: ConsumerMember, cause: str, now_ms: int) -> Decision:
+        """Removes a member whose time is up. If that cannot be written its session ends once more, a little later."""
+        group_id, member_id = group.group_id, member.member_id
+
+        def try_again(now_ms: int) -> Decision | None:
+            group, member = self.find(group_id, member_id)
+            return None if group is None or member is None else self.remove_late(group, member, cause, now_ms)
+
+        def on_failed(_error: ErrorCode) -> None:
+            self.timers.set(group.session_key(member_id), now_ms + REMOVAL_RETRY_MS, try_again)
+
+        return replace(self.remove(group, [member], cause, now_ms), on_failed=on_failed)
 
     def _watch_revocation(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
         key = group.rebalance_key(member.member_id)
@@ -308,7 +324,7 @@ class ConsumerMembership:
             if member.state is not MemberState.UNREVOKED_PARTITIONS:
                 return None
             cause = f"member {member_id} did not give up its partitions within {timeout_ms} ms"
-            return self.remove(group, [member], cause, now_ms)
+            return self.remove_late(group, member, cause, now_ms)
 
         self.timers.set(key, now_ms + timeout_ms, end)
 
@@ -326,10 +342,20 @@ class ConsumerMembership:
         now_ms: int,
         answers: Sequence[Answer] = (),
     ) -> Decision:
+        downgrade = self.downgrade_without(group, members, cause, now_ms, answers)
+        if downgrade is not None:
+            return downgrade
         change = GroupChange(group, now_ms)
         change.remove(members, cause)
-        self.after_removal(group, members, now_ms)
         return change.decision(answers)
 
-    def after_removal(self, group: ConsumerGroup, members: Collection[ConsumerMember], now_ms: int) -> None:
-        """consumer_migration.py looks whether the group is to become a classic one."""
+    def downgrade_without(
+        self,
+        _group: ConsumerGroup,
+        _members: Collection[ConsumerMember],
+        _cause: str,
+        _now_ms: int,
+        _answers: Sequence[Answer],
+    ) -> Decision | None:
+        """consumer_migration.py decides whether the group becomes a classic one when the members are gone."""
+        return None

@@ -29,7 +29,7 @@ from tidemill.coordinator.consumer_embedded import (
     version_of,
 )
 from tidemill.coordinator.consumer_member import ConsumerMember, MemberState
-from tidemill.coordinator.consumer_membership import ConsumerMembership
+from tidemill.coordinator.consumer_membership import REMOVAL_RETRY_MS, ConsumerMembership
 from tidemill.coordinator.consumer_records import (
     current_assignment_record,
     member_record,
@@ -66,7 +66,6 @@ from tidemill.protocol.api.groups import (
 
 _MEMBER_ID_REQUIRED_SINCE = 4
 _LEAVE_BATCH_SINCE = 3
-_RETRY_MS = 1_000
 
 
 class Migration(ConsumerMembership):
@@ -110,60 +109,79 @@ class Migration(ConsumerMembership):
                 f"Cannot upgrade classic group {group.group_id} to consumer group because {why}.",
             )
 
-    def finish_upgrade(
-        self, group: Group | None, now_ms: int, events: Sequence[RebalanceEvent]
-    ) -> list[Answer]:
+    def finish_upgrade(self, group: Group | None, now_ms: int) -> list[Answer]:
         """The last thing in the decision that converts `group`: nobody is left waiting in it."""
         if not isinstance(group, ClassicGroup):
             return []
-        self._keep_events(group.group_id, [*self.environment.events_of(group.group_id), *events], now_ms)
+        self._keep_events(group.group_id, self.environment.events_of(group.group_id), now_ms)
         return self.registry.classic.release(group, ErrorCode.REBALANCE_IN_PROGRESS)
 
     def _keep_events(self, group_id: str, events: Sequence[RebalanceEvent], now_ms: int) -> None:
         """A group's events go with its tombstone; but when it only changes its kind they are still of interest."""
 
         def keep(_now_ms: int) -> None:
+            if group_id not in self.registry.groups:
+                return
             known = self.environment.events_of(group_id)
-            if group_id in self.registry.groups and not known:
-                for event in events:
-                    self.environment.record_event(event)
+            self.environment.forget_events(group_id)
+            for event in [*(event for event in events if event not in known), *known]:
+                self.environment.record_event(event)
 
         self.timers.set(("converted", group_id), now_ms, keep)
 
     # From consumer to classic.
 
-    def after_removal(self, group: ConsumerGroup, members: Collection[ConsumerMember], now_ms: int) -> None:
-        self._consider_downgrade(group, members, now_ms, joins=False)
-
-    def _consider_downgrade(
-        self, group: ConsumerGroup, gone: Collection[ConsumerMember], now_ms: int, *, joins: bool
-    ) -> None:
-        """`joins`: a classic member is there afterwards that is not in the group yet."""
-        names = {member.member_id for member in gone}
+    def downgrade_without(
+        self,
+        group: ConsumerGroup,
+        members: Collection[ConsumerMember],
+        cause: str,
+        now_ms: int,
+        answers: Sequence[Answer],
+    ) -> Decision | None:
+        names = {member.member_id for member in members}
         remaining = [each for each in group.members.values() if each.member_id not in names]
-        if (remaining or joins) and all(each.is_classic for each in remaining):
-            self._schedule_downgrade(group, now_ms)
+        if all(member.is_classic for member in members) or not self._may_downgrade(remaining):
+            return None
+        return self._downgrade(group, remaining, cause, now_ms, answers)
 
     def _schedule_downgrade(self, group: ConsumerGroup, at_ms: int) -> None:
+        """A classic member takes the place of the last one that spoke the consumer protocol."""
         group_id = group.group_id
-        self.timers.set(group.downgrade_key, at_ms, lambda now_ms: self._downgrade(group_id, now_ms))
 
-    def _downgrade(self, group_id: str, now_ms: int) -> Decision | None:
-        group = self.registry.groups.get(group_id)
-        if not isinstance(group, ConsumerGroup) or not self._may_downgrade(group):
-            return None
-        records = downgrade_records(group, self.topics, now_ms)
-        cause = "the last member that spoke the consumer protocol is gone: the group is a classic one again"
+        def downgrade(now_ms: int) -> Decision | None:
+            group = self.registry.groups.get(group_id)
+            if not isinstance(group, ConsumerGroup):
+                return None
+            members = list(group.members.values())
+            if not self._may_downgrade(members):
+                return None
+            decision = self._downgrade(group, members, "a classic member replaced the last other one", now_ms)
+            retry_ms = now_ms + REMOVAL_RETRY_MS
+            return replace(decision, on_failed=lambda _error: self._schedule_downgrade(group, retry_ms))
+
+        self.timers.set(group.downgrade_key, at_ms, downgrade)
+
+    def _downgrade(
+        self,
+        group: ConsumerGroup,
+        remaining: Sequence[ConsumerMember],
+        cause: str,
+        now_ms: int,
+        answers: Sequence[Answer] = (),
+    ) -> Decision:
+        """The group epoch stays: members that have reached it learn by a heartbeat that they are to join again."""
+        group_id = group.group_id
+        cause += ": the group is a classic one again"
         self._keep_events(group_id, self.environment.events_of(group_id), now_ms)
         self.timers.set(
             ("downgraded", group_id),
             now_ms,
             lambda now_ms: self.registry.classic.rebalance(group_id, cause, now_ms),
         )
-        return Decision(records, on_failed=lambda _error: self._schedule_downgrade(group, now_ms + _RETRY_MS))
+        return Decision(downgrade_records(group, remaining, self.topics, now_ms), answers)
 
-    def _may_downgrade(self, group: ConsumerGroup) -> bool:
-        members = group.members.values()
+    def _may_downgrade(self, members: Collection[ConsumerMember]) -> bool:
         return (
             self._allows("downgrade")
             and 0 < len(members) <= self.config.group_max_size
@@ -225,8 +243,8 @@ class Migration(ConsumerMembership):
         reported = by_topic_id(subscription.owned_partitions, self.topics)
         moved = self.advance(change, member, updated, replaced, reported)
         self._set_classic_timers(group, moved, now_ms)
-        gone = [member] if replaced is None else [member, replaced]
-        self._consider_downgrade(group, gone, now_ms, joins=True)
+        if replaced is not None and not replaced.is_classic:
+            self._schedule_downgrade(group, now_ms)
         response = JoinGroupResponse(
             member_id=moved.member_id,
             generation_id=moved.member_epoch,
@@ -282,7 +300,9 @@ class Migration(ConsumerMembership):
             group, member = self.find(group_id, member_id)
             if group is None or member is None:
                 return None
-            return self.remove(group, [member], f"member {member_id} {what} within {timeout_ms} ms", now_ms)
+            return self.remove_late(
+                group, member, f"member {member_id} {what} within {timeout_ms} ms", now_ms
+            )
 
         self.timers.set(key, now_ms + timeout_ms, end)
 

@@ -116,7 +116,7 @@ class ConsumerGroupProtocol(Migration):
             response.assignment = _assignment(moved.assigned)
         answers = [Answer(token, response)]
         if known is not group:
-            answers += self.finish_upgrade(known, now_ms, change.events)
+            answers += self.finish_upgrade(known, now_ms)
         return change.decision(answers)
 
     def _dynamic_member(

@@ -28,7 +28,6 @@ from tidemill.coordinator.records import Record
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import JoinGroupResponse, SyncGroupResponse
 
-PROTOCOL_NULLABLE_SINCE = 7
 _NAMED_MAX = 3
 
 
@@ -235,8 +234,6 @@ class Rebalances:
     ) -> None:
         waiting = member.waiting_join
         if waiting is not None:
-            if response.protocol_name is None and waiting.api_version < PROTOCOL_NULLABLE_SINCE:
-                response.protocol_name = ""
             group.set_waiting_join(member, None)
             out.answer(waiting.token, response)
 
@@ -270,7 +267,7 @@ class Rebalances:
 
 
 def join_error(member_id: str, error: ErrorCode) -> JoinGroupResponse:
-    return JoinGroupResponse(member_id=member_id, error_code=error)
+    return JoinGroupResponse(member_id=member_id, error_code=error, protocol_name=None)
 
 
 def names_of(member_ids: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 Some have a field for it, some only one per member, group or partition, and older versions fewer than newer ones. The
 shell uses this for what it finds out itself (not the coordinator, not authorized) and for an `ApiError` that a shard
-answers with.
+answers with. `in_version` is for what a response cannot say in the version of its request.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from tidemill.protocol.schema import Request, Response
 
 _FETCH_BATCH_SINCE = 8
 _FETCH_TOP_LEVEL_ERROR_SINCE = 2
+_JOIN_PROTOCOL_NULLABLE_SINCE = 7
 
 
 def error_response(request: Request, api_version: int, error: ErrorCode, text: str | None = None) -> Response:
@@ -61,8 +62,15 @@ def error_response(request: Request, api_version: int, error: ErrorCode, text: s
     return _ERROR_RESPONSES[type(request)](request, api_version, error, text)
 
 
+def in_version(response: Response, api_version: int) -> Response:
+    """A refused join has no protocol: null, or an empty name before there was a null for it."""
+    if isinstance(response, JoinGroupResponse) and response.protocol_name is None:
+        response.protocol_name = None if api_version >= _JOIN_PROTOCOL_NULLABLE_SINCE else ""
+    return response
+
+
 def _join(request: JoinGroupRequest, _version: int, error: ErrorCode, _text: str | None) -> Response:
-    return JoinGroupResponse(error_code=error, member_id=request.member_id)
+    return JoinGroupResponse(error_code=error, member_id=request.member_id, protocol_name=None)
 
 
 def _sync(_request: SyncGroupRequest, _version: int, error: ErrorCode, _text: str | None) -> Response:

@@ -19,7 +19,9 @@ _TOP = struct.Struct(">ihi")
 _PARTITION_V4 = struct.Struct(">ihqq")
 _PARTITION_V5 = struct.Struct(">ihqqq")
 _ABORTED = struct.Struct(">qq")
-_DIVERGING = struct.Struct(">BBBiqB")
+# Tag, size of the field, the field with no tags of its own.
+_DIVERGING = struct.Struct(">BBiqB")
+_CURRENT_LEADER = struct.Struct(">BBiiB")
 _NO_TAGS = b"\0"
 
 
@@ -44,6 +46,8 @@ class Fetched(NamedTuple):
     # (epoch, end offset) where the reader's log parts from this one.
     diverging: tuple[int, int] | None = None
     preferred_read_replica: int = -1
+    # (leader, epoch) for a client that asked the wrong broker.
+    current_leader: tuple[int, int] | None = None
 
 
 def pack_fetched(
@@ -78,7 +82,8 @@ def pack_fetched(
                 out = bytearray()
                 parts.append(out)
             if flexible:
-                out += _diverging_tag(fetched.diverging) if fetched.diverging else _NO_TAGS
+                has_tags = fetched.diverging or fetched.current_leader
+                out += _partition_tags(fetched, version) if has_tags else _NO_TAGS
         if flexible:
             out += _NO_TAGS
     if flexible:
@@ -124,6 +129,10 @@ def _write_count(out: bytearray, count: int, flexible: bool) -> None:
         out += _INT32.pack(count)
 
 
-def _diverging_tag(diverging: tuple[int, int]) -> bytes:
-    """One tagged field (tag 0) of 13 bytes: epoch, end offset, no tags of its own."""
-    return _DIVERGING.pack(1, 0, 13, *diverging, 0)
+def _partition_tags(fetched: Fetched, version: int) -> bytes:
+    tags = []
+    if fetched.diverging:
+        tags.append(_DIVERGING.pack(0, 13, *fetched.diverging, 0))
+    if fetched.current_leader and version >= 16:  # KIP-951
+        tags.append(_CURRENT_LEADER.pack(1, 9, *fetched.current_leader, 0))
+    return bytes((len(tags),)) + b"".join(tags)

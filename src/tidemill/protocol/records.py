@@ -44,12 +44,16 @@ DECOMPRESSED_BYTES_MAX = 1 << 28
 
 
 class InvalidBatch(Exception):
-    """A batch that is refused, with the code and the reason that its producer hears."""
+    """A batch that is refused, with the code and the reason that its producer hears.
 
-    def __init__(self, code: ErrorCode, reason: str) -> None:
+    `record_errors` are (index within the batch, reason), where single records are to blame.
+    """
+
+    def __init__(self, code: ErrorCode, reason: str, record_errors: Sequence[tuple[int, str]] = ()) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.record_errors = record_errors
 
 
 class BatchHeader(NamedTuple):
@@ -142,24 +146,51 @@ def split_batches(data: memoryview) -> list[BatchHeader]:
 
     A first batch that is cut off is no batch at all: the list is empty then.
     """
-    headers: list[BatchHeader] = []
+    headers = []
+    for position, header in _walk_batches(data):
+        if not checksum_matches(data[position:], header):
+            raise _wrong_checksum()
+        headers.append(header)
+    return headers
+
+
+def sole_batch(data: memoryview) -> BatchHeader:
+    """The header of the one whole, checksummed batch that a producer may send; `InvalidBatch` for all else."""
+    size = len(data)
+    if size >= HEADER_SIZE:
+        header = BatchHeader._make(HEADER.unpack_from(data))
+        if header.batch_length == size - LENGTH_PREFIX and header.magic == MAGIC:
+            if crc32c(data[_CRC_START:]) != header.crc:
+                raise _wrong_checksum()
+            return header
+    # As Kafka: batches are counted before their checksums are looked at.
+    count = sum(1 for _ in _walk_batches(data))
+    raise InvalidBatch(
+        ErrorCode.INVALID_RECORD, f"exactly one batch a partition is allowed, {count} were sent"
+    )
+
+
+def _walk_batches(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
+    """Positions and headers of the whole batches in `data`; nothing when the first is cut off."""
     position, end = 0, len(data)
     while position < end:
-        if end - position < HEADER_SIZE:
-            return _cut_off(headers, data[position:])
-        header = BatchHeader._make(HEADER.unpack_from(data, position))
-        following = position + header.batch_length + LENGTH_PREFIX
-        if header.magic != MAGIC or following < position + HEADER_SIZE:
-            raise _not_a_batch(header)
+        following = end + 1
+        if end - position >= HEADER_SIZE:
+            header = BatchHeader._make(HEADER.unpack_from(data, position))
+            following = position + header.batch_length + LENGTH_PREFIX
+            if header.magic != MAGIC or following < position + HEADER_SIZE:
+                raise _not_a_batch(header)
         if following > end:
-            return _cut_off(headers, data[position:])
-        if crc32c(data[position + _CRC_START : following]) != header.crc:
-            raise InvalidBatch(
-                ErrorCode.CORRUPT_MESSAGE, "the CRC-32C of the batch does not match its content"
-            )
-        headers.append(header)
+            if position:
+                reason = f"{end - position} bytes after the batch are no batch"
+                raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, reason)
+            return
+        yield position, header
         position = following
-    return headers
+
+
+def _wrong_checksum() -> InvalidBatch:
+    return InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "the CRC-32C of the batch does not match its content")
 
 
 def _not_a_batch(header: BatchHeader) -> InvalidBatch:
@@ -172,22 +203,21 @@ def _not_a_batch(header: BatchHeader) -> InvalidBatch:
     )
 
 
-def _cut_off(headers: list[BatchHeader], rest: memoryview) -> list[BatchHeader]:
-    if headers:
-        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"{len(rest)} bytes after the batch are no batch")
-    return []
-
-
 def check_produced(header: BatchHeader) -> None:
     """What a producer may not send although its checksum is right; `InvalidBatch` says what."""
     attributes = header.attributes
     if (
-        0 < header.record_count == header.last_offset_delta + 1
+        header.base_offset == 0 < header.record_count == header.last_offset_delta + 1
         and not attributes & (CONTROL | TRANSACTIONAL)
         and attributes & COMPRESSION_MASK <= compression.CompressionType.ZSTD
         and (header.producer_id < 0 or header.base_sequence >= 0)
     ):
         return  # as nearly every batch
+    if header.base_offset:
+        raise InvalidBatch(
+            ErrorCode.INVALID_RECORD,
+            f"the broker gives offsets, so a batch begins at 0, not at {header.base_offset}",
+        )
     if header.last_offset_delta < 0 or header.record_count <= 0:
         raise InvalidBatch(
             ErrorCode.INVALID_RECORD,
@@ -324,13 +354,34 @@ def recompress(batch: memoryview, header: BatchHeader, codec: int) -> bytearray:
     return assemble(header._replace(attributes=(header.attributes & ~COMPRESSION_MASK) | codec), payload)
 
 
+def check_record_count(batch: memoryview, header: BatchHeader) -> None:
+    """Whether an uncompressed batch holds as many records as it says: `ProtocolError` if not."""
+    position = HEADER_SIZE
+    try:
+        for _ in range(header.record_count):
+            length, position = _varint(batch, position)
+            if length < 0:
+                raise ProtocolError(f"a record of {length} bytes")
+            position += length
+    except IndexError as error:
+        raise ProtocolError("a record is cut off") from error
+    if position != header.size:
+        raise ProtocolError(f"{header.record_count} records do not end where their batch does")
+
+
 def stamp_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
     """LogAppendTime: the broker's clock replaces the batch's timestamps, in place."""
-    stamped = header._replace(attributes=header.attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
-    HEADER.pack_into(batch, 0, *stamped)
+    return restamp(
+        batch, header._replace(attributes=header.attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
+    )
+
+
+def restamp(batch: memoryview, header: BatchHeader) -> BatchHeader:
+    """Put a changed header, and the checksum that it then needs, into a batch in place."""
+    HEADER.pack_into(batch, 0, *header)
     crc = crc32c(batch[_CRC_START : header.size])
     _UINT32.pack_into(batch, _CRC_POSITION, crc)
-    return stamped._replace(crc=crc)
+    return header._replace(crc=crc)
 
 
 def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytearray:

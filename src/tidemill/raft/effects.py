@@ -1,9 +1,10 @@
 """What the quorum's machine wants done. Imperative.
 
-The contract of whoever drives it: effects are carried out in their order, and all of them before the next event is stepped.
-`PersistQuorumState` and `InstallSnapshot` are done when they are *durable*, and only then the next effect begins: that is why a
-vote is never answered before it is on disk. `AppendToLog`, `AppendControl`, `AppendFetched` and `TruncateLog` are done when the log
-shows them. `SyncLog` only starts a sync, whose end is told with `LogSynced`. A process may die between any two effects.
+The contract of whoever drives it: effects are carried out in their order, and all of them before the next
+event is stepped. `PersistQuorumState` and `InstallSnapshot` are done when they are *durable*, and only then
+the next effect begins: that is why a vote is never answered before it is on disk. `AppendToLog`,
+`AppendControl`, `AppendFetched` and `TruncateLog` are done when the log shows them. `SyncLog` only starts a
+sync, whose end is told with `LogSynced`. A process may die between any two effects.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFetch:
-    """Fill in whole batches from `offset` on, up to the log's end, at most `max_bytes` (but at least one batch), then answer."""
+    """Fill in whole batches from `offset` to the log's end, at most `max_bytes` but at least one, then answer."""
 
     token: Token
     response: FetchResponse

@@ -1,7 +1,8 @@
 """What the quorum's machine is told. Past tense: it has happened.
 
-A request from a peer comes with a `token`, which the answering effect names. An answer from a peer comes with the `number` of the
-effect that asked. Messages are the protocol's own, with exactly the quorum's one partition in them.
+A request from a peer comes with a `token`, which the answering effect names. An answer from a peer comes
+with the `number` of the effect that asked. Messages are the protocol's own, with exactly the quorum's one
+partition in them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class FetchRequested:
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswered:
-    """Its records, if any, were found whole (checksums, offsets from the fetch offset on); otherwise it is a RequestFailed."""
+    """Its records, if any, were found whole and to begin at the fetch offset; otherwise it is a RequestFailed."""
 
     number: int
     response: FetchResponse
@@ -176,11 +177,5 @@ PeerAnswer: TypeAlias = (
     | RequestFailed
 )
 Event: TypeAlias = (
-    PeerRequest
-    | PeerAnswer
-    | TimerExpired
-    | RequestAbandoned
-    | AppendRequested
-    | LogSynced
-    | ResignRequested
+    PeerRequest | PeerAnswer | TimerExpired | RequestAbandoned | AppendRequested | LogSynced | ResignRequested
 )

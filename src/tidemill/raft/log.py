@@ -1,6 +1,7 @@
 """The log as the machine sees it: where it begins and ends, which epochs it is made of, and who votes.
 
-Records stay with whoever drives the machine. The log given to a machine at its start is durable up to its end.
+Records stay with whoever drives the machine. The log given to a machine at its start is durable up to its
+end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests under way: at most one per destination, each with a time limit, and a pause after a failure.
 
-An answer is known by the number of its request. One that comes after the time limit, or a second time, or to a request that a
-change of role made meaningless, has no number here and is ignored.
+An answer is known by the number of its request. One that comes after the time limit, or a second time, or
+to a request that a change of role made meaningless, has no number here and is ignored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a leader knows of the others' logs, and the arithmetic of majorities.
 
-A replica's fetch offset says: everything before it is on my disk, and it is what the leader has. It can therefore only grow
-within one leader's epoch; a smaller one is an old request that arrived late. The leader itself counts with what it has *synced*,
-never with what it has only written, and only as long as it is a voter.
+A replica's fetch offset says: everything before it is on my disk, and it is what the leader has. It can
+therefore only grow within one leader's epoch; a smaller one is an old request that arrived late. The leader
+itself counts with what it has *synced*, never with what it has only written, and only as long as it is a
+voter.
 
 Pure arithmetic: nothing here decides whether an offset may be committed (leader.py does, by epoch).
 """

@@ -1,11 +1,11 @@
 """Who votes: replicas by id and directory id, and how the set changed along the log.
 
-A replica is its node id *and* the id of the directory that holds its log: a node that lost its disk is another replica, whose
-promises nobody may count (KIP-853). A voter set written into the configuration knows no directory ids; its voters match
-by node id alone, and it cannot be changed while the quorum runs.
+A replica is its node id *and* the id of the directory that holds its log: a node that lost its disk is
+another replica, whose promises nobody may count (KIP-853). A voter set written into the configuration knows
+no directory ids; its voters match by node id alone, and it cannot be changed while the quorum runs.
 
-A voter set takes effect when its VotersRecord is appended, not when it is committed, and a truncation takes it back. Whoever
-owns the log keeps a `VoterHistory` beside it; the machine sees only the latest entry.
+A voter set takes effect when its VotersRecord is appended, not when it is committed, and a truncation takes
+it back. Whoever owns the log keeps a `VoterHistory` beside it; the machine sees only the latest entry.
 """
 
 from __future__ import annotations

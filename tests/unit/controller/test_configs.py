@@ -138,7 +138,7 @@ def test_unchanged_broker_value_is_written_again(cluster: Cluster) -> None:
         (BROKER, "1", [("log.retention.ms", APPEND, "5")], ErrorCode.INVALID_CONFIG),
         (BROKER, "", [("listeners", SET, "PLAINTEXT://:1")], ErrorCode.INVALID_REQUEST),
         (BROKER, "", [("log.segment.bytes", SET, "5")], ErrorCode.INVALID_REQUEST),
-        (BROKER, "2", [("log.retention.ms", SET, "1")], ErrorCode.BROKER_ID_NOT_REGISTERED),
+        (BROKER, "2", [("log.retention.ms", SET, "1")], ErrorCode.INVALID_REQUEST),
         (BROKER, "x", [("log.retention.ms", SET, "1")], ErrorCode.INVALID_REQUEST),
         (BROKER, "-1", [("log.retention.ms", SET, "1")], ErrorCode.INVALID_REQUEST),
         (9, "t", [("x", SET, "1")], ErrorCode.INVALID_REQUEST),

@@ -48,7 +48,7 @@ def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> Api
     if call.version >= 3 and not _is_software_name(
         request.client_software_name, request.client_software_version
     ):
-        return broker.api_versions(ErrorCode.INVALID_REQUEST)
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return broker.api_versions()
 
 
@@ -67,6 +67,9 @@ def _is_software_name(name: str, version: str) -> bool:
 @serves(MetadataRequest)
 async def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
     topics = request.topics
+    if call.version < 12 and any(topic.topic_id != NO_UUID for topic in topics or ()):
+        # The field is there since version 10, but brokers heed it only since 12.
+        return _refused_metadata(topics or ())
     wants_all = topics is None or (call.version == 0 and not topics)
     if not wants_all and topics and request.allow_auto_topic_creation:
         await _auto_create(broker, topics)
@@ -90,6 +93,17 @@ async def metadata(broker: Broker, call: Call, request: MetadataRequest) -> Meta
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
     return response
+
+
+def _refused_metadata(topics: Iterable[MetadataRequestTopic]) -> MetadataResponse:
+    return MetadataResponse(
+        topics=[
+            MetadataResponseTopic(
+                error_code=ErrorCode.INVALID_REQUEST, name=topic.name or "", topic_id=topic.topic_id
+            )
+            for topic in topics
+        ]
+    )
 
 
 async def _auto_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> None:
@@ -179,15 +193,14 @@ def _offline(broker: Broker, topic: str, index: int, partition: PartitionImage) 
 @serves(DescribeClusterRequest)
 def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
     image = broker.image
-    response = DescribeClusterResponse(
-        cluster_id=image.cluster_id, controller_id=broker.config.node_id, endpoint_type=request.endpoint_type
-    )
+    response = DescribeClusterResponse(cluster_id=image.cluster_id)
     if request.endpoint_type != _BROKER_ENDPOINTS:
         is_known = request.endpoint_type == _CONTROLLER_ENDPOINTS
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
         response.error_code = code
         response.error_message = "This is a broker: it tells the endpoints of brokers (type 1) only."
         return response
+    response.controller_id = broker.config.node_id
     for member in image.brokers.values():
         if member.is_fenced and not request.include_fenced_brokers:
             continue
@@ -212,6 +225,8 @@ def describe_topic_partitions(
     first_index = 0
     cursor = request.cursor
     if cursor is not None:
+        if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
+            return _refused_page(request)
         names = [name for name in names if name >= cursor.topic_name]
         if names and names[0] == cursor.topic_name:
             first_index = cursor.partition_index
@@ -221,7 +236,11 @@ def describe_topic_partitions(
         topic = image.topics_by_name.get(name)
         if topic is None:
             code = _missing_error(name)
-            response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+            response.topics.append(
+                DescribeTopicPartitionsResponseTopic(
+                    error_code=code, name=name, topic_authorized_operations=_ALL_TOPIC_OPERATIONS
+                )
+            )
             continue
         if left == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
@@ -234,6 +253,15 @@ def describe_topic_partitions(
             break
         first_index = 0
     return response
+
+
+def _refused_page(request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
+    code = ErrorCode.INVALID_REQUEST
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics
+        ]
+    )
 
 
 def _describe_partitions(

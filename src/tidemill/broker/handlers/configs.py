@@ -69,6 +69,7 @@ def _describe(
     except ApiError as error:
         result.error_code, result.error_message = error.code, str(error)
         return result
+    result.error_message = ""  # not null, as Kafka
     # Neither null nor an empty list of keys restricts anything; a key that does not exist is passed over.
     wanted = set(resource.configuration_keys or ())
     for entry in entries:

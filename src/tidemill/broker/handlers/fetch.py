@@ -43,7 +43,8 @@ def fetch(broker: Broker, call: Call) -> None:
     if isinstance(session, ErrorCode):
         call.respond(pack_fetched((), call.version, error_code=session))
         return
-    _Fetch(broker, call, request, session).start()
+    is_replica = request.replica_id >= 0 or request.replica_state.replica_id >= 0
+    (_ReplicaFetch if is_replica else _Fetch)(broker, call, request, session).start()
 
 
 class _Fetch:
@@ -101,7 +102,7 @@ class _Fetch:
         for key, wanted, _ in self._wanted:
             partition, error = self._broker.replicas.find(key)
             if partition is None:
-                answers.append((key, Fetched(wanted.partition, error), None))
+                answers.append((key, Fetched(wanted.partition, error, aborted=[]), None))
                 continue
             can_grow = True
             fetched, records = self._read_partition(partition, wanted, left, at_least_one=found_bytes == 0)
@@ -119,7 +120,7 @@ class _Fetch:
         if log is None:
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
-        if error:
+        if error and wanted.current_leader_epoch >= 0:
             return Fetched(index, error), None
         end_offset = partition.high_watermark
         fetched = Fetched(
@@ -132,6 +133,8 @@ class _Fetch:
         )
         if wanted.last_fetched_epoch >= 0:
             epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
+            if epoch < 0:
+                return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
             if epoch < wanted.last_fetched_epoch or epoch_end < wanted.fetch_offset:
                 return fetched._replace(diverging=(epoch, epoch_end)), None
         max_bytes = min(wanted.partition_max_bytes, left)
@@ -191,6 +194,24 @@ class _Fetch:
             news = [answer for answer in answers if _is_news(session.partitions.get(answer[0]), answer)]
             answers = answers if is_full else news
         self._call.respond(pack_fetched(_by_topic(answers), self._call.version, session_id=session_id))
+
+
+class _ReplicaFetch(_Fetch):
+    """A fetch in the name of a broker: partitions have no followers yet, so nobody may copy them."""
+
+    __slots__ = ()
+
+    def _read_partition(
+        self,
+        partition: Partition,
+        wanted: FetchPartition,
+        left: int,
+        *,
+        at_least_one: bool,  # noqa: ARG002
+    ) -> tuple[Fetched, FileSlice | None]:
+        leader = (self._broker.config.node_id, partition.leader_epoch)
+        code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return Fetched(wanted.partition, code, current_leader=leader), None
 
 
 def _is_news(cached: CachedPartition | None, answer: Answer) -> bool:

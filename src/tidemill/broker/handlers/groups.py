@@ -9,19 +9,23 @@ The coordinator decides; this finds it. A request about several groups is split 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from tidemill.broker.dispatch import Call, serves
 from tidemill.coordinator.group import Caller
-from tidemill.coordinator.responses import error_response
+from tidemill.coordinator.responses import error_response, in_version
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from tidemill.protocol.api.groups import (
+    ConsumerGroupDescribeDescribedGroup,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
+    DescribeGroupsDescribedGroup,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     HeartbeatRequest,
@@ -43,10 +47,14 @@ from tidemill.types import BrokerId
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
-_GROUP = 0
-_KEY_TYPES = 3
+_GROUP, _TRANSACTION, _SHARE = 0, 1, 2
 _BATCHED_FIND_SINCE = 4
+_SHARE_FIND_SINCE = 6
+# A share coordinator is one of a group's partition: group, topic id, partition.
+_SHARE_KEY = re.compile(r".+:[A-Za-z0-9_-]{22}:[0-9]+", re.DOTALL)
 _BATCHED_FETCH_SINCE = 8
+# READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as bits.
+_ALL_GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
@@ -67,7 +75,8 @@ async def find_coordinator(
     only = found[0]
     return FindCoordinatorResponse(
         error_code=only.error_code,
-        error_message=only.error_message,
+        # Kafka says that nothing is wrong, too.
+        error_message=only.error_message or ErrorCode.NONE.name,
         node_id=only.node_id,
         host=only.host,
         port=only.port,
@@ -77,16 +86,20 @@ async def find_coordinator(
 async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> Coordinator:
     error = ErrorCode.NONE
     try:
-        if not 0 <= key_type < _KEY_TYPES:
-            raise ApiError(ErrorCode.INVALID_REQUEST)
-        if key_type != _GROUP:
+        if key_type == _TRANSACTION or (key_type == _SHARE and _is_share_key(key, call.version)):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if key_type != _GROUP:
+            raise ApiError(ErrorCode.INVALID_REQUEST)
         member = broker.image.brokers[BrokerId(await broker.groups.leader_of(key))]
         host, port = broker.address_of(member, call.connection)
-        return Coordinator(key=key, node_id=member.id, host=host, port=port)
+        return Coordinator(key=key, node_id=member.id, host=host, port=port, error_message="")
     except ApiError as refused:
         error = refused.code
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=error.message)
+
+
+def _is_share_key(key: str, api_version: int) -> bool:
+    return api_version >= _SHARE_FIND_SINCE and _SHARE_KEY.fullmatch(key) is not None
 
 
 def _caller(call: Call) -> Caller:
@@ -97,9 +110,10 @@ def _caller(call: Call) -> Caller:
 
 async def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
     try:
-        return await broker.groups.call(group_id, request, _caller(call))
+        response = await broker.groups.call(group_id, request, _caller(call))
     except ApiError as error:
-        return error_response(request, call.version, error.code, error.message)
+        response = error_response(request, call.version, error.code, error.message)
+    return in_version(response, call.version)
 
 
 @serves(JoinGroupRequest)
@@ -142,6 +156,8 @@ async def describe_groups(
     for group_id in request.groups:
         answer = await _ask(broker, call, group_id, replace(request, groups=[group_id]))
         merged.groups += cast(DescribeGroupsResponse, answer).groups
+    if request.include_authorized_operations:
+        _show_operations(merged.groups)
     return merged
 
 
@@ -153,7 +169,17 @@ async def consumer_group_describe(
     for group_id in request.group_ids:
         answer = await _ask(broker, call, group_id, replace(request, group_ids=[group_id]))
         merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
+    if request.include_authorized_operations:
+        _show_operations(merged.groups)
     return merged
+
+
+def _show_operations(
+    groups: Iterable[DescribeGroupsDescribedGroup | ConsumerGroupDescribeDescribedGroup],
+) -> None:
+    for group in groups:
+        if not group.error_code:
+            group.authorized_operations = _ALL_GROUP_OPERATIONS
 
 
 @serves(DeleteGroupsRequest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, serves
@@ -36,23 +37,28 @@ _EARLIEST_LOCAL = -4
 _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
 # The version that introduced each of the special timestamps.
-_SPECIAL_SINCE = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+_SPECIAL_SINCE = {
+    _LATEST: 0,
+    _EARLIEST: 0,
+    _MAX_TIMESTAMP: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
+_NO_VERSION = 1 << 15
 _HIGH_WATERMARK = -1
 
 
 @serves(ListOffsetsRequest)
 def list_offsets(broker: Broker, call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    named: set[tuple[str, int]] = set()
-    duplicated: set[tuple[str, int]] = set()
-    for topic in request.topics:
-        for wanted in topic.partitions:
-            key = (topic.name, wanted.partition_index)
-            (duplicated if key in named else named).add(key)
+    counts = Counter(
+        (topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions
+    )
     response = ListOffsetsResponse()
     for topic in request.topics:
         answers = []
-        for wanted in topic.partitions:
-            if (topic.name, wanted.partition_index) in duplicated:
+        for wanted in {wanted.partition_index: wanted for wanted in topic.partitions}.values():
+            if counts[topic.name, wanted.partition_index] > 1:
                 code = ErrorCode.INVALID_REQUEST
                 answers.append(
                     ListOffsetsPartitionResponse(partition_index=wanted.partition_index, error_code=code)
@@ -70,7 +76,7 @@ def _list_offset(
     partition, error = broker.replicas.find((topic, wanted.partition_index))
     if partition is not None:
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
-    if not error and wanted.timestamp < 0 and version < _SPECIAL_SINCE.get(wanted.timestamp, 0):
+    if not error and wanted.timestamp < 0 and version < _SPECIAL_SINCE.get(wanted.timestamp, _NO_VERSION):
         error = ErrorCode.UNSUPPORTED_VERSION
     if not error and partition is not None and partition.log is None:
         error = ErrorCode.KAFKA_STORAGE_ERROR
@@ -92,8 +98,9 @@ def _offset_at(partition: Partition, log: Log, timestamp: int) -> TimestampedOff
     if timestamp == _LATEST:
         return TimestampedOffset(-1, partition.high_watermark, partition.leader_epoch)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-        epoch = log.epochs.epoch_of(log.log_start_offset)
-        return TimestampedOffset(-1, log.log_start_offset, epoch)
+        start = log.log_start_offset
+        epoch = log.epochs.epoch_of(start) if start < log.log_end_offset else partition.leader_epoch
+        return TimestampedOffset(-1, start, epoch)
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return None  # nothing is tiered
     found = log.newest() if timestamp == _MAX_TIMESTAMP else log.first_at_or_after(timestamp)
@@ -167,6 +174,9 @@ def _epoch_end(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> 
     log = partition.log
     if wanted.leader_epoch == partition.leader_epoch:
         answer.leader_epoch, answer.end_offset = partition.leader_epoch, log.log_end_offset
+    elif wanted.leader_epoch < -1:
+        # As Kafka: below every epoch, so nothing is shared from the start of the log on.
+        answer.leader_epoch, answer.end_offset = wanted.leader_epoch, log.log_start_offset
     else:
         answer.leader_epoch, answer.end_offset = log.epochs.end_offset_of(
             wanted.leader_epoch, log.log_end_offset

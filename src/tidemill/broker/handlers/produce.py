@@ -68,8 +68,13 @@ def produce(broker: Broker, call: Call) -> None:
                     unsynced.append(_Unsynced(partition, topic_results, len(topic_results), end - start))
             if result.error:
                 all_good = False
+                if result.error is ErrorCode.INVALID_TXN_STATE and not walk.is_transactional:
+                    # As Kafka: without a transactional id nobody may write into a transaction.
+                    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                    result = ProduceResult(index, code, message=code.message)
             topic_results.append(result)
-        results.append((wire_name, topic_results))
+        if topic_results:
+            results.append((wire_name, topic_results))
     if unsynced:
         _Parked(broker, call, acks, results, unsynced, walk.timeout_ms)
     else:
@@ -189,6 +194,8 @@ def _message(results: Results, version: int) -> ProduceResponse:
 
 def _refusal(walk: ProduceWalk, version: int, code: ErrorCode) -> ProduceResponse:
     results = [
-        (name, [ProduceResult(index, code) for index, _, _ in partitions]) for name, partitions in walk.topics
+        (name, [ProduceResult(index, code) for index, _, _ in partitions])
+        for name, partitions in walk.topics
+        if partitions
     ]
     return _message(results, version)

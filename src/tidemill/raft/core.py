@@ -1,0 +1,284 @@
+"""The quorum's machine: one replica of the metadata log. Events in, effects out; no I/O, no clock, no
+randomness.
+
+`step` gives the event to the module whose rule it is, then looks at what the role has to do by now: timers,
+and requests that are due (`_poll`, until the role stays the same). The order of effects is part of their
+meaning, see effects.py.
+
+    machine = RaftMachine(own, log, quorum_state_from_disk, config, jitter, cluster_id, now_ms)
+    for effect in machine.step(event, now_ms): carry_it_out(effect)
+    wake up at machine.deadline_ms with TimerExpired()
+
+What it promises, and tests/property/test_raft_safety.py checks after every step of a simulated quorum: one
+leader per epoch; a leader has everything that was ever committed; logs that agree at an offset's epoch
+agree before it; a committed record is never lost or replaced; the high watermark only grows; a vote is on
+disk before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+from tidemill.raft import elections, follower, leader, reconfiguration
+from tidemill.raft.effects import (
+    Answer,
+    Effect,
+    ElectionState,
+    SendBeginQuorumEpoch,
+    SendEndQuorumEpoch,
+    SendFetch,
+    SendFetchSnapshot,
+    SendVote,
+)
+from tidemill.raft.events import (
+    AddVoterRequested,
+    AppendRequested,
+    BeginQuorumEpochAnswered,
+    BeginQuorumEpochReceived,
+    DescribeQuorumRequested,
+    EndQuorumEpochAnswered,
+    EndQuorumEpochReceived,
+    Event,
+    FetchAnswered,
+    FetchRequested,
+    FetchSnapshotAnswered,
+    FetchSnapshotRequested,
+    LogSynced,
+    PeerAnswer,
+    PeerRequest,
+    RemoveVoterRequested,
+    RequestAbandoned,
+    RequestFailed,
+    ResignRequested,
+    TimerExpired,
+    UpdateVoterRequested,
+    VoteAnswered,
+    VoteRequested,
+)
+from tidemill.raft.log import QuorumLog
+from tidemill.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Role, Unattached
+from tidemill.raft.state import Jitter, QuorumConfig, QuorumState
+from tidemill.raft.voters import ReplicaKey
+
+# Roles that one event can lead through: Unattached, Prospective, Candidate, Leader, and once more to see that it stays.
+_ROLES_PER_STEP_MAX = 6
+
+
+class RaftMachine:
+    def __init__(
+        self,
+        own: ReplicaKey,
+        log: QuorumLog,
+        election: ElectionState,
+        config: QuorumConfig,
+        jitter: Jitter,
+        cluster_id: str | None,
+        now_ms: int,
+    ) -> None:
+        self._q = QuorumState(own, log, election, config, jitter, cluster_id, now_ms)
+
+    # -- what others may know ----------------------------------------------------------------------------------
+
+    @property
+    def own(self) -> ReplicaKey:
+        return self._q.own
+
+    @property
+    def role(self) -> Role:
+        return self._q.role
+
+    @property
+    def epoch(self) -> int:
+        return self._q.epoch
+
+    @property
+    def leader_id(self) -> int | None:
+        return self._q.leader_id
+
+    @property
+    def election(self) -> ElectionState:
+        return self._q.election
+
+    @property
+    def high_watermark(self) -> int:
+        return self._q.high_watermark
+
+    @property
+    def synced_end_offset(self) -> int:
+        return self._q.synced_end_offset
+
+    @property
+    def is_voter(self) -> bool:
+        return self._q.is_voter
+
+    @property
+    def is_leader(self) -> bool:
+        return isinstance(self._q.role, Leader)
+
+    @property
+    def is_active_leader(self) -> bool:
+        """Leads, and has everything that earlier leaders committed."""
+        return isinstance(self._q.role, Leader) and self._q.role.is_active
+
+    # -- stepping ----------------------------------------------------------------------------------------------
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        q = self._q
+        q.effects = []
+        if isinstance(q.role, Leader):
+            # What the last step appended may have changed who counts.
+            leader.follow_voters(q, q.role, now_ms)
+        self._handle(event, now_ms)
+        self._poll(now_ms)
+        leader.dismiss(q)
+        return q.effects
+
+    def _handle(self, event: Event, now_ms: int) -> None:
+        q = self._q
+        match event:
+            case TimerExpired():
+                pass
+            case LogSynced(number, end_offset):
+                q.synced(number, end_offset)
+            case AppendRequested():
+                leader.append(q, event, now_ms)
+            case ResignRequested():
+                if isinstance(q.role, Leader):
+                    q.become_resigned(now_ms)
+            case RequestAbandoned(token):
+                if isinstance(q.role, Leader):
+                    leader.abandon(q.role, token)
+            case (
+                VoteAnswered()
+                | BeginQuorumEpochAnswered()
+                | EndQuorumEpochAnswered()
+                | FetchAnswered()
+                | FetchSnapshotAnswered()
+                | RequestFailed()
+            ):
+                self._handle_answer(event, now_ms)
+            case _:
+                self._handle_request(event, now_ms)
+
+    def _handle_request(self, event: PeerRequest, now_ms: int) -> None:
+        q = self._q
+        match event:
+            case VoteRequested(token, vote):
+                vote_response = elections.answer_vote(q, vote, now_ms)
+                q.emit(Answer(token, vote_response))
+            case BeginQuorumEpochReceived(token, begin):
+                begin_response = follower.answer_begin_epoch(q, begin, now_ms)
+                q.emit(Answer(token, begin_response))
+            case EndQuorumEpochReceived(token, end):
+                end_response = elections.answer_end_epoch(q, end, now_ms)
+                q.emit(Answer(token, end_response))
+            case FetchRequested():
+                leader.answer_fetch(q, event, now_ms)
+            case FetchSnapshotRequested():
+                leader.answer_fetch_snapshot(q, event, now_ms)
+            case AddVoterRequested():
+                reconfiguration.add_voter(q, event, now_ms)
+            case RemoveVoterRequested():
+                reconfiguration.remove_voter(q, event, now_ms)
+            case UpdateVoterRequested():
+                reconfiguration.update_voter(q, event, now_ms)
+            case DescribeQuorumRequested():
+                reconfiguration.describe(q, event, now_ms)
+
+    def _handle_answer(self, event: PeerAnswer, now_ms: int) -> None:
+        q = self._q
+        sent = q.requests.answered(event.number)
+        if sent is None:
+            return
+        match sent, event:
+            case SendVote(), VoteAnswered(response=vote):
+                elections.vote_answered(q, sent, vote, now_ms)
+            case SendBeginQuorumEpoch(), BeginQuorumEpochAnswered(response=begin):
+                follower.begin_epoch_answered(q, sent, begin, now_ms)
+            case SendEndQuorumEpoch(), EndQuorumEpochAnswered(response=end):
+                elections.end_epoch_answered(q, sent, end, now_ms)
+            case SendFetch(), FetchAnswered(response=fetched):
+                follower.fetch_answered(q, sent, fetched, now_ms)
+            case SendFetchSnapshot(), FetchSnapshotAnswered(response=snapshot):
+                follower.snapshot_answered(q, sent, snapshot, now_ms)
+            case _:
+                q.requests.failed(sent.to, now_ms)
+                q.try_another_contact()
+
+    def _poll(self, now_ms: int) -> None:
+        for _ in range(_ROLES_PER_STEP_MAX):
+            role = self._q.role
+            self._poll_role(role, now_ms)
+            if self._q.role is role:
+                return
+        raise AssertionError(f"{self._q.role} does not settle")
+
+    def _poll_role(self, role: Role, now_ms: int) -> None:
+        q = self._q
+        match role:
+            case Unattached():
+                elections.poll_unattached(q, role, now_ms)
+                if q.role is role:
+                    follower.fetch(q, q.next_contact(), None, now_ms)
+            case Prospective() | Candidate():
+                elections.poll_election(q, role, now_ms)
+            case Leader():
+                leader.poll_leader(q, role, now_ms)
+                reconfiguration.poll_change(q, role, now_ms)
+            case Follower():
+                follower.poll_follower(q, role, now_ms)
+            case Resigned():
+                elections.poll_resigned(q, role, now_ms)
+
+    # -- when to wake up ---------------------------------------------------------------------------------------
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """None only when nothing can happen without an event."""
+        q = self._q
+        times: list[int | None] = []
+        match q.role:
+            case Unattached(election_deadline_ms):
+                times = [self._contact_ready_ms()]
+                if q.is_voter:
+                    times.append(0 if q.is_only_voter else election_deadline_ms)
+            case Prospective(election_deadline_ms, granted, rejected):
+                times = [election_deadline_ms, *self._ready_ms(set(q.voters.ids) - granted - rejected)]
+            case Candidate(election_deadline_ms, granted, rejected):
+                times = [election_deadline_ms, *self._ready_ms(set(q.voters.ids) - granted - rejected)]
+            case Resigned(election_deadline_ms, _, unacknowledged):
+                times = [election_deadline_ms, *self._ready_ms(unacknowledged)]
+                if q.is_only_voter:
+                    times = [0]
+            case Follower():
+                times = self._follower_times(q.role)
+            case Leader():
+                times = self._leader_times(q.role)
+        known = [time for time in times if time is not None]
+        return min(known) if known else None
+
+    def _ready_ms(self, destinations: set[int]) -> list[int | None]:
+        return [self._q.requests.ready_at_ms(destination) for destination in destinations]
+
+    def _contact_ready_ms(self) -> int | None:
+        contact = self._q.next_contact()
+        # A sync under way wakes the machine with its own event.
+        return self._q.requests.ready_at_ms(contact) if contact is not None and self._q.is_synced else None
+
+    def _follower_times(self, role: Follower) -> list[int | None]:
+        times: list[int | None] = []
+        if role.contact is not None and self._q.is_synced:
+            times.append(self._q.requests.ready_at_ms(role.contact))
+        if role.contact in (None, role.leader_id):
+            times.append(role.fetch_deadline_ms)
+        return times
+
+    def _leader_times(self, role: Leader) -> list[int | None]:
+        q = self._q
+        times: list[int | None] = [parked.deadline_ms for parked in role.parked.values()]
+        if q.other_voters:
+            times.append(role.begin_epoch_deadline_ms)
+            # The leader's own part is always "now", so ask as of the distant future.
+            if not q.is_only_voter:
+                times.append(role.tracker.majority_heard_ms(2**62) + q.config.check_quorum_timeout_ms)
+        if role.change is not None and role.change.token is not None:
+            times.append(role.change.deadline_ms)
+        return times

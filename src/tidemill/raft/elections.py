@@ -1,0 +1,251 @@
+"""Who gets a vote, and what a replica does to be elected.
+
+| asked for        | granted when                                                                              |
+|------------------|-------------------------------------------------------------------------------------------|
+| a vote           | none was given in this epoch, no leader of it is known, and the candidate's log is not behind |
+| the same vote    | again, to whom it was given                                                               |
+| a pre-vote       | the candidate's log is not behind, and no leader is heard (not leading, nothing fetched from one) |
+
+A larger epoch is adopted before the question is looked at, a smaller one refused with the current epoch.
+Who is asked need not believe that it or the candidate votes: its voter set may be older than the
+candidate's (KIP-853). Only a fixed voter set is strict.
+"""
+
+from __future__ import annotations
+
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.quorum import (
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    VoteRequest,
+    VoteRequestPartitionData,
+    VoteResponse,
+)
+from tidemill.raft import messages
+from tidemill.raft.effects import SendEndQuorumEpoch, SendVote
+from tidemill.raft.leader import lead
+from tidemill.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
+from tidemill.raft.state import QuorumState
+from tidemill.raft.voters import ReplicaKey
+
+# -- being asked ---------------------------------------------------------------------------------------------
+
+
+def answer_vote(q: QuorumState, request: VoteRequest, now_ms: int) -> VoteResponse:
+    if request.cluster_id is not None and q.cluster_id is not None and request.cluster_id != q.cluster_id:
+        return VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+    part = messages.vote_request_part(request)
+    if part is None:
+        return VoteResponse(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    error = _refusal(q, request, part)
+    if error is not ErrorCode.NONE:
+        return messages.vote_response(error, q.leader_id, q.epoch)
+    if part.replica_epoch > q.epoch:
+        abdicate(q, part.replica_epoch, now_ms)
+    candidate = ReplicaKey(part.replica_id, part.replica_directory_id)
+    granted = _would_vote(q, part) if part.pre_vote else _votes(q, candidate, part, now_ms)
+    return messages.vote_response(ErrorCode.NONE, q.leader_id, q.epoch, vote_granted=granted)
+
+
+def _refusal(q: QuorumState, request: VoteRequest, part: VoteRequestPartitionData) -> ErrorCode:
+    asked = ReplicaKey(request.voter_id, part.voter_directory_id)
+    # A pre-vote speaks of the epoch that the sender is in; a vote of the one it has just begun.
+    last_epoch_max = part.replica_epoch if part.pre_vote else part.replica_epoch - 1
+    if is_stale(q, part.replica_epoch):
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if part.replica_id < 0 or part.last_offset < 0 or not 0 <= part.last_offset_epoch <= last_epoch_max:
+        return ErrorCode.INVALID_REQUEST
+    if asked.id >= 0 and not q.own.matches(asked):
+        return ErrorCode.INVALID_VOTER_KEY
+    if not q.voters.is_dynamic and q.voters.get(part.replica_id) is None:
+        return ErrorCode.INCONSISTENT_VOTER_SET
+    return ErrorCode.NONE
+
+
+def is_stale(q: QuorumState, epoch: int) -> bool:
+    return epoch < q.epoch
+
+
+def is_up_to_date(q: QuorumState, last_epoch: int, end_offset: int) -> bool:
+    """Whether a log with this end holds everything that this replica helped to commit."""
+    return (last_epoch, end_offset) >= (q.log.last_epoch, q.log.log_end_offset)
+
+
+def _would_vote(q: QuorumState, part: VoteRequestPartitionData) -> bool:
+    match q.role:
+        case Leader() | Follower(has_fetched=True):
+            return False
+    return is_up_to_date(q, part.last_offset_epoch, part.last_offset)
+
+
+def _votes(q: QuorumState, candidate: ReplicaKey, part: VoteRequestPartitionData, now_ms: int) -> bool:
+    if not may_vote_for(q, candidate):
+        return False
+    if q.election.voted is None:
+        if not is_up_to_date(q, part.last_offset_epoch, part.last_offset):
+            return False
+        q.vote_for(candidate, now_ms)
+    return True
+
+
+def may_vote_for(q: QuorumState, candidate: ReplicaKey) -> bool:
+    if q.election.voted is not None:
+        return q.election.voted == candidate
+    return q.election.leader_id is None
+
+
+# -- learning ------------------------------------------------------------------------------------------------
+
+
+def abdicate(q: QuorumState, epoch: int, now_ms: int) -> None:
+    """There is a larger epoch: whatever this replica was, it is not any more."""
+    q.become_unattached(epoch, now_ms)
+
+
+def adopt(q: QuorumState, epoch: int, leader_id: int | None, now_ms: int) -> None:
+    """A peer says that this is the epoch, and who leads in it."""
+    # Another replica under this node's id led, before this one's disk was replaced.
+    leader_id = None if leader_id == q.own.id else leader_id
+    if epoch > q.epoch:
+        if leader_id is None:
+            abdicate(q, epoch, now_ms)
+        else:
+            q.become_follower(epoch, leader_id, now_ms)
+    elif epoch == q.epoch and leader_id is not None and q.election.leader_id is None:
+        q.become_follower(epoch, leader_id, now_ms)
+
+
+# -- asking --------------------------------------------------------------------------------------------------
+
+
+def poll_election(q: QuorumState, role: Prospective | Candidate, now_ms: int) -> None:
+    """Whether the election is decided; otherwise ask whoever has not answered."""
+    is_won = q.voters.is_majority(role.granted)
+    is_lost = not q.voters.is_majority(set(q.voters.ids) - role.rejected)
+    if isinstance(role, Prospective):
+        if is_won:
+            q.become_candidate(now_ms)
+        elif is_lost or now_ms >= role.election_deadline_ms:
+            _step_back(q, now_ms)
+        else:
+            _ask(q, role, now_ms)
+        return
+    if is_won:
+        lead(q, role.granted, now_ms)
+    elif now_ms >= role.election_deadline_ms:
+        q.elections_lost += 1
+        q.become_prospective(now_ms)
+    elif is_lost and not role.has_lost:
+        role.has_lost = True
+        role.election_deadline_ms = min(role.election_deadline_ms, now_ms + q.election_backoff_ms())
+    else:
+        _ask(q, role, now_ms)
+
+
+def _step_back(q: QuorumState, now_ms: int) -> None:
+    """Nobody wanted an election: wait for the leader that was known, or for anybody."""
+    if q.election.leader_id is not None:
+        q.become_follower(q.epoch, q.election.leader_id, now_ms)
+    else:
+        q.become_unattached(q.epoch, now_ms)
+
+
+def _ask(q: QuorumState, role: Prospective | Candidate, now_ms: int) -> None:
+    for voter in q.other_voters:
+        if voter.id in role.granted or voter.id in role.rejected or not q.requests.is_ready(voter.id, now_ms):
+            continue
+        part = VoteRequestPartitionData(
+            replica_epoch=q.epoch,
+            replica_id=q.own.id,
+            replica_directory_id=q.own.directory_id,
+            last_offset_epoch=q.log.last_epoch,
+            last_offset=q.log.log_end_offset,
+            pre_vote=isinstance(role, Prospective),
+        )
+        request = messages.vote_request(q.cluster_id, voter, part)
+        q.send(SendVote(q.requests.next_number(), voter.id, request), now_ms)
+
+
+def vote_answered(q: QuorumState, sent: SendVote, response: VoteResponse, now_ms: int) -> None:
+    part = messages.vote_response_part(response)
+    role = q.role
+    if part is None or response.error_code:
+        q.requests.failed(sent.to, now_ms)
+        return
+    adopt(q, part.leader_epoch, messages.known_leader(part.leader_id), now_ms)
+    if q.role is not role or not isinstance(role, Prospective | Candidate):
+        return
+    if part.error_code:
+        q.requests.failed(sent.to, now_ms)
+    elif part.vote_granted:
+        role.granted.add(sent.to)
+    else:
+        role.rejected.add(sent.to)
+
+
+def poll_unattached(q: QuorumState, role: Unattached, now_ms: int) -> None:
+    if q.is_voter and (q.is_only_voter or now_ms >= role.election_deadline_ms):
+        q.become_prospective(now_ms)
+
+
+# -- the end of an epoch -------------------------------------------------------------------------------------
+
+
+def poll_resigned(q: QuorumState, role: Resigned, now_ms: int) -> None:
+    if now_ms >= role.election_deadline_ms or not role.unacknowledged:
+        if q.is_voter and (now_ms >= role.election_deadline_ms or q.is_only_voter):
+            q.become_prospective(now_ms)
+        elif not q.is_voter:
+            q.become_unattached(q.epoch, now_ms)
+        return
+    for voter_id in sorted(role.unacknowledged):
+        if q.requests.is_ready(voter_id, now_ms):
+            request = messages.end_request(q.cluster_id, q.own.id, q.epoch, role.successors)
+            q.send(SendEndQuorumEpoch(q.requests.next_number(), voter_id, request), now_ms)
+
+
+def end_epoch_answered(
+    q: QuorumState, sent: SendEndQuorumEpoch, response: EndQuorumEpochResponse, now_ms: int
+) -> None:
+    part = messages.end_response_part(response)
+    if part is None or response.error_code:
+        q.requests.failed(sent.to, now_ms)
+        return
+    adopt(q, part.leader_epoch, messages.known_leader(part.leader_id), now_ms)
+    if isinstance(q.role, Resigned):
+        if part.error_code:
+            q.requests.failed(sent.to, now_ms)
+        else:
+            q.role.unacknowledged.discard(sent.to)
+
+
+def answer_end_epoch(q: QuorumState, request: EndQuorumEpochRequest, now_ms: int) -> EndQuorumEpochResponse:
+    """The leader goes. Its first choice starts an election at once, the next ones a little later, each."""
+    if request.cluster_id is not None and q.cluster_id is not None and request.cluster_id != q.cluster_id:
+        return EndQuorumEpochResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+    part = messages.end_request_part(request)
+    if part is None:
+        return EndQuorumEpochResponse(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    error = ErrorCode.NONE
+    if is_stale(q, part.leader_epoch):
+        error = ErrorCode.FENCED_LEADER_EPOCH
+    elif part.leader_id < 0 or part.leader_id == q.own.id:
+        error = ErrorCode.INVALID_REQUEST
+    elif not q.voters.is_dynamic and q.voters.get(part.leader_id) is None:
+        error = ErrorCode.INCONSISTENT_VOTER_SET
+    else:
+        adopt(q, part.leader_epoch, part.leader_id, now_ms)
+        if isinstance(q.role, Follower) and q.role.leader_id == part.leader_id:
+            successors = messages.successors_of(part)
+            ranks = [rank for rank, key in enumerate(successors) if q.own.matches(key)]
+            pause_ms = _succession_pause_ms(q, ranks[0] if ranks else len(successors))
+            q.role.fetch_deadline_ms = min(q.role.fetch_deadline_ms, now_ms + pause_ms)
+            q.role.has_fetched = False
+    return messages.end_response(error, q.leader_id, q.epoch)
+
+
+def _succession_pause_ms(q: QuorumState, rank: int) -> int:
+    """None for the first; then twice as long for each, up to the largest backoff."""
+    if rank == 0:
+        return 0
+    return min(100 << min(rank - 1, 10), q.config.election_backoff_ms_max)

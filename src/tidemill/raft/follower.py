@@ -1,0 +1,216 @@
+"""The follower: fetches, cuts off what the leader does not have, appends, syncs, and fetches again.
+
+One fetch is under way at a time. The next one's offset claims that everything before it is on this disk, so
+it leaves only when the log is synced to its end. An answer belongs to the role in which it was asked for;
+after a change of role it is void.
+
+The high watermark that the leader reports is taken over as far as this log is synced. Truncation never goes
+below it: that would be the loss of something committed, and is a bug worth stopping for.
+
+Whoever knows no leader, or hears nothing of it, fetches from the voters in turn: each answers with the
+leader it knows.
+"""
+
+from __future__ import annotations
+
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import FetchPartition, FetchResponse, PartitionData
+from tidemill.protocol.api.quorum import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    FetchSnapshotResponse,
+    FetchSnapshotResponsePartitionSnapshot,
+)
+from tidemill.raft import messages
+from tidemill.raft.effects import (
+    AppendFetched,
+    AppendToSnapshot,
+    SendBeginQuorumEpoch,
+    SendFetch,
+    SendFetchSnapshot,
+)
+from tidemill.raft.elections import adopt, is_stale
+from tidemill.raft.log import EpochEnd, SnapshotKey
+from tidemill.raft.roles import FetchingSnapshot, Follower
+from tidemill.raft.state import QuorumState
+from tidemill.raft.voters import ReplicaKey
+
+# -- hearing of a leader -------------------------------------------------------------------------------------
+
+
+def answer_begin_epoch(
+    q: QuorumState, request: BeginQuorumEpochRequest, now_ms: int
+) -> BeginQuorumEpochResponse:
+    if request.cluster_id is not None and q.cluster_id is not None and request.cluster_id != q.cluster_id:
+        return BeginQuorumEpochResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+    part = messages.begin_request_part(request)
+    if part is None:
+        return BeginQuorumEpochResponse(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    error = ErrorCode.NONE
+    asked = ReplicaKey(request.voter_id, part.voter_directory_id)
+    if is_stale(q, part.leader_epoch):
+        error = ErrorCode.FENCED_LEADER_EPOCH
+    elif part.leader_id < 0 or part.leader_id == q.own.id:
+        error = ErrorCode.INVALID_REQUEST
+    elif asked.id >= 0 and not q.own.matches(asked):
+        error = ErrorCode.INVALID_VOTER_KEY
+    elif not q.voters.is_dynamic and q.voters.get(part.leader_id) is None:
+        error = ErrorCode.INCONSISTENT_VOTER_SET
+    elif part.leader_epoch == q.epoch and q.election.leader_id not in (None, part.leader_id):
+        error = ErrorCode.INVALID_REQUEST
+    else:
+        adopt(q, part.leader_epoch, part.leader_id, now_ms)
+        if not isinstance(q.role, Follower):
+            # Prospective, and its leader turns out to be alive.
+            q.become_follower(part.leader_epoch, part.leader_id, now_ms)
+    return messages.begin_response(error, q.leader_id, q.epoch)
+
+
+def begin_epoch_answered(
+    q: QuorumState, sent: SendBeginQuorumEpoch, response: BeginQuorumEpochResponse, now_ms: int
+) -> None:
+    part = messages.begin_response_part(response)
+    if part is None or response.error_code:
+        q.requests.failed(sent.to, now_ms)
+        return
+    adopt(q, part.leader_epoch, messages.known_leader(part.leader_id), now_ms)
+
+
+# -- fetching ------------------------------------------------------------------------------------------------
+
+
+def poll_follower(q: QuorumState, role: Follower, now_ms: int) -> None:
+    _take_high_watermark(q, role)
+    is_overdue = now_ms >= role.fetch_deadline_ms
+    if is_overdue and q.is_voter:
+        q.become_prospective(now_ms)
+        return
+    role.contact = q.next_contact() if is_overdue else role.leader_id
+    fetch(q, role.contact, role.snapshot, now_ms)
+
+
+def fetch(q: QuorumState, to: int | None, snapshot: FetchingSnapshot | None, now_ms: int) -> None:
+    if to is None or not q.is_synced or not q.requests.is_ready(to, now_ms):
+        return
+    number = q.requests.next_number()
+    if snapshot is not None:
+        max_bytes = q.config.fetch_snapshot_max_bytes
+        q.send(
+            SendFetchSnapshot(
+                number,
+                to,
+                messages.snapshot_request(
+                    q.cluster_id, q.own, q.epoch, snapshot.key, snapshot.position, max_bytes
+                ),
+            ),
+            now_ms,
+        )
+        return
+    part = FetchPartition(
+        current_leader_epoch=q.epoch,
+        fetch_offset=q.log.log_end_offset,
+        last_fetched_epoch=q.log.last_epoch,
+        log_start_offset=q.log.log_start_offset,
+        partition_max_bytes=q.config.fetch_max_bytes,
+        replica_directory_id=q.own.directory_id,
+        high_watermark=q.high_watermark,
+    )
+    request = messages.fetch_request(
+        q.cluster_id,
+        q.own.id,
+        part,
+        max_wait_ms=q.config.fetch_max_wait_ms,
+        max_bytes=q.config.fetch_max_bytes,
+    )
+    q.send(SendFetch(number, to, request), now_ms)
+
+
+def fetch_answered(q: QuorumState, sent: SendFetch, response: FetchResponse, now_ms: int) -> None:
+    asked = messages.fetch_request_part(sent.request)
+    part = messages.fetch_response_part(response)
+    assert asked is not None
+    role = q.role
+    if part is None or response.error_code:
+        _fetch_failed(q, sent.to, now_ms)
+        return
+    adopt(q, part.current_leader.leader_epoch, messages.known_leader(part.current_leader.leader_id), now_ms)
+    if q.role is not role:
+        return
+    if part.error_code or not isinstance(role, Follower) or role.leader_id != sent.to:
+        _fetch_failed(q, sent.to, now_ms)
+        return
+    if asked.fetch_offset != q.log.log_end_offset:
+        return
+    role.has_fetched = True
+    role.fetch_deadline_ms = now_ms + q.config.fetch_timeout_ms
+    _take(q, role, part)
+
+
+def _fetch_failed(q: QuorumState, to: int, now_ms: int) -> None:
+    q.requests.failed(to, now_ms)
+    q.try_another_contact()
+
+
+def _take(q: QuorumState, role: Follower, part: PartitionData) -> None:
+    if part.snapshot_id.end_offset >= 0:
+        role.snapshot = FetchingSnapshot(SnapshotKey(part.snapshot_id.end_offset, part.snapshot_id.epoch))
+    elif part.diverging_epoch.end_offset >= 0:
+        diverge(q, EpochEnd(part.diverging_epoch.epoch, part.diverging_epoch.end_offset))
+    else:
+        role.leader_high_watermark = max(role.leader_high_watermark, part.high_watermark)
+        if part.records:
+            q.emit(AppendFetched(q.log.log_end_offset, part.records))
+            q.start_sync()
+        else:
+            _take_high_watermark(q, role)
+
+
+def diverge(q: QuorumState, leaders: EpochEnd) -> None:
+    """The leader's log has `leaders.epoch` up to there, and nothing of what follows here."""
+    own = q.log.end_offset_of(leaders.epoch)
+    end_offset = min(own.end_offset, leaders.end_offset)
+    if end_offset < q.log.log_end_offset:
+        q.truncate(end_offset)
+
+
+def _take_high_watermark(q: QuorumState, role: Follower) -> None:
+    q.advance_high_watermark(min(role.leader_high_watermark, q.synced_end_offset))
+
+
+# -- snapshots -----------------------------------------------------------------------------------------------
+
+
+def snapshot_answered(
+    q: QuorumState, sent: SendFetchSnapshot, response: FetchSnapshotResponse, now_ms: int
+) -> None:
+    part = messages.snapshot_response_part(response)
+    role = q.role
+    if part is None or response.error_code:
+        _fetch_failed(q, sent.to, now_ms)
+        return
+    adopt(q, part.current_leader.leader_epoch, messages.known_leader(part.current_leader.leader_id), now_ms)
+    if q.role is not role or not isinstance(role, Follower):
+        return
+    if part.error_code:
+        # The leader has a newer snapshot, perhaps: ask anew with a fetch.
+        role.snapshot = None
+        _fetch_failed(q, sent.to, now_ms)
+        return
+    if role.snapshot is None or role.snapshot.position != part.position:
+        return
+    role.fetch_deadline_ms = now_ms + q.config.fetch_timeout_ms
+    role.has_fetched = True
+    _take_part_of_snapshot(q, role, role.snapshot, part)
+
+
+def _take_part_of_snapshot(
+    q: QuorumState,
+    role: Follower,
+    snapshot: FetchingSnapshot,
+    part: FetchSnapshotResponsePartitionSnapshot,
+) -> None:
+    q.emit(AppendToSnapshot(snapshot.key, snapshot.position, part.unaligned_records))
+    snapshot.position += len(part.unaligned_records)
+    if snapshot.position >= part.size:
+        role.snapshot = None
+        q.install_snapshot(snapshot.key)

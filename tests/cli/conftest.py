@@ -1,0 +1,122 @@
+"""Runs the console script as a user does, against the session's broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.brokers import RunningBroker, command
+
+LIMIT_S = 60.0
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line of a failure."""
+        assert self.code == 1, self
+        assert self.err.count("\n") == 1, self
+        return self.err.rstrip("\n")
+
+    @property
+    def ok(self) -> str:
+        assert self.code == 0, self
+        return self.out
+
+
+Run = Callable[..., Result]
+
+
+def _environment(broker: RunningBroker) -> dict[str, str]:
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
+    return environment | {"TIDEMILL_BOOTSTRAP": broker.bootstrap, "TERM": "xterm"}
+
+
+@pytest.fixture
+def cli(target: RunningBroker) -> Run:
+    def run(*words: str, stdin: bytes = b"", environment: dict[str, str] | None = None) -> Result:
+        done = subprocess.run(
+            [*command(), *words],
+            input=stdin,
+            capture_output=True,
+            timeout=LIMIT_S,
+            env=_environment(target) | (environment or {}),
+        )
+        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture
+def spawn(target: RunningBroker) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Commands that stay: they are ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, **options: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([*command(), *words], env=_environment(target), **options)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait(LIMIT_S)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def terminal(target: RunningBroker) -> Run:
+    """Runs a command on a terminal of its own; `typed` is what the user enters. Everything shown is `out`."""
+
+    def run(*words: str, typed: bytes = b"", environment: dict[str, str] | None = None) -> Result:
+        ours, theirs = pty.openpty()
+        try:
+            process = subprocess.Popen(
+                [*command(), *words],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env=_environment(target) | (environment or {}),
+            )
+            os.close(theirs)
+            os.write(ours, typed)
+            shown = _read_all(ours)
+            return Result(process.wait(LIMIT_S), shown.decode().replace("\r\n", "\n"), "")
+        finally:
+            os.close(ours)
+
+    return run
+
+
+def _read_all(descriptor: int) -> bytes:
+    shown = b""
+    deadline = time.monotonic() + LIMIT_S
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            chunk = os.read(descriptor, 65536)
+        except OSError:  # Linux: the other side has closed.
+            return shown
+        if not chunk:
+            return shown
+        shown += chunk
+    raise AssertionError(f"the command did not end\n{shown.decode(errors='replace')}")

@@ -1,0 +1,76 @@
+"""`tidemill configs` and `tidemill cluster`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.brokers import RunningBroker
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def orders(cli: Run, topic: str) -> str:
+    assert cli("topics", "create", topic).code == 0
+    return topic
+
+
+def settings(cli: Run, *words: str) -> dict[str, tuple[str, str]]:
+    described = cli("configs", "describe", *words, "--json").json
+    return {each["name"]: (each["value"], each["source"]) for each in described}
+
+
+def test_set_and_unset(cli: Run, orders: str) -> None:
+    assert settings(cli, "topic", orders) == {}
+    assert "--all shows them" in cli("configs", "describe", "topic", orders).err
+    changed = cli("configs", "set", "topic", orders, "retention.ms=60000", "cleanup.policy=compact,delete")
+    assert changed.ok.splitlines()[0] == f"set retention.ms=60000 of topic {orders}"
+    expected = {"retention.ms": ("60000", "topic"), "cleanup.policy": ("compact,delete", "topic")}
+    assert settings(cli, "topic", orders) == expected
+    cli("configs", "set", "topic", orders, "retention.ms=70000")
+    assert cli("configs", "unset", "topic", orders, "cleanup.policy").code == 0
+    assert settings(cli, "topic", orders) == {"retention.ms": ("70000", "topic")}
+
+
+def test_what_differs_comes_first(cli: Run, orders: str) -> None:
+    cli("configs", "set", "topic", orders, "segment.ms=600000")
+    lines = cli("configs", "describe", "topic", orders, "--all").ok.splitlines()
+    assert lines[0].split() == ["KEY", "VALUE", "SET", "BY", "READ-ONLY"]
+    assert lines[1].split() == ["segment.ms", "600000", "topic"]
+    rest = [line.split()[0] for line in lines[2:]]
+    assert rest == sorted(rest)
+    assert "cleanup.policy" in rest
+
+
+def test_a_bad_value_changes_nothing(cli: Run, orders: str) -> None:
+    error = cli("configs", "set", "topic", orders, "segment.ms=600000", "retention.ms=soon").error
+    assert error.startswith("tidemill configs set: ")
+    assert "retention.ms" in error
+    assert "soon" in error
+    assert settings(cli, "topic", orders) == {}
+
+
+def test_errors(cli: Run, orders: str) -> None:
+    assert "no.such.key" in cli("configs", "set", "topic", orders, "no.such.key=1").error
+    assert (
+        f"there is no topic {orders}-no"
+        in cli("configs", "set", "topic", f"{orders}-no", "retention.ms=1").error
+    )
+    assert f"there is no topic {orders}-no" in cli("configs", "describe", "topic", f"{orders}-no").error
+    assert "there is no broker 77" in cli("configs", "describe", "broker", "77").error
+    assert cli("configs", "describe", "broker", "x").code == 2
+    assert cli("configs", "set", "topic", orders, "retention.ms").code == 2
+    assert cli("configs", "unset", "topic", orders, "retention.ms=1").code == 2
+    assert cli("configs", "describe", "planet", "earth").code == 2
+
+
+def test_cluster_and_broker(cli: Run, target: RunningBroker, orders: str) -> None:
+    document = cli("cluster", "describe", "--json").json
+    (broker,) = document["brokers"]
+    assert broker["address"] == target.bootstrap
+    assert broker["partitions_led"] == document["partitions"] >= 1
+    assert document["topics"] >= 1
+    table = cli("cluster", "describe").ok
+    assert document["cluster_id"] in table
+    assert target.bootstrap in table
+    of_broker = settings(cli, "broker", str(broker["id"]))
+    assert of_broker["node.id"] == (str(broker["id"]), "server.properties")

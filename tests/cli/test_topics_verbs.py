@@ -1,0 +1,114 @@
+"""`tidemill topics`, verb by verb."""
+
+from __future__ import annotations
+
+from tests.cli.conftest import Run
+
+
+def test_the_life_of_a_topic(cli: Run, topic: str) -> None:
+    assert cli("topics", "create", topic, "--partitions", "3", "--config", "retention.ms=5000").ok == (
+        f"created {topic} with 3 partitions\n"
+    )
+    assert f"{topic} " in cli("topics", "list").ok
+    (described,) = cli("topics", "describe", topic, "--json").json
+    assert described["configs"] == {"retention.ms": "5000"}
+    assert [
+        (each["partition"], each["start_offset"], each["end_offset"]) for each in described["partitions"]
+    ] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
+    assert cli("topics", "add-partitions", topic, "--to", "5").ok == f"{topic} grew from 3 to 5 partitions\n"
+    (listed,) = [each for each in cli("topics", "list", "--json").json if each["name"] == topic]
+    assert (listed["partitions"], listed["is_internal"]) == (5, False)
+    assert cli("topics", "delete", topic).ok == f"deleted {topic}\n"
+    assert topic not in cli("topics", "list").out
+
+
+def test_describe_prints_a_table(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic, "--partitions", "2")
+    cli("produce", topic, "--partition", "1", "a", "b")
+    lines = cli("topics", "describe", topic).ok.splitlines()
+    assert lines[0].split() == ["topic:", topic]
+    header = next(line for line in lines if line.startswith("PARTITION"))
+    rows = [line for line in lines if line.split()[0] in ("0", "1")]
+    ends = [row[: header.index(" END") + 4].split()[-1] for row in rows]
+    assert ends == ["0", "2"]
+    assert "\x1b" not in "\n".join(lines)
+
+
+def test_a_topic_that_exists(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic)
+    assert cli("topics", "create", topic).error.startswith(
+        f"tidemill topics create: topic {topic} exists already; "
+    )
+    assert cli("topics", "create", topic, "--if-not-exists").code == 0
+
+
+def test_a_topic_that_does_not_exist(cli: Run, topic: str) -> None:
+    expected = f"there is no topic {topic}; `tidemill topics list` shows what there is"
+    assert cli("topics", "describe", topic).error == f"tidemill topics describe: {expected}"
+    assert cli("topics", "delete", topic).error == f"tidemill topics delete: {expected}"
+    assert cli("topics", "add-partitions", topic, "--to", "3").error.endswith(expected)
+    assert cli("topics", "delete", topic, "--if-exists", "--json").json == []
+
+
+def test_bad_requests_name_their_reason(cli: Run, topic: str) -> None:
+    assert "INVALID_TOPIC_EXCEPTION" in cli("topics", "create", "no/slashes").error
+    bad_value = cli("topics", "create", topic, "--config", "retention.ms=soon").error
+    assert "retention.ms" in bad_value
+    assert "soon" in bad_value
+    assert "INVALID_REPLICATION_FACTOR" in cli("topics", "create", topic, "--replication-factor", "9").error
+    cli("topics", "create", topic, "--partitions", "2")
+    assert "has 2 partitions already" in cli("topics", "add-partitions", topic, "--to", "2").error
+
+
+def test_delete_records(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic, "--partitions", "2")
+    cli("produce", topic, "--partition", "0", "a", "b", "c")
+    cli("produce", topic, "--partition", "1", "d")
+    assert cli("topics", "delete-records", topic, "--before", "2", "--partition", "0", "--json").json == [
+        {"partition": 0, "start_offset_before": 0, "start_offset": 2}
+    ]
+    assert sorted(cli("consume", topic).ok.split()) == ["c", "d"]
+    assert cli("topics", "delete-records", topic, "--before", "end").ok.splitlines()[1].split() == [
+        "0",
+        "2",
+        "3",
+    ]
+    assert cli("consume", topic).ok == ""
+    assert "OFFSET_OUT_OF_RANGE" in cli("topics", "delete-records", topic, "--before", "50").error
+
+
+def test_usage_errors_exit_with_2(cli: Run, topic: str) -> None:
+    for words in (
+        ("topics",),
+        ("topics", "create"),
+        ("topics", "create", topic, "--partitions", "0"),
+        ("topics", "create", topic, "--config", "novalue"),
+        ("topics", "delete-records", topic, "--before", "whenever"),
+        ("nonsense",),
+    ):
+        result = cli(*words)
+        assert (result.code, result.out) == (2, ""), words
+        assert result.err.startswith(("tidemill", "usage: tidemill")), words
+
+
+def test_delete_asks_on_a_terminal_only(cli: Run, terminal: Run, topic: str) -> None:
+    cli("topics", "create", topic)
+    refused = terminal("topics", "delete", topic, typed=b"n\n")
+    assert refused.code == 1
+    assert f"Delete {topic} with all records? [y/N]" in refused.out
+    assert "nothing was changed" in refused.out
+    assert f"deleted {topic}" in terminal("topics", "delete", topic, typed=b"y\n").out
+    cli("topics", "create", topic)
+    unasked = terminal("topics", "delete", topic, "--yes")
+    assert "[y/N]" not in unasked.out
+    assert f"deleted {topic}" in unasked.out
+
+
+def test_colour_on_a_terminal_unless_unwanted(cli: Run, terminal: Run, topic: str) -> None:
+    cli("topics", "create", topic)
+    assert "\x1b[1mTOPIC" in terminal("topics", "list").ok
+    assert "\x1b" not in terminal("topics", "list", environment={"NO_COLOR": "1"}).ok

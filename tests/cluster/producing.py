@@ -1,0 +1,86 @@
+"""A stock idempotent producer that writes steadily to every partition of a topic and keeps the history of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import confluent_kafka
+
+from tests.brokers import RunningBroker
+from tests.wire.connection import Connection, read_all
+from tidemill.sim import checker
+from tidemill.sim.checker import MessageId
+from tidemill.types import TopicPartition
+
+ck: Any = confluent_kafka
+PAUSE_S = 0.01
+
+
+class Producing:
+    """Use as a context manager; leaving it waits for every ack."""
+
+    def __init__(self, broker: RunningBroker, topic: str, partitions: int, per_pause: int = 2) -> None:
+        self.events: list[checker.Event] = []
+        self.failures: list[str] = []
+        self._topic, self._partitions, self._per_pause = topic, partitions, per_pause
+        self._is_stopping = threading.Event()
+        with Connection(broker) as connection:
+            connection.create_topic(topic, partitions)
+        self._producer = ck.Producer(
+            {"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 5}
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Producing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+        self._thread.join(60)
+        assert self.failures == []
+
+    def acked(self) -> set[MessageId]:
+        return {event.message for event in list(self.events) if isinstance(event, checker.Acked)}
+
+    def _run(self) -> None:
+        number = 0
+        while not self._is_stopping.wait(PAUSE_S):
+            for partition in range(self._partitions):
+                for each in range(number, number + self._per_pause):
+                    self._send(partition, MessageId(f"p{partition}", each))
+            number += self._per_pause
+            self._producer.poll(0)
+        if self._producer.flush(60):
+            self.failures.append("messages without a delivery report")
+
+    def _send(self, partition: int, message: MessageId) -> None:
+        place = TopicPartition(self._topic, partition)
+
+        def report(error: Any, sent: Any) -> None:
+            if error is not None:
+                self.failures.append(str(error))
+            else:
+                self.events.append(checker.Acked(time.monotonic(), message, place, sent.offset()))
+
+        self.events.append(checker.Sent(time.monotonic(), message, is_idempotent=True))
+        self._producer.produce(self._topic, str(message).encode(), partition=partition, on_delivery=report)
+
+
+def read_log(broker: RunningBroker, topic: str, partitions: int) -> list[checker.Event]:
+    """What is in the partitions, to their ends."""
+    events: list[checker.Event] = []
+    for partition in range(partitions):
+        place = TopicPartition(topic, partition)
+        for batch in read_all(broker, topic, partition):
+            for delta, value in enumerate(batch.values()):
+                producer, _, number = (value or b"").decode().partition("/")
+                message = MessageId(producer, int(number))
+                events.append(checker.Found(time.monotonic(), place, batch.base_offset + delta, message))
+        events.append(checker.LogEnded(time.monotonic(), place))
+    return events

@@ -1,0 +1,88 @@
+"""A network of one broker that answers from a script, and a clock that only moves when somebody sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.connection import Address, Connection
+from tidemill.errors import TidemillError
+from tidemill.protocol.api.cluster import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidemill.protocol.schema import Request, Response
+
+Answer = Response | TidemillError | Callable[[Request], Response]
+
+
+class ScriptedNetwork:
+    """Metadata is answered from `leaders`; every other request takes the next answer of its type."""
+
+    def __init__(self, leaders: dict[str, list[int]]) -> None:
+        self.leaders = leaders
+        self.answers: dict[type[Request], list[Answer]] = {}
+        self.asked: list[tuple[int, Request]] = []
+        self.refused: set[int] = set()
+        self.now_s = 0.0
+
+    def cluster(self, timeout_s: float = 10.0) -> Cluster:
+        return Cluster(
+            "seed:1", timeout_s=timeout_s, connect=self.connect, clock=lambda: self.now_s, sleep=self._sleep
+        )
+
+    def _sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    def connect(self, address: Address) -> Connection:
+        return ScriptedConnection(self, address)
+
+    def asked_of(self, request_type: type[Request]) -> list[int]:
+        """The brokers that got such a request, in order."""
+        return [port for port, request in self.asked if isinstance(request, request_type)]
+
+    def answer(self, port: int, request: Request) -> Response:
+        self.asked.append((port, request))
+        if isinstance(request, MetadataRequest):
+            return self._metadata(request)
+        answer = self.answers[type(request)].pop(0)
+        if isinstance(answer, TidemillError):
+            raise answer
+        return answer if isinstance(answer, Response) else answer(request)
+
+    def _metadata(self, request: MetadataRequest) -> MetadataResponse:
+        names = list(self.leaders) if request.topics is None else [each.name or "" for each in request.topics]
+        return MetadataResponse(
+            brokers=[MetadataResponseBroker(node_id=each, host="b", port=each) for each in (1, 2)],
+            controller_id=1,
+            topics=[self._topic(name) for name in names],
+        )
+
+    def _topic(self, name: str) -> MetadataResponseTopic:
+        if name not in self.leaders:
+            return MetadataResponseTopic(name=name, error_code=3)
+        partitions = [
+            MetadataResponsePartition(partition_index=index, leader_id=leader)
+            for index, leader in enumerate(self.leaders[name])
+        ]
+        return MetadataResponseTopic(name=name, partitions=partitions)
+
+
+class ScriptedConnection(Connection):
+    def __init__(self, network: ScriptedNetwork, address: Address) -> None:
+        self.address = address
+        self.is_closed = False
+        self._network = network
+
+    def request(self, message: Request, response_type: type[Any], **_: Any) -> Any:
+        return self._network.answer(self.address.port, message)
+
+    def send(self, message: Request) -> None:
+        self._network.answer(self.address.port, message)
+
+    def close(self) -> None:
+        self.is_closed = True
