@@ -50,6 +50,9 @@ GOALS = (
     Goal("produce CPU-s/GB : Kafka's", "produce", "", CPU, 1.0, is_ratio=True),
     Goal("fetch CPU-s/GB : Kafka's", "fetch", "", CPU, 1.0, is_ratio=True),
     Goal("ack p99 : Kafka's", "latency", "ack", "p99_ms", 1.0, is_ratio=True),
+    Goal("heartbeat CPU µs : Kafka's", "groups", "heartbeat", "broker_us_per_request", 1.0, is_ratio=True),
+    Goal("commit CPU µs : Kafka's", "groups", "commit", "broker_us_per_request", 1.0, is_ratio=True),
+    Goal("rebalance of 500 : Kafka's", "groups", "rebalance", "rebalance_ms", 1.0, is_ratio=True),
     Goal("start : Kafka's", "start", "", "start_s", 0.2, is_ratio=True),
     Goal("RSS : Kafka's", "start", "", "rss_mb", 0.2, is_ratio=True),
 )

@@ -24,6 +24,7 @@ class Column:
 
 COLUMNS = {
     "mb_per_s": Column("MB/s", 0),
+    "mb_per_cpu_s": Column("MB/CPU-s", 1),
     "messages_per_s": Column("msgs/s", 0),
     "broker_cpu_s_per_gb": Column("broker CPU-s/GB", 2),
     "client_cpu_s_per_gb": Column("client CPU-s/GB", 2),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import fetch, groups, latency, machine, partitions, produce, small_requests, startup
+from bench import compaction, fetch, groups, latency, machine, partitions, produce, small_requests, startup
 from bench.apache_kafka import KafkaFailedError
 from bench.brokers import Broker, BrokerFailedError, Target
 from bench.cases import Case, FreshCase, LiveCase, Scale
@@ -35,6 +35,7 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
     "latency": latency.cases,
     "requests": small_requests.cases,
     "groups": groups.cases,
+    "compaction": compaction.cases,
     "memory": startup.after_load_cases,
     "partitions": partitions.cases,
 }

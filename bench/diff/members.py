@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.diff.messages import Tree
-from bench.diff.script import Pending, Script, SetupError
+from bench.diff.script import REPLY_SECONDS, SILENT_SECONDS, Pending, Script, SetupError
 
 # Long enough for a slow machine; scripts about sessions that end give their own.
 SESSION_MS = 30_000
@@ -81,7 +81,9 @@ class Member:
         """Send a join; a member that is asked to come back with its id does (and that is recorded)."""
         needs_id = self.join_version >= 4 and not self.member_id and self.instance_id is None
         if needs_id:
-            tree = self._exchange("join_group", self.join_request(), None if label is None else f"{label}, id")
+            tree = self._exchange(
+                "join_group", self.join_request(), None if label is None else f"{label}, id"
+            )
             if tree["error_code"] != REQUIRED:
                 raise SetupError(f"{self.name} was not asked to join with an id: {tree}")
             self.member_id = tree["member_id"]
@@ -111,6 +113,10 @@ class Member:
 
     def end_sync(self, label: str | None = None) -> Tree:
         return self._end(label)
+
+    def end_unanswered(self, label: str) -> None:
+        """For a request that Kafka is known to forget."""
+        self._end(label, SILENT_SECONDS)
 
     def identity(self) -> dict[str, Any]:
         """What a heartbeat says, and what every later request begins with."""
@@ -142,11 +148,11 @@ class Member:
     def _begin(self, api: str, request: dict[str, Any]) -> None:
         self._pending = self.script.send(request, over=self.name, api=api, version=self._version(api))
 
-    def _end(self, label: str | None) -> Tree:
+    def _end(self, label: str | None, timeout_seconds: float = REPLY_SECONDS) -> Tree:
         if self._pending is None:
             raise SetupError(f"{self.name} waits for nothing")
         pending, self._pending = self._pending, None
-        return self.script.receive(pending, label)
+        return self.script.receive(pending, label, timeout_seconds)
 
 
 def new_group(s: Script, label: str = "g") -> str:

@@ -143,7 +143,9 @@ def _member_id(value: str, facts: Facts) -> str:
         is_dashed = MEMBER_UUID.search(value) is not None
         if not is_dashed and MEMBER_BASE64.match(value) is None:
             return _short(value, facts)
-        form, shown = (MEMBER_UUID, f"<uuid {number}>") if is_dashed else (MEMBER_BASE64, f"<base64 {number}>")
+        form, shown = (
+            (MEMBER_UUID, f"<uuid {number}>") if is_dashed else (MEMBER_BASE64, f"<base64 {number}>")
+        )
         facts.member_ids[value] = form.sub(shown, value)
     return _short(facts.member_ids[value], facts)
 

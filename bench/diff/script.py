@@ -194,9 +194,11 @@ class Script:
         connection.send(encode(api, version, request, self._next_id(), CLIENT_ID))
         return Pending(api, version, request, connection)
 
-    def receive(self, pending: Pending, label: str | None = None) -> Tree:
+    def receive(
+        self, pending: Pending, label: str | None = None, timeout_seconds: float = REPLY_SECONDS
+    ) -> Tree:
         """The answer to what was sent, recorded under `label` if there is one. Answers come in the order of sending."""
-        reply = pending.connection.receive(REPLY_SECONDS)
+        reply = pending.connection.receive(timeout_seconds)
         tree = self._decoded(pending.api, pending.version, reply)
         if label is not None:
             self.note(label, tree, pending.request)

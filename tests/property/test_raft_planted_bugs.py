@@ -31,7 +31,7 @@ def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
 
 
 def vote_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elections, "may_vote_for", lambda q, candidate: q.election.leader_id is None)
+    patch.setattr(elections, "may_vote_for", lambda q, _: q.election.leader_id is None)
 
 
 def answer_before_persisting(patch: pytest.MonkeyPatch) -> None:
@@ -44,17 +44,15 @@ def answer_before_persisting(patch: pytest.MonkeyPatch) -> None:
 
 
 def elect_whoever_asks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elections, "is_up_to_date", lambda q, last_epoch, end_offset: True)
+    patch.setattr(elections, "is_up_to_date", lambda *_: True)
 
 
 def compare_lengths_without_epochs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        elections, "is_up_to_date", lambda q, last_epoch, end_offset: end_offset >= q.log.log_end_offset
-    )
+    patch.setattr(elections, "is_up_to_date", lambda q, _, end_offset: end_offset >= q.log.log_end_offset)
 
 
 def accept_votes_of_a_stale_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elections, "is_stale", lambda q, epoch: False)
+    patch.setattr(elections, "is_stale", lambda *_: False)
 
 
 def stand_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -75,7 +73,7 @@ def count_own_unsynced_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def fetch_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(QuorumState, "is_synced", property(lambda q: True))
+    patch.setattr(QuorumState, "is_synced", property(lambda _: True))
 
 
 def trust_a_sync_from_before_the_truncation(patch: pytest.MonkeyPatch) -> None:
@@ -87,19 +85,19 @@ def trust_a_sync_from_before_the_truncation(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_what_one_has(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tracker, "majority_offset", lambda progress, own_end_offset: own_end_offset)
+    patch.setattr(Tracker, "majority_offset", lambda _, own_end_offset: own_end_offset)
 
 
 def commit_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leader, "may_commit", lambda role, end_offset: True)
+    patch.setattr(leader, "may_commit", lambda *_: True)
 
 
 def serve_diverged_followers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leader, "_mismatch", lambda q, part: None)
+    patch.setattr(leader, "_mismatch", lambda *_: None)
 
 
 def never_truncate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(follower, "diverge", lambda q, leaders: None)
+    patch.setattr(follower, "diverge", lambda *_: None)
 
 
 def truncate_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
@@ -126,8 +124,8 @@ def two_voter_changes_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def never_announce_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """And never ask for the leader either."""
-    patch.setattr(leader, "_announce", lambda q, role, now_ms: None)
-    patch.setattr(QuorumState, "next_contact", lambda q: None)
+    patch.setattr(leader, "_announce", lambda *_: None)
+    patch.setattr(QuorumState, "next_contact", lambda _: None)
 
 
 def lose_a_sync(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from bench.diff.cases import (  # noqa: F401
     groups_membership,
     metadata,
     offsets,
+    offsets_committed,
     produce,
     producers,
     topics,

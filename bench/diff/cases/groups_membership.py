@@ -106,6 +106,22 @@ def a_follower_again(s: Script) -> None:
     first.join("the leader while completing")
 
 
+@case("join_group", only=(1, 4, 9))
+def a_join_while_another_waits(s: Script) -> None:
+    group = new_group(s)
+    first, second = members(s, group, "a", "b")
+    stabilise([first, second])
+    (again,) = members(s, group, "a again", member_id=first.member_id, protocols=(("range", b"new"),))
+    first.protocols = (("range", b"old"),)
+    first.begin_join()
+    await_state(s, group, "PreparingRebalance")
+    again.begin_join()
+    first.end_unanswered("the first")
+    second.begin_join()
+    again.end_join("the second")
+    second.end_join()
+
+
 @case("join_group", since=4)
 def a_member_with_an_id_only(s: Script) -> None:
     """It is waited for until its session ends."""
@@ -270,7 +286,7 @@ def syncs(s: Script) -> None:
     (twice,) = members(s, group, "b again", member_id=second.member_id, generation=1, protocol_name="range")
     second.begin_sync()
     twice.begin_sync()
-    second.end_sync("replaced by a second sync")
+    second.end_unanswered("replaced by a second sync")
     first.begin_sync({second.member_id: b"yours", "nobody": b"not there"})
     first.end_sync("leader, forgotten by itself")
     twice.end_sync("follower")

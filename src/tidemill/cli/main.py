@@ -36,9 +36,10 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = _parser(words).parse_args(words)
+    parsed, rest = _parser(words).parse_known_args(words)
     program = getattr(parsed, "program", f"tidemill {parsed.command}")
     try:
+        _take_rest(parsed, rest)
         exit_code: int = importlib.import_module(COMMANDS[parsed.command][0]).run(parsed)
         sys.stdout.flush()
     except UsageError as error:
@@ -73,6 +74,18 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         if name == used:
             importlib.import_module(module).add_arguments(command)
     return parser
+
+
+def _take_rest(parsed: argparse.Namespace, rest: list[str]) -> None:
+    """argparse leaves values that follow an option (`TOPIC --key K VALUE`) over: they belong to the others."""
+    end = rest.index("--") if "--" in rest else len(rest)
+    unknown = [word for word in rest[:end] if word.startswith("-") and word != "-"]
+    if rest and not hasattr(parsed, "values"):
+        unknown = rest
+    if unknown:
+        raise UsageError(f"unknown argument {unknown[0]}")
+    if rest:
+        parsed.values += rest[:end] + rest[end + 1 :]
 
 
 def _text(error: TidemillError) -> str:

@@ -24,36 +24,33 @@ def check_request(
     epoch = request.member_epoch
     needs_id = api_version >= _MEMBER_ID_REQUIRED_SINCE or epoch > 0 or epoch == LEAVE_EPOCH
     if needs_id and not request.member_id:
-        raise _invalid("MemberId can't be empty.")
+        raise _invalid("a member id is needed")
     if not request.group_id:
-        raise _invalid("GroupId can't be empty.")
+        raise _invalid("a group id is needed")
     if request.instance_id == "":
-        raise _invalid("InstanceId can't be empty.")
+        raise _invalid("an instance id must be null or have characters")
     if request.rack_id == "":
-        raise _invalid("RackId can't be empty.")
+        raise _invalid("a rack id must be null or have characters")
     if epoch == JOIN_EPOCH:
         _check_join(request)
     elif epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
-        raise _invalid("InstanceId can't be null.")
+        raise _invalid("only a member with an instance id can be away for a while")
     elif epoch < STATIC_LEAVE_EPOCH:
-        raise _invalid("MemberEpoch is invalid.")
+        raise _invalid("no member epoch is below -2")
     if request.server_assignor is not None and request.server_assignor not in assignors:
         raise ApiError(
             ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {request.server_assignor} is not supported. "
-            f"Supported assignors: {', '.join(assignors)}.",
+            f"there is no assignor {request.server_assignor} here, only {', '.join(assignors)}",
         )
 
 
 def _check_join(request: ConsumerGroupHeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
-        raise _invalid("RebalanceTimeoutMs must be provided in first request.")
+        raise _invalid("a join needs a rebalance timeout")
     if request.topic_partitions is None or request.topic_partitions:
-        raise _invalid("TopicPartitions must be empty when (re-)joining.")
+        raise _invalid("a member that joins holds no partitions, and must say so")
     if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
-        raise _invalid(
-            "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
-        )
+        raise _invalid("a join needs topic names or a regular expression, even if empty")
 
 
 def _invalid(text: str) -> ApiError:
@@ -83,8 +80,8 @@ def check_member_epoch(member: ConsumerMember, received: int, reported: Reported
         how = "greater" if received > member.member_epoch else "smaller"
         raise ApiError(
             ErrorCode.FENCED_MEMBER_EPOCH,
-            f"The consumer group member has a {how} member epoch ({received}) than the one known by the group "
-            f"coordinator ({member.member_epoch}). The member must abandon all its partitions and rejoin.",
+            f"epoch {received} is {how} than the member's epoch here, {member.member_epoch}: "
+            "drop all partitions and join again",
         )
 
 

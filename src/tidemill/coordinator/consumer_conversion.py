@@ -45,8 +45,7 @@ def upgrade_records(group: ClassicGroup, topics: Topics) -> list[Record]:
     except ProtocolError:
         raise ApiError(
             ErrorCode.GROUP_ID_NOT_FOUND,
-            f"Cannot upgrade classic group {group.group_id} to consumer group because the embedded consumer "
-            "protocol is malformed.",
+            f"classic group {group.group_id} cannot become a consumer group: a subscription does not parse",
         ) from None
     group_id = group.group_id
     records = [group_metadata_tombstone(group_id)]
@@ -70,9 +69,8 @@ def _to_consumer(
     if assignment.user_data:
         raise ApiError(
             ErrorCode.GROUP_ID_NOT_FOUND,
-            f"Cannot upgrade classic group {group.group_id} to consumer group because an unsupported custom "
-            "assignor is in use. Please refer to the documentation or switch to a default assignor before "
-            "re-attempting the upgrade.",
+            f"classic group {group.group_id} cannot become a consumer group: its own assignor keeps data that "
+            "would be lost",
         )
     assigned: dict[TopicId, dict[int, int]] = {}
     for topic_id, partitions in by_topic_id(assignment.assigned_partitions, topics).items():

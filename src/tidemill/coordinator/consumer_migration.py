@@ -78,10 +78,12 @@ class Migration(ConsumerMembership):
         group_id, joins = request.group_id, request.member_epoch == 0
         if group is None:
             if not joins:
-                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
             return ConsumerGroup(group_id, self.environment)
         if not joins or not isinstance(group, ClassicGroup):
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} does not use the consumer protocol"
+            )
         if group.is_empty:
             records.append(group_metadata_tombstone(group_id))
             return ConsumerGroup(group_id, self.environment)
@@ -98,15 +100,15 @@ class Migration(ConsumerMembership):
     def _check_upgrade(self, group: ClassicGroup) -> None:
         why = None
         if not self._allows("upgrade"):
-            why = "online upgrade is disabled"
+            why = "group.consumer.migration.policy forbids it"
         elif not group.uses_consumer_protocol:
-            why = "the group does not use the consumer embedded protocol"
+            why = "its members are not consumers"
         elif len(group.members) > self.config.group_consumer_max_size:
-            why = "the group size exceeds the consumer group maximum size"
+            why = "it has more members than group.consumer.max.size"
         if why is not None:
             raise ApiError(
                 ErrorCode.GROUP_ID_NOT_FOUND,
-                f"Cannot upgrade classic group {group.group_id} to consumer group because {why}.",
+                f"classic group {group.group_id} cannot become a consumer group: {why}",
             )
 
     def finish_upgrade(self, group: Group | None, now_ms: int) -> list[Answer]:
@@ -196,7 +198,7 @@ class Migration(ConsumerMembership):
         if len(group.members) >= size_max and member_id not in group.members:
             raise ApiError(
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"The consumer group has reached its maximum capacity of {size_max} members.",
+                f"the group has {size_max} members, and may have no more",
             )
 
     def replace_static_member(

@@ -149,17 +149,18 @@ class ConsumerGroupProtocol(Migration):
         if not known.is_classic and known.member_epoch != STATIC_LEAVE_EPOCH:
             raise ApiError(
                 ErrorCode.UNRELEASED_INSTANCE_ID,
-                f"Static member {member_id} with instance id {instance_id} cannot join the group because the "
-                f"instance id is owned by {known.member_id} member.",
+                f"member {known.member_id} has instance id {instance_id} and has not given it up",
             )
         return self.replace_static_member(change, known, member_id), known
 
     def _leave(self, request: ConsumerGroupHeartbeatRequest, token: int, now_ms: int) -> Decision:
         group = self.registry.groups.get(request.group_id)
         if group is None:
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} not found.")
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {request.group_id}")
         if not isinstance(group, ConsumerGroup):
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is not a consumer group.")
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"group {request.group_id} does not use the consumer protocol"
+            )
         response = ConsumerGroupHeartbeatResponse(
             member_id=request.member_id, member_epoch=request.member_epoch
         )
@@ -184,9 +185,11 @@ class ConsumerGroupProtocol(Migration):
     def describe(self, group_id: str) -> ConsumerGroupDescribeDescribedGroup:
         group = self.registry.groups.get(group_id)
         if group is None:
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
         if not isinstance(group, ConsumerGroup):
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} does not use the consumer protocol"
+            )
         return describe_group(group, self.topics, self.assignors[0])
 
     def topics_changed(self, change: TopicsChanged, _now_ms: int) -> Decision:
@@ -266,16 +269,14 @@ def _assignment(assigned: OwnedPartitions) -> ConsumerGroupHeartbeatAssignment:
 
 def _check_static(member: ConsumerMember | None, instance_id: str, member_id: str) -> ConsumerMember:
     if member is None:
-        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"nobody in the group has instance id {instance_id}")
     if member.member_id != member_id:
         raise ApiError(
             ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {member_id} with instance id {instance_id} was fenced by member {member.member_id}.",
+            f"instance id {instance_id} belongs to member {member.member_id} now, not to {member_id}",
         )
     return member
 
 
 def _unknown_member(member_id: str, group: ConsumerGroup) -> ApiError:
-    return ApiError(
-        ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}."
-    )
+    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has no member {member_id}")

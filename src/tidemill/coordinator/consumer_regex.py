@@ -385,5 +385,5 @@ class _Parser:
 def _invalid(text: str, why: str) -> ApiError:
     return ApiError(
         ErrorCode.INVALID_REGULAR_EXPRESSION,
-        f"SubscribedTopicRegex `{text}` is not a valid regular expression: {why}.",
+        f"`{text}` does not compile: {why}",
     )

@@ -152,7 +152,9 @@ class Offsets:
                     value = _to_value(each, topic_id or NO_TOPIC_ID, now_ms, expire_ms)
                     key = OffsetCommitKey(group=request.group_id, topic=name, partition=each.partition_index)
                     records.append(Record(key, value))
-            response.topics.append(answer)
+            if topic.partitions or count is None:
+                # Kafka answers nothing about a topic for which nothing was asked, unless it is unknown.
+                response.topics.append(answer)
         return Decision(records, [Answer(token, response)])
 
     def _check_partition(
@@ -218,8 +220,8 @@ class Offsets:
             topic_id = self._topics.id_of(name) or NO_TOPIC_ID
             if version >= _TOPIC_IDS_SINCE and topic_id == NO_TOPIC_ID:
                 continue
-            answers = [_fetched(index, self._current(group_id, name, index)) for index in partitions]
-            answers = [each for each in answers if each.committed_offset >= 0]
+            current = ((index, self._current(group_id, name, index)) for index in partitions)
+            answers = [_fetched(index, committed) for index, committed in current if committed is not None]
             if answers:
                 topics.append(OffsetFetchResponseTopics(name=name, topic_id=topic_id, partitions=answers))
         return topics
@@ -235,30 +237,35 @@ class Offsets:
     # OffsetDelete and what removes offsets otherwise
 
     def delete(self, request: OffsetDeleteRequest, token: int) -> Decision:
+        group = self._group_to_delete_from(request.group_id)
         response = OffsetDeleteResponse()
         records: list[Record] = []
-        group = self._groups.get(request.group_id)
+        for topic in request.topics:
+            answer = OffsetDeleteResponseTopic(name=topic.name)
+            count = self._topics.partitions_of(topic.name) or 0
+            committed = self.of_group(request.group_id).get(topic.name, {})
+            for each in topic.partitions:
+                index, error = each.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if 0 <= index < count:
+                    is_used = group.subscribes_to(topic.name)
+                    error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_used else ErrorCode.NONE
+                if not error and index in committed:
+                    records.append(offset_commit_tombstone(request.group_id, topic.name, index))
+                answer.partitions.append(
+                    OffsetDeleteResponsePartition(partition_index=index, error_code=error)
+                )
+            if topic.partitions:
+                response.topics.append(answer)
+        return Decision(records, [Answer(token, response)])
+
+    def _group_to_delete_from(self, group_id: str) -> Group:
+        if not group_id:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID)
+        group = self._groups.get(group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
         group.check_offset_delete()
-        for topic in request.topics:
-            answer = OffsetDeleteResponseTopic(name=topic.name)
-            error = ErrorCode.NONE
-            if self._topics.partitions_of(topic.name) is None:
-                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif group.subscribes_to(topic.name):
-                error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-            committed = self.of_group(request.group_id).get(topic.name, {})
-            for each in topic.partitions:
-                answer.partitions.append(
-                    OffsetDeleteResponsePartition(partition_index=each.partition_index, error_code=error)
-                )
-                if not error and each.partition_index in committed:
-                    records.append(
-                        offset_commit_tombstone(request.group_id, topic.name, each.partition_index)
-                    )
-            response.topics.append(answer)
-        return Decision(records, [Answer(token, response)])
+        return group
 
     def all_tombstones(self, group_id: str) -> list[Record]:
         return [

@@ -142,7 +142,7 @@ def fetch_answered(q: QuorumState, sent: SendFetch, response: FetchResponse, now
     if asked.fetch_offset != q.log.log_end_offset:
         return
     role.has_fetched = True
-    role.fetch_deadline_ms = now_ms + q.config.fetch_timeout_ms
+    role.fetch_deadline_ms = now_ms + role.fetch_timeout_ms
     _take(q, role, part)
 
 
@@ -198,7 +198,7 @@ def snapshot_answered(
         return
     if role.snapshot is None or role.snapshot.position != part.position:
         return
-    role.fetch_deadline_ms = now_ms + q.config.fetch_timeout_ms
+    role.fetch_deadline_ms = now_ms + role.fetch_timeout_ms
     role.has_fetched = True
     _take_part_of_snapshot(q, role, role.snapshot, part)
 

@@ -96,6 +96,7 @@ class FetchingSnapshot:
 @dataclass(slots=True)
 class Follower:
     leader_id: int
+    fetch_timeout_ms: int
     fetch_deadline_ms: int
     # Whoever has heard from its leader does not help to replace it.
     has_fetched: bool = False

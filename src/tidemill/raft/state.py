@@ -92,7 +92,12 @@ class QuorumState:
             others = [key for key in self.voters.keys if key.id != self.own.id]
             # Nobody here knows any more how far the others were: no preference among them.
             return Resigned(now_ms + self._election_timeout_ms(), others, {key.id for key in others})
-        return Follower(leader_id, now_ms + self.config.fetch_timeout_ms)
+        return self._following(leader_id, now_ms)
+
+    def _following(self, leader_id: int, now_ms: int) -> Follower:
+        # Spread a little: followers that lost the same leader at the same moment would split the votes.
+        timeout_ms = self.config.fetch_timeout_ms + self._jitter(self.config.fetch_timeout_ms // 4 + 1)
+        return Follower(leader_id, timeout_ms, now_ms + timeout_ms)
 
     # -- what everybody asks -----------------------------------------------------------------------------------
 
@@ -154,9 +159,19 @@ class QuorumState:
         before, self.election = self.election, ElectionState(epoch, leader_id, voted)
         if self.election == before:
             return
+        self._supersede_persist()
         self.emit(PersistQuorumState(self.election))
         if (before.epoch, before.leader_id) != (epoch, leader_id) and leader_id != self.own.id:
             self.emit(FollowLeader(epoch, leader_id))
+
+    def _supersede_persist(self) -> None:
+        """Two changes in one step need one write, as long as nothing that leaves this node relies on the first."""
+        for index in range(len(self.effects) - 1, -1, -1):
+            if isinstance(self.effects[index], PersistQuorumState):
+                del self.effects[index]
+                return
+            if not isinstance(self.effects[index], FollowLeader | ResignLeadership):
+                return
 
     def _vote_in(self, epoch: int) -> ReplicaKey | None:
         return self.election.voted if epoch == self.epoch else None
@@ -198,7 +213,7 @@ class QuorumState:
         self._leave_role()
         self._persist(epoch, leader_id, voted)
         self.elections_lost = 0
-        self.role = Follower(leader_id, now_ms + self.config.fetch_timeout_ms)
+        self.role = self._following(leader_id, now_ms)
 
     def become_prospective(self, now_ms: int) -> None:
         """The epoch stays, and so does its leader, should it answer again after all."""

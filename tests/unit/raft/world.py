@@ -32,7 +32,6 @@ from tidemill.raft.requests import Sent
 from tidemill.raft.state import QuorumConfig
 from tidemill.raft.voters import VoterSet
 
-FETCHED_ENTRIES_MAX = 4
 SNAPSHOT_BYTES_MAX = 60
 
 
@@ -87,6 +86,7 @@ class World:
         self.invariants = Invariants(self.nodes)
         self.trace: list[str] = []
         self.is_traced = False
+        self.fetched_entries_max = 4
         self.observe: Callable[[int, Effect], None] | None = None
         self.answered: dict[object, object] = {}
         self._jitter = jitter or (lambda _, bound: self.random.randrange(bound))
@@ -297,7 +297,7 @@ class World:
         if isinstance(effect, do.AnswerFetch):
             part = messages.fetch_response_part(effect.response)
             assert part is not None
-            part.records = encode(node.log.entries[effect.offset : effect.offset + FETCHED_ENTRIES_MAX])
+            part.records = encode(node.log.entries[effect.offset : effect.offset + self.fetched_entries_max])
         elif isinstance(effect, do.AnswerFetchSnapshot):
             piece = messages.snapshot_response_part(effect.response)
             assert piece is not None

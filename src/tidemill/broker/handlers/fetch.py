@@ -205,7 +205,7 @@ class _ReplicaFetch(_Fetch):
         self,
         partition: Partition,
         wanted: FetchPartition,
-        left: int,
+        left: int,  # noqa: ARG002
         *,
         at_least_one: bool,  # noqa: ARG002
     ) -> tuple[Fetched, FileSlice | None]:

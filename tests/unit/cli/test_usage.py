@@ -1,0 +1,118 @@
+"""Arguments that make no sense are refused before any broker is asked: exit code 2, nothing on standard output."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tidemill.cli.main import COMMANDS, main
+
+# Nothing listens there: whoever tried to connect would fail with exit code 1.
+NOWHERE = "127.0.0.1:1"
+
+
+def exit_code(line: str) -> int:
+    try:
+        return main(shlex.split(line))
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_BOOTSTRAP", NOWHERE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "topics",
+        "topics list surplus",
+        "topics list --surplus",
+        "topics create",
+        "topics create t --partitions 0",
+        "topics create t --config novalue",
+        "topics create t --config a=1 --config a=2",
+        "topics add-partitions t",
+        "topics delete-records t --before whenever",
+        "topics list --timeout 0",
+        "configs describe planet earth",
+        "configs describe broker x",
+        "configs set topic t retention.ms",
+        "configs unset topic t retention.ms=1",
+        "produce",
+        "produce t --key k --key-separator : x",
+        "produce t --key-separator ''",
+        "produce t --tombstone",
+        "produce t --key k --tombstone x",
+        "produce t - x",
+        "produce t x --surplus",
+        "produce t x --timestamp soon",
+        "produce t x --header novalue",
+        "consume t --from whenever",
+        "consume t --format '{what}'",
+        "consume t --format '{value}' --json",
+        "consume t --max 0",
+        "consume t --group g --partition 0",
+        "consume t --group g --from 5",
+        "groups reset g --topic t",
+        "groups reset g --to end",
+        "groups reset g --topic t --all-topics --to end",
+        "groups reset g --topic t --to end --by 1",
+        "groups reset g --topic t --to whenever",
+    ],
+)
+def test_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(line) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(("tidemill ", "usage: tidemill"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "produce t --key k value",
+        "produce t value --key k another",
+        "produce t --key k -- -value",
+        "produce t x",
+    ],
+)
+def test_values_may_stand_anywhere(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(line) == 1
+    assert NOWHERE in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(f"{command} --help") == 0
+    assert f"usage: tidemill {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            f"topics {verb}"
+            for verb in ("list", "describe", "create", "delete", "add-partitions", "delete-records")
+        ),
+        *(f"configs {verb}" for verb in ("describe", "set", "unset")),
+        *(f"groups {verb}" for verb in ("list", "describe", "reset", "delete", "delete-offsets")),
+        "cluster describe",
+        "produce",
+        "consume",
+    ],
+)
+def test_every_verb_shows_examples(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(f"{line} --help") == 0
+    shown = capsys.readouterr().out
+    assert "--bootstrap" in shown
+    assert f"  tidemill {line}" in shown.split("examples:")[1]
+
+
+def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("topics list --bootstrap nonsense:port") == 1
+    assert "HOST:PORT" in capsys.readouterr().err
