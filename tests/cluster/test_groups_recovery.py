@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import pytest
-
 from tests.brokers import Broker, eventually
 from tests.cluster.member_process import MemberProcess
 from tests.cluster.producing import Producing, read_log
 from tests.interop.clients import ClientError
-from tests.interop.confluent_group import ConfluentConsumer
-from tests.interop.group_consumers import CLASSIC, GroupConsumer, MemberSettings
-from tests.interop.group_table import CLASSIC_KINDS, GROUP_SETTINGS, with_members
+from tests.interop.confluent_group import ConfluentConsumer, ConfluentNewConsumer
+from tests.interop.group_consumers import GroupConsumer, MemberSettings
+from tests.interop.group_table import GROUP_SETTINGS, with_members
 from tests.interop.members import Member, shared_out
 from tidemill.sim import checker
 from tidemill.types import TopicPartition
@@ -31,7 +29,7 @@ def _count(member: MemberProcess, kind: type[checker.Event]) -> int:
     return sum(isinstance(event, kind) for event in list(member.events))
 
 
-@with_members(*CLASSIC_KINDS)
+@with_members(ConfluentConsumer, ConfluentNewConsumer)
 def test_a_killed_consumer_resumes_at_its_commit_after_the_broker_was_killed(
     kind: type[GroupConsumer], start: Callable[..., Broker]
 ) -> None:
@@ -100,8 +98,6 @@ def test_failure_22_a_commit_overlaps_a_rebalance_and_fetching_goes_on(
         Producing(broker, TOPIC, PARTITIONS),
         Member(kind, broker.bootstrap, settings) as committing,
     ):
-        if kind.protocol != CLASSIC and _is_refused(committing):
-            pytest.skip("this broker does not serve the consumer protocol")
         shared_out([committing], PARTITIONS, TOPIC)
         commits = itertools.count()
         for _ in range(3):
@@ -121,11 +117,6 @@ def test_failure_22_a_commit_overlaps_a_rebalance_and_fetching_goes_on(
         eventually(lambda: partitions_read_since() == set(range(PARTITIONS)), "records of every partition")
         committing.do(lambda consumer: consumer.commit())
         assert committing.do(lambda consumer: consumer.committed(TopicPartition(TOPIC, 0))) is not None
-
-
-def _is_refused(member: Member) -> bool:
-    eventually(lambda: member.errors or member.owned, "an assignment or a refusal")
-    return any("not supported" in str(error) for error in member.errors)
 
 
 def _commit(member: Member, number: int) -> bool:

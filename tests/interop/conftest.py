@@ -14,12 +14,10 @@ from tests.brokers import RunningBroker, start_broker
 from tests.conftest import BOOTSTRAP
 from tests.interop.clients import Client
 from tests.interop.confluent_client import ConfluentClient
-from tests.interop.group_consumers import CONSUMER, GroupConsumer, MemberSettings
+from tests.interop.group_consumers import GroupConsumer, MemberSettings
 from tests.interop.group_table import GROUP_SETTINGS
 from tests.interop.members import Member
-from tests.wire.connection import Connection
 
-UNSUPPORTED_VERSION = 35
 _group_numbers = itertools.count(1)
 
 
@@ -93,26 +91,15 @@ def group(request: pytest.FixtureRequest) -> str:
     return f"g{os.getpid()}-{next(_group_numbers)}-{request.function.__name__[:60]}"
 
 
-@pytest.fixture(scope="session")
-def has_consumer_protocol(group_target: RunningBroker) -> bool:
-    with Connection(group_target) as connection:
-        answer = connection.request(
-            "consumer_group_heartbeat", 0, group_id="probe", member_id="probe", member_epoch=-1
-        )
-    return int(answer.error_code) != UNSUPPORTED_VERSION
-
-
 Join = Callable[..., Member]
 
 
 @pytest.fixture
-def join(group_target: RunningBroker, has_consumer_protocol: bool, group: str, topic: str) -> Iterator[Join]:
+def join(group_target: RunningBroker, group: str, topic: str) -> Iterator[Join]:
     """Starts members of the test's own group, subscribed to its own topic unless told otherwise."""
     with ExitStack() as members:
 
         def start(kind: type[GroupConsumer], **settings: Any) -> Member:
-            if kind.protocol == CONSUMER and not has_consumer_protocol:
-                pytest.skip("this broker does not serve the consumer protocol")
             if "pattern" not in settings:
                 settings.setdefault("topics", (topic,))
             wanted = MemberSettings(**{"group": group, **settings})

@@ -63,7 +63,7 @@ class ConsumerWorld(World):
         environment.group_configs = lambda group_id: self.group_configs.get(group_id, {})
         return Groups(environment, ConsumerGroupProtocol)
 
-    def _new_member_id(self, prefix: str) -> str:
+    def _new_member_id(self, prefix: str | None) -> str:
         return super()._new_member_id(prefix or "new")
 
     def heartbeat(

@@ -105,7 +105,7 @@ class World:
     def _new_machine(self) -> Groups:
         return Groups(Environment(self.config, self.topics, self._new_member_id))
 
-    def _new_member_id(self, prefix: str) -> str:
+    def _new_member_id(self, prefix: str | None) -> str:
         self._member_ids += 1
         return f"{prefix}-{self._member_ids}"
 

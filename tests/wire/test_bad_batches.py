@@ -148,7 +148,9 @@ def test_zstd_needs_a_client_that_knows_it(connection: Connection, topic: str) -
     assert refused.error_code == UNSUPPORTED_COMPRESSION_TYPE
 
 
-@pytest.mark.parametrize("timestamp_ms", [0, -1, NOW_MS - TWO_HOURS_MS])
+@pytest.mark.parametrize(
+    "timestamp_ms", [0, -1, NOW_MS - TWO_HOURS_MS], ids=["zero", "none", "two hours ago"]
+)
 def test_an_old_timestamp_is_taken(connection: Connection, topic: str, timestamp_ms: int) -> None:
     connection.create_topic(topic)
     assert connection.produce(topic, with_time(timestamp_ms)).error_code == 0

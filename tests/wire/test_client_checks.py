@@ -90,7 +90,8 @@ class TestApiVersions:
         correlation_id, body = messages.read_response("api_versions", 0, connection.receive_frame())
         assert correlation_id == 9
         assert body.error_code == UNSUPPORTED_VERSION
-        (own,) = [one for one in body.api_keys if one.api_key == 18]
+        (own,) = body.api_keys
+        assert own.api_key == 18
         assert own.min_version == 0
         assert own.max_version >= 3
         assert connection.request("api_versions", own.max_version - 1).error_code in (0, INVALID_REQUEST)
@@ -163,6 +164,11 @@ class TestMetadata:
         (described,) = connection.request("metadata", 12, topics=asked).topics
         assert (described.error_code, described.name) == (0, topic)
 
+    def test_a_topic_id_before_brokers_heeded_it(self, connection: Connection, topic: str) -> None:
+        asked = [{"topic_id": connection.create_topic(topic), "name": topic}]
+        (described,) = connection.request("metadata", 11, topics=asked).topics
+        assert described.error_code == INVALID_REQUEST
+
     def test_an_unknown_topic_id(self, connection: Connection) -> None:
         asked = [{"topic_id": uuid.uuid4(), "name": None}]
         (described,) = connection.request("metadata", 12, topics=asked).topics
@@ -207,6 +213,18 @@ class TestMetadata:
                 "partition_index": body.next_cursor.partition_index,
             }
         assert seen == [0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize(
+        ("suffix", "index"), [("", -1), ("-other", 0)], ids=["negative", "not asked for"]
+    )
+    def test_describe_topic_partitions_refuses_a_bad_cursor(
+        self, connection: Connection, topic: str, suffix: str, index: int
+    ) -> None:
+        connection.create_topic(topic)
+        cursor = {"topic_name": topic + suffix, "partition_index": index}
+        asked = {"topics": [{"name": topic}], "response_partition_limit": 2, "cursor": cursor}
+        (described,) = connection.request("describe_topic_partitions", 0, **asked).topics
+        assert (described.error_code, described.partitions) == (INVALID_REQUEST, ())
 
 
 class TestTopics:
@@ -297,6 +315,15 @@ class TestTopics:
         body = connection.request("delete_topics", 6, topics=asked, timeout=20_000)
         assert {one.error_code for one in body.responses} == {UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID}
 
+    def test_delete_by_name_and_by_id_at_once_deletes_nothing(
+        self, connection: Connection, topic: str
+    ) -> None:
+        topic_id = connection.create_topic(topic)
+        asked = [{"name": topic, "topic_id": None}, {"name": None, "topic_id": topic_id}]
+        (refused,) = connection.request("delete_topics", 6, topics=asked, timeout=20_000).responses
+        assert (refused.name, refused.error_code) == (topic, INVALID_REQUEST)
+        assert connection.metadata(topic).error_code == 0
+
     def test_delete_by_id(self, connection: Connection, topic: str) -> None:
         topic_id = connection.create_topic(topic)
         asked = [{"name": None, "topic_id": topic_id}]
@@ -378,6 +405,22 @@ class TestListOffsets:
     def test_the_ends(self, connection: Connection, filled: str, asked: int, expected: int) -> None:
         found = connection.list_offset(filled, asked, version=8)
         assert (found.error_code, found.offset) == (0, expected)
+
+    @pytest.mark.parametrize("timestamp", [-7, -100])
+    def test_a_special_timestamp_that_nobody_knows(
+        self, connection: Connection, filled: str, timestamp: int
+    ) -> None:
+        found = connection.list_offset(filled, timestamp, version=8)
+        assert (found.error_code, found.offset) == (UNSUPPORTED_VERSION, -1)
+
+    def test_a_partition_twice_in_one_request_is_refused_once(
+        self, connection: Connection, filled: str
+    ) -> None:
+        twice = [{"partition_index": 0, "timestamp": asked} for asked in (EARLIEST, LATEST)]
+        body = connection.request(
+            "list_offsets", 8, replica_id=-1, topics=[{"name": filled, "partitions": twice}]
+        )
+        assert [one.error_code for one in body.topics[0].partitions] == [INVALID_REQUEST]
 
     def test_the_newest_timestamp(self, connection: Connection, filled: str) -> None:
         found = connection.list_offset(filled, NEWEST)

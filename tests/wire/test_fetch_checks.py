@@ -15,6 +15,7 @@ from tests.wire.connection import Connection, fetch_fields
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
+NOT_LEADER_OR_FOLLOWER = 6
 SESSION_ID_NOT_FOUND = 70
 INVALID_SESSION_EPOCH = 71
 UNKNOWN_LEADER_EPOCH = 75
@@ -324,3 +325,33 @@ def test_reading_while_the_topic_is_deleted(
         reader.join()
     assert {code for code in outcomes if code} <= {UNKNOWN_TOPIC_OR_PARTITION, 6}
     assert sum(1 for code in outcomes if code) == 4
+
+
+@pytest.mark.parametrize("replica_id", [0, 1, 101])
+def test_nobody_fetches_as_a_replica_of_a_partition_without_followers(
+    connection: Connection, filled: str, replica_id: int
+) -> None:
+    fields = fetch_fields(filled, 0) | {"replica_id": replica_id}
+    (topic,) = connection.request("fetch", 12, **fields).responses
+    assert topic.partitions[0].error_code == NOT_LEADER_OR_FOLLOWER
+    assert not topic.partitions[0].records
+
+
+def test_a_leader_epoch_below_minus_one_is_none(connection: Connection, filled: str) -> None:
+    assert connection.fetch(filled, 0, leader_epoch=-2).error_code == 0
+
+
+def test_a_last_fetched_epoch_that_never_was(connection: Connection, filled: str) -> None:
+    fields = fetch_fields(filled, 0)
+    fields["topics"][0]["partitions"][0]["last_fetched_epoch"] = 9
+    (topic,) = connection.request("fetch", 12, **fields).responses
+    assert topic.partitions[0].error_code == OFFSET_OUT_OF_RANGE
+
+
+def test_a_full_fetch_of_nothing_opens_a_session(connection: Connection, filled: str) -> None:
+    fields = fetch_fields(filled, 0, session_epoch=0)
+    opened = connection.request("fetch", 12, **(fields | {"topics": []}))
+    assert (opened.error_code, opened.responses) == (0, ())
+    fields |= {"session_id": opened.session_id, "session_epoch": 1}
+    (topic,) = connection.request("fetch", 12, **fields).responses
+    assert topic.partitions[0].high_watermark == 30

@@ -10,13 +10,16 @@ import pytest
 
 from tests.brokers import RunningBroker, eventually
 from tests.wire import messages
-from tests.wire.batches import APPEND_TIME, NOW_MS, Header, encode
+from tests.wire.batches import APPEND_TIME, NOW_MS, TRANSACTIONAL, Header, Record, encode
 from tests.wire.connection import Connection, produce_fields, read_all
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_REQUIRED_ACKS = 21
+INVALID_TIMESTAMP = 32
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 INVALID_PRODUCER_EPOCH = 47
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+INVALID_RECORD = 87
 UNKNOWN_TOPIC_ID = 100
 
 
@@ -238,3 +241,64 @@ def test_failure_26_acks_go_on_while_flushed_topics_come_and_go(
         thread.join()
     assert failures == []
     eventually(lambda: connection.end_offset(topic) == offset, "the end offset")
+
+
+class TestWhatKafkaRefusesOrRepairs:
+    """Settled by `make diff-kafka`; here so that it stays without Apache Kafka at hand."""
+
+    @pytest.mark.parametrize("base_offset", [77, -1])
+    def test_a_batch_begins_at_offset_0(self, connection: Connection, topic: str, base_offset: int) -> None:
+        connection.create_topic(topic)
+        refused = connection.produce(topic, encode([b"v"], Header(base_offset=base_offset)))
+        assert (refused.error_code, refused.log_start_offset) == (INVALID_RECORD, 0)
+
+    def test_a_client_cannot_claim_append_time(self, connection: Connection, topic: str) -> None:
+        connection.create_topic(topic)
+        assert connection.produce(topic, encode([b"v"], Header(attributes=APPEND_TIME))).error_code == 0
+        (batch,) = connection.read(topic, 0)  # which checks the CRC
+        assert batch.attributes == 0
+
+    @pytest.mark.parametrize("max_timestamp_ms", [NOW_MS + 7_200_000, -2], ids=["too new", "negative"])
+    def test_a_max_timestamp_beyond_the_limits_is_taken_from_the_records(
+        self, connection: Connection, topic: str, max_timestamp_ms: int
+    ) -> None:
+        connection.create_topic(topic)
+        batch = encode([b"v"], Header(max_timestamp_ms=max_timestamp_ms))
+        assert connection.produce(topic, batch).error_code == 0
+        assert connection.read(topic, 0)[0].max_timestamp_ms == NOW_MS
+
+    @pytest.mark.parametrize("delta_ms", [-7_200_000, 7_200_000], ids=["too old", "too new"])
+    def test_records_outside_of_the_limits_are_named(
+        self, connection: Connection, topic: str, delta_ms: int
+    ) -> None:
+        connection.create_topic(topic, configs={"message.timestamp.before.max.ms": "3600000"})
+        records = [Record(b"fine"), Record(b"odd", timestamp_delta_ms=delta_ms), Record(b"fine")]
+        refused = connection.produce(topic, encode(records))
+        assert refused.error_code == INVALID_TIMESTAMP
+        assert [each.batch_index for each in refused.record_errors] == [1]
+        assert connection.end_offset(topic) == 0
+
+    def test_a_transactional_batch_needs_a_transactional_id(self, connection: Connection, topic: str) -> None:
+        connection.create_topic(topic)
+        refused = connection.produce(topic, encode([b"v"], Header(attributes=TRANSACTIONAL)))
+        assert refused.error_code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+    def test_an_uncompressed_topic_counts_its_records(self, connection: Connection, topic: str) -> None:
+        connection.create_topic(topic, configs={"compression.type": "uncompressed"})
+        for count in (1, 3):
+            wrong = encode([b"a", b"b"], Header(count=count, last_offset_delta=count - 1))
+            assert connection.produce(topic, wrong).error_code == INVALID_RECORD
+        assert connection.produce(topic, encode([b"a", b"b"])).base_offset == 0
+
+    def test_a_retry_hears_the_append_time_of_the_first(self, connection: Connection, topic: str) -> None:
+        connection.create_topic(topic, configs={"message.timestamp.type": "LogAppendTime"})
+        batch = encode([b"v"], Header(producer_id=4_000_000, producer_epoch=0, base_sequence=0))
+        first = connection.produce(topic, batch)
+        after_ms = int(time.time() * 1000) + 1
+        eventually(lambda: time.time() * 1000 > after_ms, "the clock moves")
+        assert connection.produce(topic, batch).log_append_time == first.log_append_time
+
+    def test_a_topic_without_partitions_is_not_answered(self, connection: Connection, topic: str) -> None:
+        connection.create_topic(topic)
+        data = [{"name": topic, "partition_data": []}]
+        assert connection.request("produce", 9, acks=-1, timeout=1000, topic_data=data).responses == ()

@@ -8,6 +8,8 @@ from bench.diff.cases import (  # noqa: F401
     configs,
     fetch,
     groups,
+    groups_configs,
+    groups_consumer,
     groups_lives,
     groups_membership,
     metadata,

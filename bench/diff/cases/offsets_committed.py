@@ -251,7 +251,7 @@ def committed(s: Script) -> None:
     (a,) = members(s, group, "a")
     a.join()
     ask("while members are completing", [(topic, [0])])
-    s.tell({"topics": [{"name": other.name}]}, api="delete_topics", version=6)
+    s.tell({"topics": [{"name": other.name}], "timeout": 10000}, api="delete_topics", version=6)
     everything = {"groups": [{"group_id": group, "topics": None}]}
     s.await_answer(
         lambda: s.tell(everything, api="offset_fetch", version=8),

@@ -196,10 +196,10 @@ class GroupCoordinators:
     def _group_configs(self, group_id: str) -> Mapping[str, str]:
         return self._controller.image.config(ConfigResource(ResourceType.GROUP, group_id))
 
-    def _new_member_id(self, prefix: str) -> str:
+    def _new_member_id(self, prefix: str | None) -> str:
         """As Kafka writes them: a dashed uuid after a prefix, a short one where the id is nothing else."""
         unique = self._new_uuid()
-        return f"{prefix}-{uuid.UUID(bytes=unique)}" if prefix else self._uuid_text(unique)
+        return self._uuid_text(unique) if prefix is None else f"{prefix}-{uuid.UUID(bytes=unique)}"
 
     def close(self) -> None:
         for task in self._loads:

@@ -70,7 +70,8 @@ async def _serve(config: BrokerConfig) -> int:
         print(f"Tidemill {__version__} listens on {host}:{port}")
     host, port = node.addresses[0][0].host or "localhost", node.addresses[0][1]
     print(
-        f"Try:  kcat -b {host}:{port} -L      (any Kafka client will do; Ctrl-C stops the broker)", flush=True
+        f"Try:  tidemill topics create orders      (or any Kafka client at {host}:{port}; Ctrl-C stops the broker)",
+        flush=True,
     )
     gc.collect()
     gc.freeze()

@@ -22,6 +22,7 @@ from tidemill.config.describe import (
     describe_topic_configs,
     effective_topic_configs,
 )
+from tidemill.config.group_configs import describe_group_configs, validate_group_configs
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.listeners import Listener
@@ -55,11 +56,13 @@ __all__ = [
     "UpdateMode",
     "describe_broker_configs",
     "describe_cluster_default_configs",
+    "describe_group_configs",
     "describe_topic_configs",
     "effective_topic_configs",
     "load_broker_config",
     "parse_properties",
     "resolve_topic_config",
+    "validate_group_configs",
     "validate_topic_config",
     "validate_topic_configs",
 ]

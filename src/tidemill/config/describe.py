@@ -65,13 +65,13 @@ def describe_broker_configs(
     """Every broker key, and the undefined ones that were set dynamically."""
     broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
     custom = {*broker_dynamic, *cluster_default_dynamic} - BROKER_KEYS.keys()
-    return [_broker_entry(name, broker) for name in (*BROKER_KEYS, *sorted(custom))]
+    return [describe_broker_key(name, broker) for name in (*BROKER_KEYS, *sorted(custom))]
 
 
 def describe_cluster_default_configs(cluster_default_dynamic: Mapping[str, str]) -> list[ConfigEntry]:
     """The broker resource without a name: only what is set for all brokers."""
     broker = BrokerLayers(cluster_default=cluster_default_dynamic)
-    entries = [_broker_entry(name, broker) for name in sorted(cluster_default_dynamic)]
+    entries = [describe_broker_key(name, broker) for name in sorted(cluster_default_dynamic)]
     return [_without_defaults(entry) for entry in entries]
 
 
@@ -117,7 +117,7 @@ def _effective_entry(key: ConfigKey, overrides: Mapping[str, str], broker: Broke
     )
 
 
-def _broker_entry(name: str, broker: BrokerLayers) -> ConfigEntry:
+def describe_broker_key(name: str, broker: BrokerLayers) -> ConfigEntry:
     key = BROKER_KEYS.get(name)
     is_sensitive = key is None or key.is_sensitive
     synonyms = _broker_synonyms(name, broker)

@@ -1,4 +1,4 @@
-"""Decisions about configurations of topics and brokers.
+"""Decisions about configurations of topics, brokers and groups.
 
 All operations on one resource stand or fall together. What a resource would look like afterwards is validated
 as a whole, so that values which have to agree with each other are checked together. A broker's static file is
@@ -19,6 +19,7 @@ from tidemill.config import (
     ConfigKey,
     ConfigType,
     UpdateMode,
+    validate_group_configs,
     validate_topic_configs,
 )
 from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
@@ -139,9 +140,13 @@ def _check_resource(resource: ConfigResource) -> None:
     elif resource.type == ResourceType.BROKER:
         if resource != CLUSTER_DEFAULT and not resource.name.isdecimal():
             raise _invalid_request(f"'{resource.name}' is not the number of a broker")
+    elif resource.type == ResourceType.GROUP:
+        if not resource.name:
+            raise _invalid_request("Groups have no common configuration: the name of the group is missing")
     else:
         raise _invalid_request(
-            f"Resource type {resource.type} has no configuration to alter: must be 2 (topic) or 4 (broker)"
+            f"Resource type {resource.type} has no configuration to alter: "
+            "must be 2 (topic), 4 (broker) or 32 (group)"
         )
 
 
@@ -149,7 +154,10 @@ def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
     if resource.type == ResourceType.TOPIC:
         if resource.name not in image.topics_by_name:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{resource.name}'")
-    elif resource != CLUSTER_DEFAULT and BrokerId(int(resource.name)) not in image.brokers:
+    elif resource.type == ResourceType.GROUP or resource == CLUSTER_DEFAULT:
+        # A group may be given settings before it has members.
+        return
+    elif BrokerId(int(resource.name)) not in image.brokers:
         raise _invalid_request(f"Broker {resource.name} is not registered")
 
 
@@ -191,6 +199,8 @@ def _replaced(
 
 
 def _key(resource: ConfigResource, name: str) -> ConfigKey | None:
+    if resource.type == ResourceType.GROUP:
+        return None
     return (TOPIC_KEYS_BY_NAME if resource.type == ResourceType.TOPIC else BROKER_KEYS).get(name)
 
 
@@ -200,6 +210,9 @@ def _validate(
     try:
         if resource.type == ResourceType.TOPIC:
             validate_topic_configs(after, broker)
+            return
+        if resource.type == ResourceType.GROUP:
+            validate_group_configs(after, broker)
             return
     except ConfigError as error:
         raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None

@@ -72,7 +72,8 @@ class ConsumerGroup(Group):
         """`start_timers` belongs to whoever knows what happens when one ends."""
         super().__init__(group_id, environment)
         self._start_timers = start_timers
-        self.group_epoch = 0
+        # Kafka's groups begin at 1, so their first member gets epoch 2.
+        self.group_epoch = 1
         self.metadata_hash = 0
         self.assignment_epoch = 0
         # 0 when there was no assignment yet.
@@ -421,10 +422,13 @@ def _count_in(counts: dict[str, int], names: Iterable[str], change: int) -> None
 def metadata_hash(topics: Topics, names: Iterable[str]) -> int:
     """Changes when one of the topics comes, goes, is created anew or grows. Only this broker's software compares it."""
     digest = hashlib.blake2b(digest_size=8)
+    has_topics = False
     for name in names:
         topic_id = topics.id_of(name)
         count = topics.partitions_of(name)
         if topic_id is not None and count is not None:
+            has_topics = True
             encoded = name.encode()
             digest.update(struct.pack(">H16sI", len(encoded), topic_id, count) + encoded)
-    return int.from_bytes(digest.digest(), "big", signed=True)
+    # As in a new group, whose epoch need not grow for a member that subscribes to nothing yet.
+    return int.from_bytes(digest.digest(), "big", signed=True) if has_topics else 0

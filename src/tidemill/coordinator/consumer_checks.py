@@ -25,11 +25,11 @@ def check_request(
     needs_id = api_version >= _MEMBER_ID_REQUIRED_SINCE or epoch > 0 or epoch == LEAVE_EPOCH
     if needs_id and not request.member_id:
         raise _invalid("a member id is needed")
-    if not request.group_id:
+    if not request.group_id.strip():
         raise _invalid("a group id is needed")
-    if request.instance_id == "":
+    if request.instance_id is not None and not request.instance_id.strip():
         raise _invalid("an instance id must be null or have characters")
-    if request.rack_id == "":
+    if request.rack_id is not None and not request.rack_id.strip():
         raise _invalid("a rack id must be null or have characters")
     if epoch == JOIN_EPOCH:
         _check_join(request)

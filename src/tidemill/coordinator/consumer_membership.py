@@ -110,7 +110,7 @@ class ConsumerMembership:
         else:
             is_resolved = has_new_regex
         self._refresh_regexes(group, member, updated, change.now_ms)
-        must_bump = group.group_epoch == 0 or has_new_names or is_resolved
+        must_bump = has_new_names or is_resolved
         if must_bump or group.changed_topics is None or group.changed_topics:
             known = replaced if replaced is not None else member
             new_hash = metadata_hash(self.topics, group.subscribed_topics([known], updated, forgotten))

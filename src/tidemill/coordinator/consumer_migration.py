@@ -228,7 +228,7 @@ class Migration(ConsumerMembership):
         if not least_ms <= request.session_timeout_ms <= most_ms:
             return reply(token, join_error(request.member_id, ErrorCode.INVALID_SESSION_TIMEOUT))
         is_unknown = request.member_id == NO_MEMBER_ID
-        member_id = self.environment.new_member_id(caller.client_id) if is_unknown else request.member_id
+        member_id = self.environment.new_member_id(None) if is_unknown else request.member_id
         self.check_room(group, member_id)
         if not _supports_protocols(group, request):
             return reply(token, join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))

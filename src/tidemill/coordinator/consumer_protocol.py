@@ -123,7 +123,7 @@ class ConsumerGroupProtocol(Migration):
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, reported: Reported
     ) -> ConsumerMember:
         # Before version 1 the coordinator gives a new member its id.
-        member_id = request.member_id or self.environment.new_member_id("")
+        member_id = request.member_id or self.environment.new_member_id(None)
         member = group.members.get(member_id)
         if member is not None:
             check_member_epoch(member, request.member_epoch, reported)
@@ -143,7 +143,7 @@ class ConsumerGroupProtocol(Migration):
             known = _check_static(known, instance_id, request.member_id)
             check_member_epoch(known, request.member_epoch, reported)
             return known, None
-        member_id = request.member_id or self.environment.new_member_id("")
+        member_id = request.member_id or self.environment.new_member_id(None)
         if known is None:
             return group.members.get(member_id) or ConsumerMember(member_id), None
         if not known.is_classic and known.member_epoch != STATIC_LEAVE_EPOCH:

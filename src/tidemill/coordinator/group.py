@@ -115,8 +115,10 @@ class RebalanceEvent:
 class Environment:
     """What the groups of one shard share."""
 
-    def __init__(self, config: GroupsConfig, topics: Topics, new_member_id: Callable[[str], str]) -> None:
-        """`new_member_id(prefix)` gives `prefix` something unique, with a dash between unless it is empty."""
+    def __init__(
+        self, config: GroupsConfig, topics: Topics, new_member_id: Callable[[str | None], str]
+    ) -> None:
+        """`new_member_id(prefix)` gives `prefix` something unique, with a dash between; or that alone for None."""
         self.config = config
         self.topics = topics
         self.new_member_id = new_member_id

@@ -297,6 +297,9 @@ class Groups:
     ) -> Decision:
         described = []
         for group_id in request.group_ids:
+            if not group_id:
+                described.append(ConsumerGroupDescribeDescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID))
+                continue
             try:
                 if self.consumer is None:
                     raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")

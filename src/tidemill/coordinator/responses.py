@@ -69,8 +69,9 @@ def in_version(response: Response, api_version: int) -> Response:
     return response
 
 
-def _join(request: JoinGroupRequest, _version: int, error: ErrorCode, _text: str | None) -> Response:
-    return JoinGroupResponse(error_code=error, member_id=request.member_id, protocol_name=None)
+def _join(request: JoinGroupRequest, version: int, error: ErrorCode, _text: str | None) -> Response:
+    refused = JoinGroupResponse(error_code=error, member_id=request.member_id, protocol_name=None)
+    return in_version(refused, version)
 
 
 def _sync(_request: SyncGroupRequest, _version: int, error: ErrorCode, _text: str | None) -> Response:

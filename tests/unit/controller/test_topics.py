@@ -151,8 +151,8 @@ class TestCreate:
         cluster = Cluster()
         results = cluster.create(creatable("d"), creatable("d"), creatable("ok"))
         assert [(result.name, result.error_code) for result in results] == [
-            ("d", ErrorCode.INVALID_REQUEST),
             ("ok", ErrorCode.NONE),
+            ("d", ErrorCode.INVALID_REQUEST),
         ]
         assert list(cluster.image.topics_by_name) == ["ok"]
 
@@ -249,12 +249,18 @@ class TestDelete:
             assert [each.error_code for each in results] == [ErrorCode.INVALID_REQUEST] * answers
         assert set(cluster.image.topics_by_name) == {"a", "b"}
 
-    def test_the_same_topic_by_name_and_by_id(self) -> None:
+    @pytest.mark.parametrize("id_first", [False, True])
+    def test_the_same_topic_by_name_and_by_id_is_refused_and_stays(self, id_first: bool) -> None:
         cluster = Cluster()
-        cluster.create(creatable("a"))
+        cluster.create(creatable("a"), creatable("b"))
         a_id = cluster.image.topics_by_name["a"].id
-        results = delete(cluster, DeleteTopicState(name="a"), DeleteTopicState(topic_id=a_id))
-        assert [each.error_code for each in results] == [ErrorCode.INVALID_REQUEST, ErrorCode.NONE]
+        states = [DeleteTopicState(name="a"), DeleteTopicState(topic_id=a_id)]
+        results = delete(cluster, *(reversed(states) if id_first else states), DeleteTopicState(name="b"))
+        assert [(each.name, each.topic_id == a_id, each.error_code) for each in results] == [
+            ("a", True, ErrorCode.INVALID_REQUEST),
+            ("b", False, ErrorCode.NONE),
+        ]
+        assert list(cluster.image.topics_by_name) == ["a"]
 
     def test_recreated_topic_has_another_id_and_no_configs(self) -> None:
         cluster = Cluster()

@@ -19,6 +19,7 @@ from tests.unit.coordinator.drive import (
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.classic import ClassicGroup
 from tidemill.coordinator.group import EVENTS_PER_GROUP_MAX, TopicsChanged
+from tidemill.coordinator.responses import in_version
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
     JoinGroupRequestProtocol,
@@ -172,17 +173,17 @@ def test_every_join_answer_can_be_encoded_in_its_version(version: int) -> None:
     for request in refused:
         response = answer_of(world, "c", request, version)
         assert response.error_code
-        encode(response, version)
+        encode(in_version(response, version), version)
     stable_group(world, "a", static=True)
     fenced = answer_of(world, "x", join_request(member_id="x", group_instance_id="a"), version)
     assert fenced.error_code == ErrorCode.FENCED_INSTANCE_ID
-    encode(fenced, version)
+    encode(in_version(fenced, version), version)
     # A waiting join that is fenced by its successor.
     world.ask("b1", join_request(group_instance_id="b"), version)
     world.ask("b2", join_request(group_instance_id="b"), version)
     ((asked, response),) = world.take_answers()
     assert (asked.client, response.error_code) == ("b1", ErrorCode.FENCED_INSTANCE_ID)
-    encode(response, version)
+    encode(in_version(response, version), version)
 
 
 def test_subscriptions_that_do_not_parse_do_no_harm() -> None:

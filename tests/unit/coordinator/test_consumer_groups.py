@@ -33,6 +33,9 @@ from tidemill.protocol.schema import encode
 from tidemill.protocol.wire import INT16
 from tidemill.types import TopicId
 
+# What the first member of a new group gets, as from Kafka.
+FIRST_EPOCH = 2
+
 
 def world_with(partitions: int = 4, **settings: object) -> ConsumerWorld:
     world = ConsumerWorld(config=GroupsConfig(**settings), now_ms=1)  # type: ignore[arg-type]
@@ -70,10 +73,10 @@ def test_many_members_that_start_together_cost_two_assignments() -> None:
     members = consumers(world, 200)
     for member in members:
         member.heartbeat()
-    assert world.group().assignment_epoch == 1
+    assert world.group().assignment_epoch == FIRST_EPOCH
     assert len(members[0].owned) == 600
     settle(world, members)
-    assert world.group().assignment_epoch == world.group().group_epoch == 200
+    assert world.group().assignment_epoch == world.group().group_epoch == FIRST_EPOCH + 199
     assert {len(member.owned) for member in members} == {3}
     assert world.group().state == "Stable"
 
@@ -205,9 +208,10 @@ def test_who_may_commit() -> None:
     group = world.group()
     assert commit_error(group) is ErrorCode.UNKNOWN_MEMBER_ID
     assert commit_error(group, is_transactional=True) is ErrorCode.NONE
-    assert commit_error(group, member_id="m0", generation_or_epoch=1) is ErrorCode.NONE
-    assert commit_error(group, member_id="m0", generation_or_epoch=2) is ErrorCode.STALE_MEMBER_EPOCH
-    old = commit_error(group, member_id="m0", generation_or_epoch=1, api_version=8)
+    assert commit_error(group, member_id="m0", generation_or_epoch=FIRST_EPOCH) is ErrorCode.NONE
+    later = commit_error(group, member_id="m0", generation_or_epoch=FIRST_EPOCH + 1)
+    assert later is ErrorCode.STALE_MEMBER_EPOCH
+    old = commit_error(group, member_id="m0", generation_or_epoch=FIRST_EPOCH, api_version=8)
     assert old is ErrorCode.UNSUPPORTED_VERSION
 
 
@@ -215,11 +219,11 @@ def test_who_may_commit() -> None:
     ("member_id", "epoch", "error"),
     [
         (None, -1, None),
-        ("m0", 1, None),
-        ("m0", 0, ErrorCode.STALE_MEMBER_EPOCH),
-        ("m0", 2, ErrorCode.STALE_MEMBER_EPOCH),
-        ("x", 1, ErrorCode.UNKNOWN_MEMBER_ID),
-        (None, 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("m0", FIRST_EPOCH, None),
+        ("m0", FIRST_EPOCH - 1, ErrorCode.STALE_MEMBER_EPOCH),
+        ("m0", FIRST_EPOCH + 1, ErrorCode.STALE_MEMBER_EPOCH),
+        ("x", FIRST_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID),
+        (None, FIRST_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID),
     ],
 )
 def test_who_may_fetch(member_id: str | None, epoch: int, error: ErrorCode | None) -> None:
@@ -340,7 +344,7 @@ def test_a_classic_member_that_replaces_the_last_other_one_makes_the_group_class
     )
     world.ask("old", request)
     ((_asked, response),) = world.take_answers()
-    assert (response.error_code, response.generation_id) == (0, 1)
+    assert (response.error_code, response.generation_id) == (0, FIRST_EPOCH)
     world.log.refuse_with = ErrorCode.NOT_ENOUGH_REPLICAS
     world.advance(0)
     assert world.group().type is GroupType.CONSUMER

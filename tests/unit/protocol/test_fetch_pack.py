@@ -13,6 +13,7 @@ from tidemill.protocol.api.data import (
     FetchableTopicResponse,
     FetchEpochEndOffset,
     FetchResponse,
+    LeaderIdAndEpoch,
     PartitionData,
 )
 from tidemill.protocol.fetch import Fetched, pack_fetched
@@ -40,6 +41,7 @@ _fetched = st.builds(
     aborted=st.none() | st.lists(st.tuples(_int64, _int64), max_size=3),
     diverging=st.none() | st.tuples(st.integers(0, 1 << 30), _int64),
     preferred_read_replica=st.integers(-1, 5),
+    current_leader=st.none() | st.tuples(st.integers(0, 5), st.integers(0, 1 << 30)),
 )
 _records = st.none() | st.builds(Slice, st.binary(max_size=300))
 _topics = st.lists(
@@ -59,6 +61,9 @@ def _expected(fetched: Fetched, records: Slice | None, version: int) -> Partitio
     diverging = FetchEpochEndOffset()
     if version >= 12 and fetched.diverging is not None:
         diverging = FetchEpochEndOffset(epoch=fetched.diverging[0], end_offset=fetched.diverging[1])
+    leader = LeaderIdAndEpoch()
+    if version >= 16 and fetched.current_leader is not None:
+        leader = LeaderIdAndEpoch(leader_id=fetched.current_leader[0], leader_epoch=fetched.current_leader[1])
     return PartitionData(
         partition_index=fetched.partition,
         error_code=fetched.error_code,
@@ -68,6 +73,7 @@ def _expected(fetched: Fetched, records: Slice | None, version: int) -> Partitio
         aborted_transactions=aborted,
         preferred_read_replica=fetched.preferred_read_replica if version >= 11 else -1,
         diverging_epoch=diverging,
+        current_leader=leader,
         records=records.content if records is not None else b"",
     )
 

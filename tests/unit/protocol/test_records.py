@@ -18,9 +18,11 @@ from tidemill.protocol.records import (
     assemble,
     build_batch,
     check_produced,
+    check_record_count,
     header_at,
     iterate_records,
     recompress,
+    sole_batch,
     split_batches,
     stamp,
     stamp_append_time,
@@ -174,6 +176,7 @@ def test_a_single_batch_that_is_cut_off_is_no_batch(data: bytearray) -> None:
         _patched(">h", 21, 5),
         _patched(">h", 21, 7),
         _patched(">i", 53, -1),
+        _patched(">q", 0, 77),
     ],
     ids=[
         "delta",
@@ -185,6 +188,7 @@ def test_a_single_batch_that_is_cut_off_is_no_batch(data: bytearray) -> None:
         "codec 5",
         "codec 7",
         "sequence",
+        "base offset",
     ],
 )
 def test_whole_batches_that_a_producer_may_not_send(data: bytearray) -> None:
@@ -192,6 +196,39 @@ def test_whole_batches_that_a_producer_may_not_send(data: bytearray) -> None:
     with pytest.raises(InvalidBatch) as raised:
         check_produced(header)
     assert raised.value.code == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", ErrorCode.INVALID_RECORD),
+        (batch(2)[:-1], ErrorCode.INVALID_RECORD),
+        (batch(2) + batch(2), ErrorCode.INVALID_RECORD),
+        (batch(2) + _patched(">I", 17, 1, fix_crc=False), ErrorCode.INVALID_RECORD),
+        (batch(2) + b"\0", ErrorCode.CORRUPT_MESSAGE),
+        (_patched(">I", 17, 1, fix_crc=False), ErrorCode.CORRUPT_MESSAGE),
+        (_patched(">b", 16, 3), ErrorCode.CORRUPT_MESSAGE),
+        (_patched(">b", 16, 1), ErrorCode.INVALID_RECORD),
+    ],
+    ids=["nothing", "cut off", "two", "second with a wrong crc", "stray byte", "crc", "magic 3", "magic 1"],
+)
+def test_anything_but_one_batch_is_refused(data: bytearray, code: ErrorCode) -> None:
+    with pytest.raises(InvalidBatch) as raised:
+        sole_batch(memoryview(data))
+    assert raised.value.code == code
+
+
+def test_one_batch_is_that_batch() -> None:
+    data = batch(3)
+    assert sole_batch(memoryview(data)) == header_at(data)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 3, 1 << 30])
+def test_records_are_counted(wrong: int) -> None:
+    data = memoryview(batch(2))
+    check_record_count(data, header_at(data))
+    with pytest.raises(ProtocolError):
+        check_record_count(data, header_at(data)._replace(record_count=wrong))
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -9,9 +9,10 @@ from tidemill.config import (
     ConfigEntry,
     describe_broker_configs,
     describe_cluster_default_configs,
+    describe_group_configs,
     describe_topic_configs,
 )
-from tidemill.controller.image import ResourceType
+from tidemill.controller.image import ConfigResource, ResourceType
 from tidemill.controller.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (
@@ -110,6 +111,10 @@ def _entries(broker: Broker, resource: DescribeConfigsResource) -> list[ConfigEn
         if name != str(node_id):
             raise ApiError(ErrorCode.INVALID_REQUEST, f"This is broker {node_id}, not {name}: ask that one")
         return describe_broker_configs(layers.static, layers.dynamic, layers.cluster_default)
+    if resource.resource_type == ResourceType.GROUP:
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "The name of the group is missing")
+        return describe_group_configs(image.config(ConfigResource(ResourceType.GROUP, name)), layers)
     raise ApiError(
         ErrorCode.INVALID_REQUEST, f"Resources of type {resource.resource_type} have no configuration here"
     )

@@ -110,10 +110,9 @@ def _caller(call: Call) -> Caller:
 
 async def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
     try:
-        response = await broker.groups.call(group_id, request, _caller(call))
+        return in_version(await broker.groups.call(group_id, request, _caller(call)), call.version)
     except ApiError as error:
-        response = error_response(request, call.version, error.code, error.message)
-    return in_version(response, call.version)
+        return error_response(request, call.version, error.code, error.message)
 
 
 @serves(JoinGroupRequest)
