@@ -2,8 +2,8 @@
 
 `append` is the produce path from the batch's bytes to the page cache: check, stamp in place, one write. Records are
 looked into only when the topic's configuration asks for it (a compacted topic refuses records without a key, a
-`compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones). A refusal is a `ProduceResult` with the protocol's error; a disk error fences this
-partition alone.
+`compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones). A refusal is a `ProduceResult`
+with the protocol's error; a disk error fences this partition alone.
 
 A record becomes visible when the high watermark passes it: at once for most topics, after the sync for topics with
 `flush.messages=1`, so that nobody reads what a power failure could take back.

@@ -23,7 +23,7 @@ def check_request(
 ) -> None:
     epoch = request.member_epoch
     needs_id = api_version >= _MEMBER_ID_REQUIRED_SINCE or epoch > 0 or epoch == LEAVE_EPOCH
-    if needs_id and not request.member_id:
+    if needs_id and not request.member_id.strip():
         raise _invalid("a member id is needed")
     if not request.group_id.strip():
         raise _invalid("a group id is needed")
