@@ -46,4 +46,8 @@ diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidem
 kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
 	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)
 
-.PHONY: help setup run test check docs bench bench-kafka diff-kafka kill-rounds
+group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 5,000 members at once
+	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
+		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
+
+.PHONY: help setup run test check docs bench bench-kafka diff-kafka kill-rounds group-schedules

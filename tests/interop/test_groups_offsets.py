@@ -163,7 +163,7 @@ def test_a_new_group_starts_where_its_reset_policy_says(
 
 
 @with_members()
-def test_a_commit_from_before_a_deleted_and_recreated_topic_does_not_apply(
+def test_failure_21_a_commit_from_before_a_deleted_and_recreated_topic_does_not_apply(
     kind: type[GroupConsumer], join: Join, admin: Client, filled: TopicPartition, group: str
 ) -> None:
     """Failure 21: the old offset must not be taken for one of the new topic."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.driver import ControllerDriver
@@ -60,6 +60,9 @@ class GroupCoordinators:
         self._shards: dict[int, _HostedShard] = {}
         self._waiting: dict[int, asyncio.Future[Response]] = {}
         self._last_token = _NO_TOKEN
+        # The request that a shard is handling, and its answer if that came before `handle` returned.
+        self._asking = _NO_TOKEN
+        self._answered_now: Response | ApiError | None = None
         self._creation: asyncio.Task[None] | None = None
         self._loads: set[asyncio.Task[None]] = set()
 
@@ -110,32 +113,46 @@ class GroupCoordinators:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    async def call(self, group_id: str, request: Request, caller: Caller) -> Response:
-        """The coordinator's response; `ApiError` when this broker cannot give one now."""
+    def ask(self, group_id: str, request: Request, caller: Caller) -> Response | Awaitable[Response]:
+        """The coordinator's response, at once where nothing has to be waited for, as for nearly every heartbeat.
+
+        `ApiError`, now or awaited, when this broker cannot give one.
+        """
         shard = self._shards.get(partition_for_group(group_id, self.partition_count))
         if shard is None:
             raise ApiError(ErrorCode.NOT_COORDINATOR)
-        return await self._ask(shard, request, caller)
+        return self._ask(shard, request, caller)
 
-    async def call_all(self, request: Request, caller: Caller) -> list[Response]:
+    async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
         """The same request to every shard of this broker."""
-        return [await self._ask(shard, request, caller) for shard in list(self._shards.values())]
+        answers = [self._ask(shard, request, caller) for shard in list(self._shards.values())]
+        return [answer if isinstance(answer, Response) else await answer for answer in answers]
 
-    async def _ask(self, shard: _HostedShard, request: Request, caller: Caller) -> Response:
+    def _ask(self, shard: _HostedShard, request: Request, caller: Caller) -> Response | Awaitable[Response]:
         self._last_token = token = self._last_token + 1
-        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = answer
+        self._asking = token
         shard.handle(GroupCall(request, caller), token)
-        return await answer
+        response, self._answered_now = self._answered_now, None
+        self._asking = _NO_TOKEN
+        if response is None:
+            later = self._waiting[token] = asyncio.get_running_loop().create_future()
+            return later
+        if isinstance(response, ApiError):
+            raise response
+        return response
 
-    def _respond(self, token: int, response: object) -> None:
+    def _respond(self, token: int, response: Response | ApiError) -> None:
+        if token == _NO_TOKEN:
+            return  # the answer to a change of the metadata, which nobody waits for
+        if token == self._asking:
+            self._answered_now = response
+            return
         answer = self._waiting.pop(token, None)
         if answer is None or answer.done():
             return
         if isinstance(response, ApiError):
             answer.set_exception(response)
         else:
-            assert isinstance(response, Response)
             answer.set_result(response)
 
     def machines(self) -> Iterator[Groups]:
@@ -240,7 +257,7 @@ class _HostedShard:
         leader_epoch: int,
         machine: Groups,
         clock: Clock,
-        respond: Callable[[int, object], None],
+        respond: Callable[[int, Response | ApiError], None],
     ) -> None:
         self._partition = partition
         self.leader_epoch = leader_epoch

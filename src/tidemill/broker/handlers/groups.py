@@ -10,7 +10,7 @@ The coordinator decides; this finds it. A request about several groups is split 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from tidemill.broker.dispatch import Call, serves
@@ -108,11 +108,27 @@ def _caller(call: Call) -> Caller:
     return Caller(call.client_id or "", f"/{host}", call.version)
 
 
-async def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
+def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response | Awaitable[Response]:
+    """The coordinator's answer, errors included; a coroutine only when it has to be waited for."""
     try:
-        return in_version(await broker.groups.call(group_id, request, _caller(call)), call.version)
+        answer = broker.groups.ask(group_id, request, _caller(call))
     except ApiError as error:
         return error_response(request, call.version, error.code, error.message)
+    if isinstance(answer, Response):
+        return in_version(answer, call.version)
+    return _answer_later(call, request, answer)
+
+
+async def _answer_later(call: Call, request: Request, answer: Awaitable[Response]) -> Response:
+    try:
+        return in_version(await answer, call.version)
+    except ApiError as error:
+        return error_response(request, call.version, error.code, error.message)
+
+
+async def _asked(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
+    answer = _ask(broker, call, group_id, request)
+    return answer if isinstance(answer, Response) else await answer
 
 
 @serves(JoinGroupRequest)
@@ -122,7 +138,7 @@ async def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> R
 @serves(OffsetCommitRequest)
 @serves(OffsetDeleteRequest)
 @serves(ConsumerGroupHeartbeatRequest)
-async def ask_of_group(
+def ask_of_group(
     broker: Broker,
     call: Call,
     request: JoinGroupRequest
@@ -132,17 +148,17 @@ async def ask_of_group(
     | OffsetCommitRequest
     | OffsetDeleteRequest
     | ConsumerGroupHeartbeatRequest,
-) -> Response:
-    return await _ask(broker, call, request.group_id, request)
+) -> Response | Awaitable[Response]:
+    return _ask(broker, call, request.group_id, request)
 
 
 @serves(OffsetFetchRequest)
 async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) -> Response:
     if call.version < _BATCHED_FETCH_SINCE:
-        return await _ask(broker, call, request.group_id, request)
+        return await _asked(broker, call, request.group_id, request)
     merged = OffsetFetchResponse()
     for group in request.groups:
-        answer = await _ask(broker, call, group.group_id, replace(request, groups=[group]))
+        answer = await _asked(broker, call, group.group_id, replace(request, groups=[group]))
         merged.groups += cast(OffsetFetchResponse, answer).groups
     return merged
 
@@ -153,7 +169,7 @@ async def describe_groups(
 ) -> DescribeGroupsResponse:
     merged = DescribeGroupsResponse()
     for group_id in request.groups:
-        answer = await _ask(broker, call, group_id, replace(request, groups=[group_id]))
+        answer = await _asked(broker, call, group_id, replace(request, groups=[group_id]))
         merged.groups += cast(DescribeGroupsResponse, answer).groups
     if request.include_authorized_operations:
         _show_operations(merged.groups)
@@ -166,7 +182,7 @@ async def consumer_group_describe(
 ) -> ConsumerGroupDescribeResponse:
     merged = ConsumerGroupDescribeResponse()
     for group_id in request.group_ids:
-        answer = await _ask(broker, call, group_id, replace(request, group_ids=[group_id]))
+        answer = await _asked(broker, call, group_id, replace(request, group_ids=[group_id]))
         merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
     if request.include_authorized_operations:
         _show_operations(merged.groups)
@@ -185,7 +201,7 @@ def _show_operations(
 async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     merged = DeleteGroupsResponse()
     for group_id in dict.fromkeys(request.groups_names):
-        answer = await _ask(broker, call, group_id, replace(request, groups_names=[group_id]))
+        answer = await _asked(broker, call, group_id, replace(request, groups_names=[group_id]))
         merged.results += cast(DeleteGroupsResponse, answer).results
     return merged
 
@@ -194,7 +210,7 @@ async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest
 async def list_groups(broker: Broker, call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     merged = ListGroupsResponse()
     try:
-        answers = await broker.groups.call_all(request, _caller(call))
+        answers = await broker.groups.ask_all(request, _caller(call))
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
     for answer in answers:
