@@ -54,10 +54,6 @@ class Reply:
         self.parts = parts
         self._connection.reply_ready(self, parts)
 
-    @property
-    def is_wanted(self) -> bool:
-        return not self._connection.is_closed
-
 
 class Connection:
     __slots__ = (

@@ -363,17 +363,6 @@ class Log:
             number += 1  # the offset fell into the gap that compaction left at the end of this segment
         return None
 
-    def bytes_between(self, offset: int, end_offset: int) -> int:
-        """About how much a reader at `offset` could get now: what a waiting fetch is measured by."""
-        if offset >= end_offset:
-            return 0
-        number = bisect_right(self._bases, offset) - 1
-        if number < 0:
-            return 0
-        segment = self._segments[number]
-        available = segment.size - segment.locate(offset)
-        return available + sum(later.size for later in self._segments[number + 1 :])
-
     def first_at_or_after(self, timestamp: int) -> TimestampedOffset | None:
         for segment in self._segments:
             if segment.max_timestamp >= timestamp:
