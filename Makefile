@@ -23,7 +23,7 @@ run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data
 	@exec $(BIN)/tidemill serve --data-dir data
 
 test: $(VENV)/dev.stamp  ## every test that a fresh machine can run
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile $(ARGS)
 
 check: $(VENV)/dev.stamp  ## lint, types, layers
 	@$(BIN)/ruff check .
