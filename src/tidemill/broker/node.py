@@ -89,7 +89,7 @@ class Node:
             on_fatal=self._fail,
         )
         self._groups = GroupCoordinators(config, self._clock, replicas, driver, self._new_uuid, uuid_text)
-        broker = Broker(
+        broker = self.broker = Broker(
             config=config,
             loop=loop,
             clock=self._clock,

@@ -1,0 +1,83 @@
+"""How far groups are behind and why they rebalanced, as the broker tells its own metrics and console."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
+from tests.wire.batches import encode
+from tidemill.broker.lag import PartitionLag, lags
+from tidemill.broker.node import Node
+
+
+async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -> None:
+    node = Node(group_config(tmp_path))
+    await node.start()
+    client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
+    try:
+        topic = {
+            "name": "orders",
+            "num_partitions": 1,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": [],
+        }
+        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        member = await join(client, "billing", SESSION_MS)
+        await _produce(client, 5)
+        await _commit(client, member, 2)
+        assert list(lags(node.broker.groups, node.broker.replicas)) == [
+            PartitionLag("billing", "Stable", "orders", 0, committed_offset=2, end_offset=5)
+        ]
+        await _produce(client, 4)
+        (found,) = lags(node.broker.groups, node.broker.replicas, "billing")
+        assert found.lag == 7
+        await _commit(client, member, 9)
+        (found,) = lags(node.broker.groups, node.broker.replicas, "billing")
+        assert found.lag == 0
+        assert list(lags(node.broker.groups, node.broker.replicas, "somebody else")) == []
+    finally:
+        await client.close()
+        await node.stop()
+
+
+def test_a_commit_beyond_the_end_is_no_lag_and_an_unknown_end_gives_none() -> None:
+    assert PartitionLag("g", "Empty", "t", 0, committed_offset=9, end_offset=5).lag == 0
+    assert PartitionLag("g", "Empty", "t", 0, committed_offset=9, end_offset=None).lag is None
+
+
+async def test_a_rebalance_can_be_asked_for_with_its_cause(tmp_path: Path) -> None:
+    node = Node(group_config(tmp_path))
+    await node.start()
+    client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
+    try:
+        member = await join(client, "billing", SESSION_MS)
+        (event,) = node.broker.groups.events_of("billing")
+        assert (event.generation, event.members_before, event.members_after) == (1, 0, 1)
+        assert f"member {member['member_id']} joined" in event.cause
+        assert not node.broker.groups.events_of("somebody else")
+    finally:
+        await client.close()
+        await node.stop()
+
+
+async def _produce(client: Client, count: int) -> None:
+    partition = {"index": 0, "records": encode([b"v"] * count)}
+    answer = await client.ask(
+        "produce", 7, acks=1, timeout=10_000, topic_data=[{"name": "orders", "partition_data": [partition]}]
+    )
+    assert answer.responses[0].partition_responses[0].error_code == 0
+
+
+async def _commit(client: Client, member: dict[str, object], offset: int) -> None:
+    partition = {"partition_index": 0, "committed_offset": offset, "committed_metadata": None}
+    answer = await client.ask(
+        "offset_commit",
+        5,
+        group_id=member["group_id"],
+        generation_id_or_member_epoch=member["generation_id"],
+        member_id=member["member_id"],
+        topics=[{"name": "orders", "partitions": [partition]}],
+    )
+    assert answer.topics[0].partitions[0].error_code == 0
