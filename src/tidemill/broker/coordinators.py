@@ -14,11 +14,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.driver import ControllerDriver
 from tidemill.broker.partition import Partition
 from tidemill.broker.replicas import Replicas
+from tidemill.broker.syncer import Syncer
 from tidemill.config import BrokerConfig
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
@@ -48,6 +50,7 @@ class GroupCoordinators:
         clock: Clock,
         replicas: Replicas,
         controller: ControllerDriver,
+        syncer: Syncer,
         new_uuid: Callable[[], bytes],
         uuid_text: Callable[[bytes], str],
     ) -> None:
@@ -55,6 +58,7 @@ class GroupCoordinators:
         self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
         self._replicas = replicas
         self._controller = controller
+        self._syncer = syncer
         self._new_uuid = new_uuid
         self._uuid_text = uuid_text
         self._shards: dict[int, _HostedShard] = {}
@@ -198,7 +202,12 @@ class GroupCoordinators:
             if partition is None or partition.log is None:
                 continue
             shard = _HostedShard(
-                partition, image_of_partition.leader_epoch, self._machine(), self._clock, self._respond
+                partition,
+                image_of_partition.leader_epoch,
+                self._machine(),
+                self._clock,
+                self._syncer,
+                self._respond,
             )
             self._shards[index] = shard
             task = asyncio.get_running_loop().create_task(shard.load())
@@ -257,8 +266,10 @@ class _HostedShard:
         leader_epoch: int,
         machine: Groups,
         clock: Clock,
+        syncer: Syncer,
         respond: Callable[[int, Response | ApiError], None],
     ) -> None:
+        self._syncer = syncer
         self._partition = partition
         self.leader_epoch = leader_epoch
         self.machine = machine
@@ -274,7 +285,17 @@ class _HostedShard:
         return self._shard.is_active
 
     def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
-        return self._partition.append_internal(records, now_ms)
+        end_offset = self._partition.append_internal(records, now_ms)
+        log = self._partition.log
+        if end_offset > self._partition.high_watermark and log is not None:
+            self._syncer.sync(log, partial(self._synced, end_offset))
+        return end_offset
+
+    def _synced(self, end_offset: int, error: OSError | None) -> None:
+        if error is None:
+            self._partition.advance_high_watermark(end_offset, 0)
+        else:
+            self._partition.fence(f"cannot sync {self._partition.name}: {error.strerror or error}")
 
     def handle(self, request: GroupCall | TopicsChanged, token: int) -> None:
         self._shard.handle(request, token, self._clock.now_ms())

@@ -88,7 +88,9 @@ class Node:
             on_change=self._follow,
             on_fatal=self._fail,
         )
-        self._groups = GroupCoordinators(config, self._clock, replicas, driver, self._new_uuid, uuid_text)
+        self._groups = GroupCoordinators(
+            config, self._clock, replicas, driver, syncer, self._new_uuid, uuid_text
+        )
         broker = self.broker = Broker(
             config=config,
             loop=loop,

@@ -140,7 +140,10 @@ class Partition:
         return self._accepted(log, base_offset, log.log_end_offset, now_ms)
 
     def append_internal(self, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> int:
-        """Write the records of one decision as one batch; the log's end after it. `ApiError` when that fails."""
+        """Write the records of one decision as one batch; the log's end after it. `ApiError` when that fails.
+
+        On a topic with `flush.messages=1` the caller has them synced and then moves the high watermark.
+        """
         log = self.log
         if log is None:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -153,7 +156,8 @@ class Partition:
             log.append(memoryview(batch), (header_at(batch),), self.leader_epoch, now_ms)
         except OSError as error:
             raise ApiError(self._append_failed(error).error) from error
-        self.advance_high_watermark(log.log_end_offset, len(batch))
+        if self.config.flush_messages > 1:
+            self.advance_high_watermark(log.log_end_offset, len(batch))
         return log.log_end_offset
 
     def _refused(

@@ -14,7 +14,7 @@ LIMIT_S = 30.0
 SESSION_MS = 60_000
 
 
-def group_config(data_dir: Path) -> BrokerConfig:
+def group_config(data_dir: Path, **settings: str) -> BrokerConfig:
     """Groups form at once, and sessions may be short."""
     config, _warnings = load_broker_config(
         {
@@ -23,6 +23,7 @@ def group_config(data_dir: Path) -> BrokerConfig:
             "offsets.topic.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "50",
+            **{key.replace("_", "."): value for key, value in settings.items()},
         }
     )
     return config
