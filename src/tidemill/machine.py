@@ -2,7 +2,8 @@
 
 A *protocol machine* (Raft, partition leader, partition follower) is stepped with events and answers with
 effects. A *replicated machine* (controller, groups, transactions) turns a request into records and a reply;
-the runtime around it makes the records durable and feeds them back through `replay`, which alone changes state.
+the runtime around it (`coordinator/shard.py`, `broker/driver.py`) makes the records durable and feeds them back
+through `replay`, which alone changes state.
 Neither sees a clock, a socket, a file or a random number: whoever drives it passes those in, so that a whole
 cluster can run in one process on virtual time and be replayed from a seed.
 """
@@ -17,7 +18,6 @@ Event = TypeVar("Event", contravariant=True)
 Effect = TypeVar("Effect", covariant=True)
 Record = TypeVar("Record")
 Reply = TypeVar("Reply")
-ReplayedRecord = TypeVar("ReplayedRecord", contravariant=True)
 
 
 class ProtocolMachine(Protocol[Event, Effect]):
@@ -35,9 +35,3 @@ class Decision(Generic[Record, Reply]):
 
     records: Sequence[Record]
     reply: Reply
-
-
-class ReplicatedMachine(Protocol[ReplayedRecord]):
-    """State is a pure function of the records replayed, in order."""
-
-    def replay(self, record: ReplayedRecord) -> None: ...

@@ -56,10 +56,6 @@ class Server:
         self._housekeeping = loop.call_later(_HOUSEKEEPING_S, self._keep_house)
         self._is_refusing = False
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
-
     def bind(self, name: str, host: str, port: int) -> int:
         """Take the port; clients that dial it wait. Returns the real one, which the kernel chooses for port 0."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

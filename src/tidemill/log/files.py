@@ -27,7 +27,6 @@ class File(Protocol):
         """For `sendfile`; negative when the file has no descriptor."""
 
     def read(self, length: int, position: int) -> bytes: ...
-    def read_into(self, buffer: memoryview, position: int) -> int: ...
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
         """All of it or an `OSError`; after an error the bytes at `position` are undefined."""
 
@@ -101,9 +100,6 @@ class DiskFile:
 
     def read(self, length: int, position: int) -> bytes:
         return os.pread(self.fd, length, position)
-
-    def read_into(self, buffer: memoryview, position: int) -> int:
-        return os.preadv(self.fd, [buffer], position)
 
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
         written = os.pwrite(self.fd, data, position)

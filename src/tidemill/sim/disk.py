@@ -83,11 +83,6 @@ class SimulatedFile:
         self._disk.check("read", self._path)
         return bytes(self._node.content[position : position + length])
 
-    def read_into(self, buffer: memoryview, position: int) -> int:
-        data = self.read(len(buffer), position)
-        buffer[: len(data)] = data
-        return len(data)
-
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
         if not self._writable:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
