@@ -40,14 +40,23 @@ bench: $(VENV)/dev.stamp  ## measure this broker; ARGS="--quick --only fetch" na
 bench-kafka: $(VENV)/dev.stamp  ## the same beside Apache Kafka (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench --kafka $(ARGS)
 
+bench-cluster: $(VENV)/dev.stamp  ## three brokers: replicated produce, failover, 2,000 partitions
+	@$(BIN)/python -m bench --cluster $(ARGS)
+
+bench-cluster-kafka: $(VENV)/dev.stamp  ## the same beside three nodes of Apache Kafka, with ratios
+	@$(BIN)/python -m bench --cluster --kafka $(ARGS)
+
 diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
 	@$(BIN)/python -m bench.diff $(ARGS)
 
 kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
 	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)
 
+sim: $(VENV)/dev.stamp  ## the whole cluster from a seed: SEED=7, or SEEDS=1000; MINUTES=10 of simulated time each
+	@$(BIN)/python -m tidemill.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10)) --minutes $(or $(MINUTES),10) $(ARGS)
+
 group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 5,000 members at once
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run test check docs bench bench-kafka diff-kafka kill-rounds group-schedules
+.PHONY: help setup run test check docs bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds sim group-schedules

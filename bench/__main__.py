@@ -15,17 +15,20 @@ from bench import machine, report
 from bench.apache_kafka import ApacheKafka
 from bench.brokers import Target, Tidemill, apache_kafka_target, tidemill_target
 from bench.cases import FULL, QUICK
+from bench.cluster.loads import PRODUCER_SETTINGS as CLUSTER_PRODUCER_SETTINGS
+from bench.cluster.nodes import kafka_cluster_target, tidemill_cluster_target
 from bench.goals import judge
 from bench.librdkafka_loads import CONSUMER_SETTINGS, PRODUCER_SETTINGS
-from bench.run import FAMILIES, Run, say
+from bench.run import CLUSTER, ONE_BROKER, Run, say
 
 
 def _families(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in FAMILIES]
+    known = (*ONE_BROKER.families, *CLUSTER.families)
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise argparse.ArgumentTypeError(
-            f"choose from {', '.join(FAMILIES)}, not {', '.join(unknown) or text!r}"
+            f"choose from {', '.join(known)}, not {', '.join(unknown) or text!r}"
         )
     return names
 
@@ -47,8 +50,12 @@ def _new_file(text: str) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--cluster", action="store_true", help="measure a cluster of three brokers")
     parser.add_argument(
-        "--only", type=_families, default=list(FAMILIES), metavar="NAME,…", help=f"of {', '.join(FAMILIES)}"
+        "--only",
+        type=_families,
+        metavar="NAME,…",
+        help=f"of {', '.join(ONE_BROKER.families)}; with --cluster of {', '.join(CLUSTER.families)}",
     )
     parser.add_argument("--quick", action="store_true", help="less data, fewer cases, one round")
     parser.add_argument("--rounds", type=_positive, help="how often each live case runs (the median counts)")
@@ -63,11 +70,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _targets(options: argparse.Namespace) -> list[Target]:
-    targets = [] if options.kafka_only else [tidemill_target()]
+    ours, theirs = tidemill_target, apache_kafka_target
+    if options.cluster:
+        ours, theirs = tidemill_cluster_target, kafka_cluster_target
+    targets: list[Target] = [] if options.kafka_only else [ours()]
     if options.kafka or options.kafka_only:
         missing = ApacheKafka.available()
         if missing is None:
-            targets.append(apache_kafka_target())
+            targets.append(theirs())
         else:
             say(f"without Apache Kafka: {missing}")
     return targets
@@ -83,7 +93,12 @@ def _headline(targets: list[Target], facts: dict[str, str | float]) -> str:
 
 
 def main() -> int:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    suite = CLUSTER if options.cluster else ONE_BROKER
+    families = options.only or list(suite.families)
+    if not suite.families.keys() >= set(families):
+        parser.error(f"--only: choose from {', '.join(suite.families)}")
     if not options.kafka_only and not Path(Tidemill.command()).exists():
         say(f"{Tidemill.command()} is missing: install the package into the environment that runs this")
         return 2
@@ -99,7 +114,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(
         prefix="tidemill-bench-", dir=options.dir, ignore_cleanup_errors=True
     ) as scratch:
-        run = Run(targets, options.only, scale, Path(scratch))
+        run = Run(suite, targets, families, scale, Path(scratch))
         try:
             run.to_the_end()
             status = 1 if any(result.error is not None for result in run.results) else 0
@@ -115,7 +130,7 @@ def main() -> int:
             "machine": facts,
             "brokers": {target.name: target.version for target in targets},
             "scale": asdict(scale),
-            "producer_settings": PRODUCER_SETTINGS,
+            "producer_settings": CLUSTER_PRODUCER_SETTINGS if options.cluster else PRODUCER_SETTINGS,
             "consumer_settings": CONSUMER_SETTINGS,
         }
         everything = about | report.as_json(run.results, verdicts)

@@ -96,7 +96,7 @@ class ApacheKafka:
         self.overrides = dict(overrides or {})
         self.cluster_id = _uuid_text()
         self.started_seconds = 0.0
-        ports = _free_ports(2 * nodes)
+        ports = free_ports(2 * nodes)
         self.nodes = [
             Node(i + 1, "127.0.0.1", ports[2 * i], ports[2 * i + 1], self.data_dir / f"node-{i + 1}")
             for i in range(nodes)
@@ -126,14 +126,14 @@ class ApacheKafka:
         return self.pids[0]
 
     @property
-    def pids(self) -> list[int]:
-        return [node.process.pid for node in self.nodes if node.process is not None]
+    def pids(self) -> tuple[int, ...]:
+        return tuple(node.process.pid for node in self.nodes if node.process is not None)
 
     def __enter__(self) -> ApacheKafka:
         _require_java()
         _require_jars()
         for node in self.nodes:
-            self._format(node)
+            self.format_node(node)
         started = time.monotonic()
         try:
             for node in self.nodes:
@@ -200,7 +200,7 @@ class ApacheKafka:
             "share.coordinator.state.topic.min.isr": in_sync_min,
         } | self.overrides
 
-    def _format(self, node: Node) -> None:
+    def format_node(self, node: Node) -> None:
         node.data_dir.mkdir(parents=True, exist_ok=True)
         lines = [f"{key}={value}\n" for key, value in self.properties(node).items()]
         node.config_path.write_text("".join(lines))
@@ -285,7 +285,7 @@ def _require_jars() -> None:
         stamp.write_text(pom)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that the kernel chose, all held at once so that they differ."""
     held = [socket.socket() for _ in range(count)]
     try:

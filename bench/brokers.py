@@ -38,6 +38,8 @@ class Broker(Protocol):
     @property
     def pid(self) -> int: ...
     @property
+    def pids(self) -> tuple[int, ...]: ...
+    @property
     def started_seconds(self) -> float: ...
 
 
@@ -70,6 +72,10 @@ class Tidemill:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self.pid,)
 
     def __enter__(self) -> Tidemill:
         self.data_dir.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def cases(scale: Scale) -> list[LiveCase]:
 def _compact(size: int, value_bytes: int, broker: Broker) -> Metrics:
     with topic(broker) as name:
         load = Compaction(
-            broker.bootstrap, broker.pid, topic=name, payload_bytes=size, value_bytes=value_bytes
+            broker.bootstrap, broker.pids, topic=name, payload_bytes=size, value_bytes=value_bytes
         )
         return measure(load)
 
@@ -61,7 +61,7 @@ class Compaction(Load):
             self._configure(connection, {"segment.bytes": str(SEGMENT_BYTES)})
             send_pipelined(connection, self._requests(), in_flight_max=5)
             full = self._size(connection)
-            with Meter(self.broker_pid) as meter:
+            with Meter(self.broker_pids) as meter:
                 self._configure(
                     connection,
                     {

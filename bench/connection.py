@@ -80,12 +80,25 @@ def create_topics(
     bootstrap: str, topics: Sequence[str], partitions: int = 1, configs: Mapping[str, str] | None = None
 ) -> None:
     """Create topics and wait until every partition answers."""
-    with Connection(bootstrap) as connection:
-        answer = connection.call(frames.create_topics_request(topics, partitions, configs or {}))
-        failed = {name: code for name, code in frames.created_topics(answer).items() if code}
-        if failed:
-            raise RequestFailedError(f"CreateTopics: error codes {failed}")
+    create_topics_only(bootstrap, topics, partitions, configs or {})
     await_topics(bootstrap, topics, partitions)
+
+
+def create_topics_only(
+    bootstrap: str,
+    topics: Sequence[str],
+    partitions: int,
+    configs: Mapping[str, str],
+    *,
+    replication_factor: int = 1,
+) -> None:
+    request = frames.create_topics_request(topics, partitions, configs, replication_factor)
+    with Connection(bootstrap) as connection:
+        failed = {
+            name: code for name, code in frames.created_topics(connection.call(request)).items() if code
+        }
+    if failed:
+        raise RequestFailedError(f"CreateTopics: error codes {failed}")
 
 
 def await_topics(bootstrap: str, topics: Sequence[str], partitions: int) -> None:

@@ -33,13 +33,13 @@ def cases(scale: Scale) -> list[LiveCase]:
 
 
 def _librdkafka(broker: Broker, name: str, value_bytes: int, messages: int) -> Load:
-    return Fetch(broker.bootstrap, broker.pid, topic=name, value_bytes=value_bytes, messages=messages)
+    return Fetch(broker.bootstrap, broker.pids, topic=name, value_bytes=value_bytes, messages=messages)
 
 
 def _canned(broker: Broker, name: str, value_bytes: int, messages: int) -> Load:
     return CannedFetch(
         broker.bootstrap,
-        broker.pid,
+        broker.pids,
         topic=name,
         value_bytes=value_bytes,
         messages=messages,
@@ -52,7 +52,7 @@ def _fetch(scale: Scale, value_bytes: int, load_of: LoadOf, broker: Broker) -> M
         filled = measure(
             CannedProduce(
                 broker.bootstrap,
-                broker.pid,
+                broker.pids,
                 topic=name,
                 payload_bytes=scale.payload_bytes(value_bytes),
                 value_bytes=value_bytes,

@@ -147,10 +147,13 @@ def api_versions_request() -> bytearray:
     return request(API_VERSIONS, 0, b"")
 
 
-def create_topics_request(topics: Sequence[str], partitions: int, configs: Mapping[str, str]) -> bytearray:
-    """CreateTopics v4, replication factor 1."""
+def create_topics_request(
+    topics: Sequence[str], partitions: int, configs: Mapping[str, str], replication_factor: int = 1
+) -> bytearray:
+    """CreateTopics v4."""
     config = struct.pack(">i", len(configs)) + b"".join(_string(k) + _string(v) for k, v in configs.items())
-    each = b"".join(_string(topic) + struct.pack(">ihi", partitions, 1, 0) + config for topic in topics)
+    size = struct.pack(">ihi", partitions, replication_factor, 0)  # no assignments
+    each = b"".join(_string(topic) + size + config for topic in topics)
     return request(CREATE_TOPICS, 4, struct.pack(">i", len(topics)) + each + struct.pack(">ib", 60_000, 0))
 
 

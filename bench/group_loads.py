@@ -163,7 +163,7 @@ class Rebalances(Load):
             members.rebalance()
             meters = []
             for _ in range(self.rounds):
-                with Meter(self.broker_pid) as meter:
+                with Meter(self.broker_pids) as meter:
                     members.rebalance()
                 meters.append(meter)
             members.leave()
@@ -192,7 +192,7 @@ def _pipelined(
 ) -> Metrics:
     """As many requests as the load says, after half as many to warm up."""
     _send(connection, ready, load.requests // 2, load.in_flight_max, check)
-    with Meter(load.broker_pid) as meter:
+    with Meter(load.broker_pids) as meter:
         _send(connection, ready, load.requests, load.in_flight_max, check)
     return {
         "requests_per_s": load.requests / meter.wall_s,

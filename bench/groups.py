@@ -34,7 +34,7 @@ def _group() -> str:
 
 def _heartbeats(requests: int, in_flight_max: int, broker: Broker) -> Metrics:
     load = Heartbeats(
-        broker.bootstrap, broker.pid, group=_group(), requests=requests, in_flight_max=in_flight_max
+        broker.bootstrap, broker.pids, group=_group(), requests=requests, in_flight_max=in_flight_max
     )
     return measure(load)
 
@@ -43,7 +43,7 @@ def _commits(requests: int, partitions: int, broker: Broker) -> Metrics:
     with topic(broker, partitions) as name:
         load = Commits(
             broker.bootstrap,
-            broker.pid,
+            broker.pids,
             group=_group(),
             topic=name,
             partitions=partitions,
@@ -54,5 +54,5 @@ def _commits(requests: int, partitions: int, broker: Broker) -> Metrics:
 
 
 def _rebalances(broker: Broker) -> Metrics:
-    load = Rebalances(broker.bootstrap, broker.pid, group=_group(), members=MEMBERS, rounds=REBALANCES)
+    load = Rebalances(broker.bootstrap, broker.pids, group=_group(), members=MEMBERS, rounds=REBALANCES)
     return measure(load)

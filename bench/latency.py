@@ -34,7 +34,7 @@ def _latency(
         return measure(
             load_type(
                 broker.bootstrap,
-                broker.pid,
+                broker.pids,
                 topic=name,
                 rate_per_s=rate_per_s,
                 messages=int(scale.latency_s * rate_per_s),

@@ -40,6 +40,7 @@ class LatencyLoad(Load):
     warm_up_messages: int
     value_bytes: int
     is_end_to_end: bool
+    acks: int = 1
 
     def _schedule(self) -> Schedule:
         # By default the kernel may wake a sleeper 50 µs late, as much as a whole interval at 20,000 a second.
@@ -66,7 +67,7 @@ class RawLatency(LatencyLoad):
         with Connection(self.bootstrap) as producer, Connection(self.bootstrap) as consumer:
             schedule = self._schedule()
             run = _RawRun(self, schedule, producer, consumer)
-            with Meter(self.broker_pid) as meter:
+            with Meter(self.broker_pids) as meter:
                 run.to_the_end()
         return self._metrics(schedule, run.arrived_s if self.is_end_to_end else run.acked_s, meter)
 
@@ -117,7 +118,7 @@ class _RawRun:
     def _request(self, messages: int) -> bytearray:
         if messages not in self._request_of:
             batch = frames.record_batch([self._value] * messages)
-            self._request_of[messages] = frames.produce_request(self._load.topic, {0: batch}, acks=1)
+            self._request_of[messages] = frames.produce_request(self._load.topic, {0: batch}, self._load.acks)
         return self._request_of[messages]
 
     def _take_ack(self) -> None:
@@ -147,7 +148,7 @@ class LibrdkafkaLatency(LatencyLoad):
         run = _LibrdkafkaRun(self)
         try:
             schedule = self._schedule()
-            with Meter(self.broker_pid) as meter:
+            with Meter(self.broker_pids) as meter:
                 run.to_the_end(schedule)
         finally:
             run.close()
@@ -162,7 +163,8 @@ class _LibrdkafkaRun:
         self._load = load
         self._is_closing = Event()
         common = {"bootstrap.servers": load.bootstrap}
-        self._producer = Producer(common | {"linger.ms": 0, "acks": 1, "max.in.flight": IN_FLIGHT_MAX})
+        settings = {"linger.ms": 0, "acks": load.acks, "max.in.flight": IN_FLIGHT_MAX}
+        self._producer = Producer(common | settings)
         self._producer.list_topics(load.topic, timeout=30)
         self._threads = [Thread(target=self._await_acks)]
         self._consumer = None

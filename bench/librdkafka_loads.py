@@ -61,7 +61,7 @@ class Produce(Load):
         producer = Producer(PRODUCER_SETTINGS | settings)
         producer.list_topics(self.topic, timeout=30)
         messages = self.payload_bytes // self.value_bytes
-        with Connection(self.bootstrap) as connection, Meter(self.broker_pid) as meter:
+        with Connection(self.bootstrap) as connection, Meter(self.broker_pids) as meter:
             _produce_all(producer, self.topic, bytes(self.value_bytes), messages)
             remaining = producer.flush(DELIVERY_TIMEOUT_S)
             if not failures and not remaining:
@@ -107,7 +107,7 @@ class Fetch(Load):
         consumer = Consumer(CONSUMER_SETTINGS | {"bootstrap.servers": self.bootstrap})
         try:
             consumer.list_topics(self.topic, timeout=30)
-            with Meter(self.broker_pid) as meter:
+            with Meter(self.broker_pids) as meter:
                 consumer.assign([TopicPartition(self.topic, 0, 0)])
                 left = self.messages
                 while left > 0:

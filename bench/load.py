@@ -28,7 +28,7 @@ class LoadFailedError(Exception):
 @dataclass(frozen=True)
 class Load:
     bootstrap: str
-    broker_pid: int
+    broker_pids: tuple[int, ...]
 
     def run(self) -> Metrics:
         raise NotImplementedError

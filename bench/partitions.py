@@ -35,7 +35,7 @@ def _partitions(target: Target, data_dir: Path, idle_s: float) -> Metrics:
         written = measure(
             SmallRequests(
                 broker.bootstrap,
-                broker.pid,
+                broker.pids,
                 topics=TOPICS,
                 requests=REQUESTS,
                 partitions=PARTITIONS_PER_TOPIC,
@@ -45,7 +45,7 @@ def _partitions(target: Target, data_dir: Path, idle_s: float) -> Metrics:
         )
         metrics["broker_us_per_record"] = written["broker_us_per_record"]
         time.sleep(SETTLE_S)
-        with Meter(broker.pid) as meter:
+        with Meter(broker.pids) as meter:
             time.sleep(idle_s)
         metrics["idle_cpu_percent"] = meter.broker_cpu_s / meter.wall_s * 100
         metrics["rss_mb"] = rss_mb(broker.pid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -44,15 +45,15 @@ def rss_mb(pid: int) -> float:
 
 
 class Meter:
-    """Wall time and the CPU time of broker and client between entering and leaving."""
+    """Wall time and the CPU time of the brokers and of the client between entering and leaving."""
 
     wall_s = broker_cpu_s = client_cpu_s = 0.0
 
-    def __init__(self, broker_pid: int) -> None:
-        self._broker_pid = broker_pid
+    def __init__(self, broker_pids: Sequence[int]) -> None:
+        self._broker_pids = broker_pids
 
     def __enter__(self) -> Meter:
-        self.broker_cpu_s = -cpu_seconds(self._broker_pid)
+        self.broker_cpu_s = -sum(map(cpu_seconds, self._broker_pids))
         self.client_cpu_s = -time.process_time()
         self.wall_s = -time.monotonic()
         return self
@@ -62,7 +63,7 @@ class Meter:
     ) -> None:
         self.wall_s += time.monotonic()
         self.client_cpu_s += time.process_time()
-        self.broker_cpu_s += cpu_seconds(self._broker_pid)
+        self.broker_cpu_s += sum(map(cpu_seconds, self._broker_pids))
 
     def throughput(self, messages: int, payload_bytes: int) -> Metrics:
         gigabytes = payload_bytes / 1e9

@@ -57,7 +57,7 @@ def _produce(payload_bytes: int, value_bytes: int, batch_bytes: int, acks: int, 
         return measure(
             Produce(
                 broker.bootstrap,
-                broker.pid,
+                broker.pids,
                 topic=name,
                 payload_bytes=payload_bytes,
                 value_bytes=value_bytes,
@@ -72,7 +72,7 @@ def _ceiling(payload_bytes: int, batch_bytes: int, broker: Broker) -> Metrics:
         metrics = measure(
             CannedProduce(
                 broker.bootstrap,
-                broker.pid,
+                broker.pids,
                 topic=name,
                 payload_bytes=payload_bytes,
                 value_bytes=KB,

@@ -47,7 +47,7 @@ class CannedProduce(Load):
         request = frames.produce_request(self.topic, {0: batch}, self.acks)
         requests = -(-self.payload_bytes // (count * self.value_bytes))
         with Connection(self.bootstrap) as connection:
-            with Meter(self.broker_pid) as meter:
+            with Meter(self.broker_pids) as meter:
                 send_pipelined(connection, itertools.repeat(request, requests), self.in_flight_max)
             ((error, end_offset),) = log_end_offsets(connection, self.topic, 1)
         messages = requests * count
@@ -69,7 +69,7 @@ class CannedFetch(Load):
 
     def run(self) -> Metrics:
         offset = 0
-        with Connection(self.bootstrap) as connection, Meter(self.broker_pid) as meter:
+        with Connection(self.bootstrap) as connection, Meter(self.broker_pids) as meter:
             while offset < self.messages:
                 response = connection.call(frames.fetch_request(self.topic, offset, self.fetch_bytes_max))
                 error, records = frames.fetched(response)
@@ -100,7 +100,7 @@ class SmallRequests(Load):
             # Neither the first touch of a partition nor code that a JIT has yet to compile is the subject.
             warm_up = itertools.islice(itertools.cycle(ready), max(len(ready), self.requests // 2))
             send_pipelined(connection, warm_up, self.in_flight_max)
-            with Meter(self.broker_pid) as meter:
+            with Meter(self.broker_pids) as meter:
                 requests = itertools.islice(itertools.cycle(ready), self.requests)
                 send_pipelined(connection, requests, self.in_flight_max)
         return {

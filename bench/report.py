@@ -47,6 +47,18 @@ COLUMNS = {
     "start_s": Column("start s", 2),
     "idle_cpu_percent": Column("idle CPU %", 2),
     "rss_mb": Column("RSS MB", 0),
+    "kill_to_writable_p50_s": Column("kill to writable p50 s", 2),
+    "kill_to_writable_max_s": Column("max s", 2),
+    "kill_to_ack_p50_s": Column("kill to ack p50 s", 2),
+    "kill_to_ack_max_s": Column("max s", 2),
+    "ack_to_ack_p50_s": Column("ack to ack p50 s", 2),
+    "ack_to_ack_max_s": Column("max s", 2),
+    "messages": Column("messages", 0),
+    "lost": Column("lost", 0),
+    "repeated": Column("repeated", 0),
+    "cold_start_s": Column("cold start s", 2),
+    "failover_s": Column("failover s", 2),
+    "rolling_restart_s": Column("rolling restart s", 1),
 }
 
 

@@ -12,14 +12,17 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import compaction, fetch, groups, latency, machine, partitions, produce, small_requests, startup
 from bench.apache_kafka import KafkaFailedError
 from bench.brokers import Broker, BrokerFailedError, Target
 from bench.cases import Case, FreshCase, LiveCase, Scale
+from bench.cluster.families import CLUSTER_FAMILIES
+from bench.cluster.produce import warm_up as warm_up_cluster
 from bench.connection import RequestFailedError
 from bench.load import LoadFailedError
 from bench.processes import Metrics
@@ -39,6 +42,18 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
     "memory": startup.after_load_cases,
     "partitions": partitions.cases,
 }
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Families that measure one kind of target, and how a target of that kind is warmed."""
+
+    families: Mapping[str, Callable[[Scale], Sequence[Case]]]
+    warm_up: Callable[[Broker], None]
+
+
+ONE_BROKER = Suite(FAMILIES, warm_up)
+CLUSTER = Suite(CLUSTER_FAMILIES, warm_up_cluster)
 # More than any broker holds before it is loaded.
 START_TOUCHED_BYTES = 1 << 30
 FAILURES = (RequestFailedError, LoadFailedError, BrokerFailedError, KafkaFailedError, OSError)
@@ -52,12 +67,13 @@ class Run:
     """One run of some families; `results` grows as it goes."""
 
     def __init__(
-        self, targets: Sequence[Target], families: Sequence[str], scale: Scale, scratch: Path
+        self, suite: Suite, targets: Sequence[Target], families: Sequence[str], scale: Scale, scratch: Path
     ) -> None:
         self.results: list[Result] = []
         self._targets, self._scale, self._scratch = targets, scale, scratch
+        self._warm_up = suite.warm_up
         self._cases: list[Case] = [
-            case for name, make in FAMILIES.items() if name in families for case in make(scale)
+            case for name, make in suite.families.items() if name in families for case in make(scale)
         ]
         self._step = 0
         self._steps = sum(self._rounds_of(case) * len(targets) for case in self._cases)
@@ -99,7 +115,7 @@ class Run:
         started_s = time.monotonic()
         try:
             broker = stack.enter_context(target.start(self._scratch / target.name))
-            warm_up(broker)
+            self._warm_up(broker)
         except FAILURES as failure:
             say(f"{target.name} cannot be measured: {failure}")
             return None

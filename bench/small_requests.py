@@ -36,7 +36,7 @@ def _load(broker: Broker, name: str, requests: int, partitions: int, in_flight_m
     metrics = measure(
         SmallRequests(
             broker.bootstrap,
-            broker.pid,
+            broker.pids,
             topics=(name,),
             requests=requests,
             partitions=partitions,

@@ -13,7 +13,7 @@ REQUESTS = 20_000
 
 
 def warm_up(broker: Broker) -> None:
-    at = (broker.bootstrap, broker.pid)
+    at = (broker.bootstrap, broker.pids)
     with topic(broker) as name:
         filled = measure(CannedProduce(*at, name, PAYLOAD_BYTES, value_bytes=KB, batch_bytes=64 * KB))
         messages = int(filled["messages"])

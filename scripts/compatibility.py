@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 from tidemill.broker import handlers
-from tidemill.broker.dispatch import TABLE
+from tidemill.broker.dispatch import TABLE, Scope
 from tidemill.protocol.api import API_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +24,9 @@ def render() -> str:
     return "\n".join([*_served(), *_not_served(), *_differences()]) + "\n"
 
 
+_AT = {Scope.BROKER: "brokers", Scope.CONTROLLER: "controllers", Scope.BOTH: "both"}
+
+
 def _served() -> list[str]:
     lines = [
         "# Compatibility with Apache Kafka",
@@ -32,14 +35,16 @@ def _served() -> list[str]:
         "",
         "## APIs served",
         "",
-        "| key | API | versions | missing |",
-        "|---:|---|---|---|",
+        '"At" tells at whose listeners: a node that is both and has one listener serves both there.',
+        "",
+        "| key | API | versions | at | missing |",
+        "|---:|---|---|---|---|",
     ]
     for key, api in sorted(TABLE.items()):
         versions = f"{api.advertised.min}–{api.advertised.max}"
         if api.advertised != api.versions:
             versions += f" (served: {api.versions.min}–{api.versions.max})"
-        lines.append(f"| {key} | {api.name} | {versions} | {' '.join(api.gaps)} |")
+        lines.append(f"| {key} | {api.name} | {versions} | {_AT[api.scope]} | {' '.join(api.gaps)} |")
     return lines
 
 

@@ -28,7 +28,7 @@ LISTENS = re.compile(r"listens on (?P<host>\S+):(?P<port>\d+)")
 Value = TypeVar("Value")
 
 
-def eventually(probe: Callable[[], Value], what: str, limit_s: float = 30.0) -> Value:
+def eventually(probe: Callable[[], Value | None], what: str, limit_s: float = 30.0) -> Value:
     """The first true value of `probe`; fails with `what` when the limit passes."""
     deadline = time.monotonic() + limit_s
     while not (value := probe()):

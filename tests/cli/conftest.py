@@ -5,6 +5,7 @@ Preparations that are not under test go through the client in this process: that
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -12,11 +13,13 @@ import select
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.brokers import RunningBroker, command, start_broker
+from tests.cli.clusters import CLUSTER_BOOTSTRAP, LocalCluster, RunningCluster, start_cluster
 from tests.conftest import BOOTSTRAP
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
@@ -44,16 +47,30 @@ class Result(NamedTuple):
 
     @property
     def ok(self) -> str:
-        assert self.code == 0, self
+        self.check()
         return self.out
+
+    def check(self) -> None:
+        assert self.code == 0, self
 
 
 Run = Callable[..., Result]
 
 
-def _environment(broker: RunningBroker) -> dict[str, str]:
+def _environment(broker: RunningBroker | RunningCluster) -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
     return environment | {"TIDEMILL_BOOTSTRAP": broker.bootstrap, "TERM": "xterm"}
+
+
+def run_command(broker: RunningBroker | RunningCluster, *words: str, stdin: bytes = b"") -> Result:
+    done = subprocess.run(
+        [*command(), *words],
+        input=stdin,
+        capture_output=True,
+        timeout=LIMIT_S,
+        env=_environment(broker),
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +88,38 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 def cluster(target: RunningBroker) -> Iterator[Cluster]:
     with Cluster(target.bootstrap) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A cluster of three brokers, for tests that leave it as they found it."""
+    if CLUSTER_BOOTSTRAP:
+        yield RunningCluster(CLUSTER_BOOTSTRAP)
+        return
+    data_dir = tmp_path_factory.mktemp("three") / "cluster"
+    with start_cluster(data_dir, "--brokers", "3", "--base-port", "0") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cli_three(three: RunningCluster) -> Run:
+    return functools.partial(run_command, three)
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
+    """Starts clusters that a test may harm, all in `tmp_path / "cluster"`, and stops them."""
+    if CLUSTER_BOOTSTRAP:
+        pytest.skip("starts a cluster of its own; TIDEMILL_CLUSTER_BOOTSTRAP names one that is not ours")
+    started: list[LocalCluster] = []
+
+    def start(*options: str) -> LocalCluster:
+        started.append(start_cluster(tmp_path / "cluster", *options))
+        return started[-1]
+
+    yield start
+    for cluster in started:
+        cluster.stop()
 
 
 @pytest.fixture

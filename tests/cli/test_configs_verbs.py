@@ -7,13 +7,15 @@ from tests.cli.conftest import Run
 
 
 def settings(cli: Run, *words: str) -> dict[str, tuple[str, str]]:
+    """Without what is set for all brokers: as in Kafka 4, KIP-966 keeps min.insync.replicas there."""
     described = cli("configs", "describe", *words, "--json").json
-    return {each["name"]: (each["value"], each["source"]) for each in described}
+    return {
+        each["name"]: (each["value"], each["source"]) for each in described if each["source"] != "all brokers"
+    }
 
 
 def test_set_and_unset(cli: Run, orders: str) -> None:
     assert settings(cli, "topic", orders) == {}
-    assert "--all shows them" in cli("configs", "describe", "topic", orders).err
     changed = cli("configs", "set", "topic", orders, "retention.ms=60000", "cleanup.policy=compact,delete")
     assert changed.ok.splitlines()[0] == f"set retention.ms=60000 of topic {orders}"
     expected = {"retention.ms": ("60000", "topic"), "cleanup.policy": ("compact,delete", "topic")}
@@ -27,8 +29,11 @@ def test_what_differs_comes_first(cli: Run, orders: str) -> None:
     cli("configs", "set", "topic", orders, "segment.ms=600000")
     lines = cli("configs", "describe", "topic", orders, "--all").ok.splitlines()
     assert lines[0].split() == ["KEY", "VALUE", "SET", "BY", "READ-ONLY"]
-    assert lines[1].split() == ["segment.ms", "600000", "topic"]
-    rest = [line.split()[0] for line in lines[2:]]
+    rows = [line.split() for line in lines[1:]]
+    are_defaults = ["default" in row for row in rows]
+    assert are_defaults == sorted(are_defaults)
+    assert ["segment.ms", "600000", "topic"] in rows[: are_defaults.index(True)]
+    rest = [row[0] for row in rows[are_defaults.index(True) :]]
     assert rest == sorted(rest)
     assert "cleanup.policy" in rest
 
@@ -39,6 +44,12 @@ def test_a_bad_value_changes_nothing(cli: Run, orders: str) -> None:
     assert "retention.ms" in error
     assert "soon" in error
     assert settings(cli, "topic", orders) == {}
+
+
+def test_nothing_but_defaults(cli: Run) -> None:
+    described = cli("configs", "describe", "group", "nobody")
+    assert described.ok == ""
+    assert "--all shows them" in described.err
 
 
 def test_errors(cli: Run, orders: str) -> None:

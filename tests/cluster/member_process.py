@@ -12,6 +12,7 @@ import json
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from tidemill.types import TopicPartition
 REPO = Path(__file__).resolve().parents[2]
 POLL_S = 0.05
 LIMIT_S = 30.0
+COMPLAINTS_MAX = 4000
 EVENTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -149,11 +151,12 @@ class MemberProcess:
             "bootstrap": bootstrap,
             "settings": dataclasses.asdict(settings),
         }
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.member_process", json.dumps(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._complaints,
             text=True,
             cwd=REPO,
         )
@@ -179,6 +182,7 @@ class MemberProcess:
         return sum(isinstance(event, checker.Delivered) for event in list(self.events))
 
     def ask_to_leave(self) -> None:
+        self.assert_alive()
         assert self._process.stdin is not None
         self._process.stdin.write("leave\n")
         self._process.stdin.flush()
@@ -186,8 +190,9 @@ class MemberProcess:
     def leave(self) -> None:
         self.ask_to_leave()
         code = self._process.wait(LIMIT_S)
+        complaints = self._read_complaints()
         self._close()
-        assert code == 0, f"{self.name} ended with {code}"
+        assert code == 0, f"{self.name} ended with {code}\n{complaints}"
 
     def kill(self) -> None:
         self._process.kill()
@@ -199,8 +204,18 @@ class MemberProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def assert_alive(self) -> None:
+        code = self._process.poll()
+        assert code is None, f"{self.name} ended by itself with {code}\n{self._read_complaints()}"
+
+    def _read_complaints(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self._complaints.seek(0)
+        return self._complaints.read().decode(errors="replace")[-COMPLAINTS_MAX:]
+
     def _close(self) -> None:
         self._reader.join(LIMIT_S)
+        self._complaints.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

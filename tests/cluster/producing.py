@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import confluent_kafka
@@ -16,37 +17,55 @@ from tidemill.types import TopicPartition
 
 ck: Any = confluent_kafka
 PAUSE_S = 0.01
+FLUSH_LIMIT_S = 60.0
 
 
 class Producing:
     """Use as a context manager; leaving it waits for every ack."""
 
-    def __init__(self, broker: RunningBroker, topic: str, partitions: int, per_pause: int = 2) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        per_pause: int = 2,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self.events: list[checker.Event] = []
         self.failures: list[str] = []
+        # Acked without an offset: the client knows only that a retry was not needed.
+        self.unplaced: list[tuple[MessageId, TopicPartition]] = []
         self._topic, self._partitions, self._per_pause = topic, partitions, per_pause
         self._is_stopping = threading.Event()
-        with Connection(broker) as connection:
-            connection.create_topic(topic, partitions)
         self._producer = ck.Producer(
-            {"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 5}
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, **(settings or {})}
         )
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Producing:
-        self._thread.start()
+        self.start()
         return self
+
+    def start(self) -> None:
+        self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
         self._is_stopping.set()
-        self._thread.join(60)
+        self._thread.join(FLUSH_LIMIT_S + 1)
         assert self.failures == []
 
+    def give_up(self) -> None:
+        """Without waiting for acks."""
+        self._producer.purge()
+        self._is_stopping.set()
+        self._thread.join(FLUSH_LIMIT_S + 1)
+
     def acked(self) -> set[MessageId]:
-        return {event.message for event in list(self.events) if isinstance(event, checker.Acked)}
+        placed = {event.message for event in list(self.events) if isinstance(event, checker.Acked)}
+        return placed | {message for message, _place in list(self.unplaced)}
 
     def _run(self) -> None:
         number = 0
@@ -56,7 +75,7 @@ class Producing:
                     self._send(partition, MessageId(f"p{partition}", each))
             number += self._per_pause
             self._producer.poll(0)
-        if self._producer.flush(60):
+        if self._producer.flush(FLUSH_LIMIT_S):
             self.failures.append("messages without a delivery report")
 
     def _send(self, partition: int, message: MessageId) -> None:
@@ -65,6 +84,8 @@ class Producing:
         def report(error: Any, sent: Any) -> None:
             if error is not None:
                 self.failures.append(str(error))
+            elif sent.offset() is None:
+                self.unplaced.append((message, place))
             else:
                 self.events.append(checker.Acked(time.monotonic(), message, place, sent.offset()))
 
@@ -72,10 +93,17 @@ class Producing:
         self._producer.produce(self._topic, str(message).encode(), partition=partition, on_delivery=report)
 
 
-def read_log(broker: RunningBroker, topic: str, partitions: int) -> list[checker.Event]:
+def producing_to(broker: RunningBroker, topic: str, partitions: int, per_pause: int = 2) -> Producing:
+    """To a topic that is created for it."""
+    with Connection(broker) as connection:
+        connection.create_topic(topic, partitions)
+    return Producing(broker.bootstrap, topic, partitions, per_pause)
+
+
+def read_log(broker: RunningBroker, topic: str, partitions: Iterable[int]) -> list[checker.Event]:
     """What is in the partitions, to their ends."""
     events: list[checker.Event] = []
-    for partition in range(partitions):
+    for partition in partitions:
         place = TopicPartition(topic, partition)
         for batch in read_all(broker, topic, partition):
             for delta, value in enumerate(batch.values()):

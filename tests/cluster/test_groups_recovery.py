@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from tests.brokers import Broker, eventually
 from tests.cluster.member_process import MemberProcess
-from tests.cluster.producing import Producing, read_log
+from tests.cluster.producing import producing_to, read_log
 from tests.interop.clients import ClientError
 from tests.interop.confluent_group import ConfluentConsumer, ConfluentNewConsumer
 from tests.interop.group_consumers import GroupConsumer, MemberSettings
@@ -35,7 +35,7 @@ def test_a_killed_consumer_resumes_at_its_commit_after_the_broker_was_killed(
 ) -> None:
     settings = MemberSettings(GROUP, topics=(TOPIC,), session_timeout_ms=1_000)
     broker = start(GROUP_SETTINGS)
-    with Producing(broker, TOPIC, PARTITIONS) as producing:
+    with producing_to(broker, TOPIC, PARTITIONS) as producing:
         first = MemberProcess("first", kind, broker.bootstrap, settings)
         eventually(lambda: _count(first, checker.Committed) >= 10, "ten commits")
         first.kill()
@@ -53,7 +53,7 @@ def test_a_killed_consumer_resumes_at_its_commit_after_the_broker_was_killed(
         eventually(is_drained, "everything delivered")
     finally:
         second.leave()
-    history = [*events, *second.events, *read_log(broker, TOPIC, PARTITIONS)]
+    history = [*events, *second.events, *read_log(broker, TOPIC, range(PARTITIONS))]
     history.append(checker.Drained(time.monotonic(), GROUP))
     history.sort(key=lambda event: event.at_s)
     assert [str(violation) for violation in checker.check(history)] == []
@@ -65,7 +65,7 @@ def _generations(broker: Broker, group: str) -> list[int]:
 
 def test_a_rolling_restart_of_20_static_members_causes_no_rebalance(start: Callable[..., Broker]) -> None:
     broker = start({**GROUP_SETTINGS, "group.initial.rebalance.delay.ms": "1000"})
-    with Producing(broker, TOPIC, STATIC_MEMBERS, per_pause=1), ExitStack() as stack:
+    with producing_to(broker, TOPIC, STATIC_MEMBERS, per_pause=1), ExitStack() as stack:
 
         def join(number: int) -> Member:
             settings = MemberSettings(
@@ -95,7 +95,7 @@ def test_failure_22_a_commit_overlaps_a_rebalance_and_fetching_goes_on(
     broker = start(GROUP_SETTINGS)
     settings = MemberSettings(GROUP, topics=(TOPIC,))
     with (
-        Producing(broker, TOPIC, PARTITIONS),
+        producing_to(broker, TOPIC, PARTITIONS),
         Member(kind, broker.bootstrap, settings) as committing,
     ):
         shared_out([committing], PARTITIONS, TOPIC)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.brokers import Broker, eventually, start_broker
 from tests.cluster.member_process import MemberProcess
-from tests.cluster.producing import Producing, read_log
+from tests.cluster.producing import Producing, producing_to, read_log
 from tests.conftest import BOOTSTRAP
 from tests.interop.aiokafka_group import AiokafkaConsumer
 from tests.interop.confluent_group import ConfluentConsumer, ConfluentNewConsumer
@@ -158,7 +158,7 @@ def test_members_come_and_go_and_nothing_is_lost_or_shared(
     rng = random.Random(SEED + number)
     schedule = schedule_of(number)
     topic = f"topic-{number}"
-    with Producing(broker, topic, PARTITIONS) as producing:
+    with producing_to(broker, topic, PARTITIONS) as producing:
         schedule.join()
         schedule.join()
         schedule.await_progress()
@@ -172,7 +172,7 @@ def test_members_come_and_go_and_nothing_is_lost_or_shared(
         schedule.await_drained(producing)
     for member in schedule.alive:
         schedule.leave(member)
-    history = producing.events + schedule.events() + read_log(broker, topic, PARTITIONS)
+    history = producing.events + schedule.events() + read_log(broker, topic, range(PARTITIONS))
     history.append(checker.Drained(time.monotonic(), f"group-{number}"))
     history.sort(key=lambda event: event.at_s)
     violations = checker.check(history)

@@ -156,7 +156,7 @@ class Store:
             log.close()
             self.history.partitions[tp].now.synced_end = log.log_end_offset
         self.checkpoint()
-        self.data_dir.mark_clean()
+        self.data_dir.mark_clean(-1)
         self.data_dir.unlock()
 
 

@@ -65,6 +65,7 @@ class AiokafkaConsumer(GroupConsumer):
             "group_instance_id": settings.instance_id,
             "auto_commit_interval_ms": settings.auto_commit_ms,
             "max_poll_interval_ms": settings.max_poll_interval_ms,
+            "request_timeout_ms": settings.request_timeout_ms,
         }
         consumer = aiokafka.AIOKafkaConsumer(
             bootstrap_servers=self.bootstrap,

@@ -59,6 +59,7 @@ class ConfluentConsumer(GroupConsumer):
             "auto.commit.interval.ms": settings.auto_commit_ms,
             "topic.metadata.refresh.interval.ms": settings.metadata_max_age_ms,
             "max.poll.interval.ms": settings.max_poll_interval_ms,
+            "socket.timeout.ms": settings.request_timeout_ms,
             "fetch.wait.max.ms": 100,
             "fetch.error.backoff.ms": 50,
             "retry.backoff.ms": 50,

@@ -35,6 +35,7 @@ class MemberSettings:
     heartbeat_interval_ms: int = 200
     max_poll_interval_ms: int | None = None
     metadata_max_age_ms: int = 300_000
+    request_timeout_ms: int | None = None
     reset: str = "earliest"
 
 

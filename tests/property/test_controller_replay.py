@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.unit.controller.cluster import CLUSTER_ID, Cluster, creatable
+from tests.unit.controller.cluster import Cluster, creatable
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import decode_record, encode_record, image_records
@@ -35,7 +35,7 @@ configs = st.sampled_from(
 
 
 def rebuilt(cluster: Cluster, batch_size: int) -> MetadataImage:
-    image = MetadataImage(CLUSTER_ID)
+    image = MetadataImage()
     encoded = [encode_record(record) for record in cluster.log]
     for start in range(0, len(encoded), batch_size):
         delta = MetadataDelta(image)
@@ -56,8 +56,8 @@ class ClusterLife(RuleBasedStateMachine):
 
     @rule(broker_id=broker_ids, rack=st.sampled_from([None, "r1", "r2"]))
     def restart_broker(self, broker_id: int, rack: str | None) -> None:
-        self.cluster.now_ms += 10_000
-        self.cluster.register(broker_id, rack)
+        self.cluster.pass_time(10_000)
+        self.cluster.register(broker_id, rack=rack)
 
     @rule(broker_id=broker_ids, want_fence=st.booleans(), want_shut_down=st.booleans())
     def heartbeat(self, broker_id: int, want_fence: bool, want_shut_down: bool) -> None:
@@ -66,9 +66,7 @@ class ClusterLife(RuleBasedStateMachine):
 
     @rule(elapsed_ms=st.integers(0, 9_000))
     def time_passes(self, elapsed_ms: int) -> None:
-        self.cluster.now_ms += elapsed_ms
-        while self.cluster.commit(self.cluster.controller.fence_stale_brokers(self.cluster.now_ms)):
-            pass
+        self.cluster.pass_time(elapsed_ms)
 
     @rule(name=names, partitions=st.integers(-1, 5), factor=st.integers(-1, 3), config=st.none() | configs)
     def create_topic(self, name: str, partitions: int, factor: int, config: tuple[str, str] | None) -> None:
@@ -77,14 +75,14 @@ class ClusterLife(RuleBasedStateMachine):
     @rule(name=names)
     def delete_topic(self, name: str) -> None:
         request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name)])
-        self.cluster.commit(self.cluster.controller.delete_topics(request))
+        self.cluster.ask(request)
 
     @rule(name=names, total=st.integers(0, 8))
     def create_partitions(self, name: str, total: int) -> None:
         request = CreatePartitionsRequest(
             topics=[CreatePartitionsTopic(name=name, count=total, assignments=None)]
         )
-        self.cluster.commit(self.cluster.controller.create_partitions(request))
+        self.cluster.ask(request)
 
     @rule(
         kind=st.sampled_from([2, 4]),
@@ -98,14 +96,14 @@ class ClusterLife(RuleBasedStateMachine):
         )
         resource = IncrementalAlterConfigsResource(resource_type=kind, resource_name=name, configs=[change])
         request = IncrementalAlterConfigsRequest(resources=[resource])
-        self.cluster.commit(self.cluster.controller.incremental_alter_configs(request))
+        self.cluster.ask(request)
 
     @rule(broker_id=broker_ids, epoch_error=st.integers(0, 1))
     def allocate_producer_ids(self, broker_id: int, epoch_error: int) -> None:
         broker = self.cluster.image.brokers.get(BrokerId(broker_id))
         epoch = (broker.epoch if broker else 0) + epoch_error
         request = AllocateProducerIdsRequest(broker_id=broker_id, broker_epoch=epoch)
-        self.cluster.commit(self.cluster.controller.allocate_producer_ids(request))
+        self.cluster.ask(request)
 
     @rule(batch_size=st.integers(1, 7))
     def replay_in_batches(self, batch_size: int) -> None:
@@ -114,7 +112,7 @@ class ClusterLife(RuleBasedStateMachine):
     @rule()
     def replay_from_a_snapshot(self) -> None:
         image = self.cluster.image
-        delta = MetadataDelta(MetadataImage(CLUSTER_ID))
+        delta = MetadataDelta(MetadataImage())
         for record in image_records(image):
             delta.replay(record)
         from_snapshot = delta.apply()
@@ -123,6 +121,8 @@ class ClusterLife(RuleBasedStateMachine):
         assert from_snapshot.brokers == image.brokers
         assert from_snapshot.configs == image.configs
         assert from_snapshot.next_producer_id == image.next_producer_id
+        assert from_snapshot.features == image.features
+        assert from_snapshot.cluster_id == image.cluster_id
 
     @invariant()
     def the_image_is_sound(self) -> None:

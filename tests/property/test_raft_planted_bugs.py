@@ -7,7 +7,7 @@ when the quorum does not recover after the faults. `seeds` is how many, from 0 o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -137,6 +137,16 @@ def lose_a_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftMachine, "step", without_syncs)
 
 
+def vote_without_a_log(patch: pytest.MonkeyPatch) -> None:
+    """A replica that lost its log goes on as if it had never had one."""
+    init = QuorumState.__init__
+
+    def forgetful(q: QuorumState, *arguments: Any, is_incomplete: bool) -> None:
+        init(q, *arguments, is_incomplete=False)
+
+    patch.setattr(QuorumState, "__init__", forgetful)
+
+
 class Planted(NamedTuple):
     bug: Callable[[pytest.MonkeyPatch], None]
     seeds: int
@@ -153,7 +163,7 @@ PLANTED = [
     Planted(half_is_a_majority, 5),
     Planted(count_own_unsynced_log, 20),
     Planted(fetch_before_the_sync, 5),
-    Planted(trust_a_sync_from_before_the_truncation, 10),
+    Planted(trust_a_sync_from_before_the_truncation, 20),
     Planted(commit_what_one_has, 1),
     Planted(commit_an_older_epoch, 5),
     Planted(serve_diverged_followers, 5),
@@ -163,6 +173,7 @@ PLANTED = [
     Planted(two_voter_changes_at_once, 60),
     Planted(never_announce_the_epoch, 2),
     Planted(lose_a_sync, 1),
+    Planted(vote_without_a_log, 10),
 ]
 
 

@@ -86,7 +86,18 @@ class Chaos:
         if node.is_up:
             self.world.crash(node.id)
             generation = node.generation
+            if self.random.random() < 0.3 and self._may_lose_log():
+                self.world.lose_log(node.id)
             self.world.at(self.random.randint(1, 1500), lambda: self._restart(node, generation))
+
+    def _may_lose_log(self) -> bool:
+        """Three voters survive the loss of one log, not of two; two voters survive none."""
+        nodes = self.world.nodes.values()
+        fewest = min(len(node.log.voters.voters) for node in nodes)
+        return fewest >= 3 and not self._is_any_incomplete()
+
+    def _is_any_incomplete(self) -> bool:
+        return any(node.disk.is_incomplete for node in self.world.nodes.values())
 
     def _restart(self, node: Node, generation: int) -> None:
         if node.generation == generation and not node.is_up:
@@ -103,6 +114,8 @@ class Chaos:
             node.disk.keep(node.log)
 
     def _reconfigure(self) -> None:
+        if self._is_any_incomplete():
+            return
         for node in self.world.leaders():
             voters = node.log.voters.voters.ids
             candidate = replica(self.random.choice(list(self.world.nodes)))

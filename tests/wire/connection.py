@@ -29,8 +29,8 @@ class Connection:
 
     opened = 0
 
-    def __init__(self, broker: RunningBroker) -> None:
-        self.socket = broker.connect(LIMIT_S)
+    def __init__(self, broker: RunningBroker, limit_s: float = LIMIT_S) -> None:
+        self.socket = broker.connect(limit_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._correlation_id = 0
         Connection.opened += 1

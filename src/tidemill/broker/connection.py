@@ -3,8 +3,8 @@
 Works on a raw non-blocking socket with the loop's `add_reader`/`add_writer`, so that the kernel receives into the
 frame's own place and sends file slices by `sendfile`; transports would copy both.
 
-Receiving. One buffer per connection. A frame is handed on as a view of it and must not be kept: once `dispatch`
-returns, the bytes are overwritten. The buffer grows with what has arrived, never with what a length prefix claims.
+Receiving. A frame is handed on as a view of the connection's `ReceiveBuffer` and must not be kept: once `dispatch`
+returns, the bytes are overwritten.
 
 Sending. Each request takes a `Reply` slot in a queue. A slot may be filled later (a parked fetch, a produce that waits
 for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow
@@ -18,20 +18,16 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tidemill.broker.receive_buffer import ReceiveBuffer
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 
 Part = bytes | bytearray | memoryview | FileSlice
 
-_SIZE = struct.Struct(">i")
-# A silent connection costs little; one that has filled its first buffer gets a roomy one.
-_RECEIVE_BYTES_MIN = 2 * 1024
-_RECEIVE_BYTES_ROOMY = 64 * 1024
 _REPLIES_QUEUED_MAX = 512
 _REPLY_BYTES_QUEUED_MAX = 4 << 20
 _SEND_JOIN_BYTES_MAX = 64 * 1024
@@ -57,10 +53,7 @@ class Reply:
 
 class Connection:
     __slots__ = (
-        "_buffer",
         "_dispatch",
-        "_end",
-        "_frame_bytes_max",
         "_is_dispatching",
         "_is_reading",
         "_is_writing",
@@ -68,11 +61,9 @@ class Connection:
         "_on_close",
         "_outgoing",
         "_queued_bytes",
-        "_receive_end",
+        "_received",
         "_replies",
         "_sock",
-        "_start",
-        "_view",
         "close_callbacks",
         "fd",
         "is_closed",
@@ -107,12 +98,7 @@ class Connection:
         self.close_callbacks: list[Callable[[], None]] = []
         self._dispatch = dispatch
         self._on_close = on_close
-        self._frame_bytes_max = frame_bytes_max
-        self._buffer = bytearray(_RECEIVE_BYTES_MIN)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
-        self._receive_end = len(self._buffer)
+        self._received = ReceiveBuffer(frame_bytes_max)
         self._replies: deque[Reply] = deque()
         self._outgoing: deque[Part] = deque()
         self._queued_bytes = 0
@@ -137,7 +123,7 @@ class Connection:
 
     def _on_readable(self) -> None:
         try:
-            received = self._sock.recv_into(self._view[self._end : self._receive_end])
+            received = self._received.receive_from(self._sock)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -146,7 +132,6 @@ class Connection:
         if received == 0:
             self.close(None)
             return
-        self._end += received
         self.last_active_s = self._loop.time()
         self._consume()
 
@@ -154,7 +139,7 @@ class Connection:
         """Dispatch the whole frames in the buffer, then make room for what is still to come."""
         self._is_dispatching = True
         try:
-            needed = self._dispatch_frames()
+            self._dispatch_frames()
         except ProtocolError as error:
             self.close(str(error))
             return
@@ -162,7 +147,7 @@ class Connection:
             self._is_dispatching = False
         if self.is_closed:
             return
-        self._make_room(needed)
+        self._received.make_room()
         self._flush()
         if self._is_full:
             self._pause_reading()
@@ -171,56 +156,21 @@ class Connection:
     def _is_full(self) -> bool:
         return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
 
-    def _dispatch_frames(self) -> int:
-        """Returns how many bytes the unfinished frame at the front needs in all, as far as is known."""
-        view, dispatch = self._view, self._dispatch
-        start, end = self._start, self._end
-        while end - start >= 4 and not self._is_full:
-            size: int = _SIZE.unpack_from(view, start)[0]
-            if not 0 < size <= self._frame_bytes_max:
-                raise ProtocolError(f"a request of {size} bytes; the limit is {self._frame_bytes_max}")
-            if end - start - 4 < size:
-                self._start = start
-                return size + 4
-            frame = view[start + 4 : start + 4 + size]
-            start += 4 + size
-            self._start = start
+    def _dispatch_frames(self) -> None:
+        next_frame, dispatch, replies = self._received.next_frame, self._dispatch, self._replies
+        # `_is_full`, written out: this is on the path of every request.
+        while len(replies) < _REPLIES_QUEUED_MAX and self._queued_bytes < _REPLY_BYTES_QUEUED_MAX:
+            frame = next_frame()
+            if frame is None:
+                return
             dispatch(self, frame)
             frame.release()
             if self.is_closed:
-                return 0
-        self._start = start
-        return 4
-
-    def _make_room(self, needed: int) -> None:
-        pending = self._end - self._start
-        capacity = len(self._buffer)
-        if needed > capacity:
-            # Twice what has arrived, or the whole frame if that is less: a length prefix alone buys no memory.
-            self._replace_buffer(min(needed, max(2 * pending, _RECEIVE_BYTES_ROOMY)))
-        elif self._end == capacity < _RECEIVE_BYTES_ROOMY:
-            self._replace_buffer(_RECEIVE_BYTES_ROOMY)
-        elif pending == 0:
-            self._start = self._end = 0
-        elif self._start + needed > capacity:
-            self._buffer[:pending] = self._view[self._start : self._end].tobytes()
-            self._start, self._end = 0, pending
-        # A large frame is received exactly to its end: its successor then begins at the front and never moves.
-        capacity = len(self._buffer)
-        self._receive_end = min(self._start + needed, capacity) if needed > _RECEIVE_BYTES_ROOMY else capacity
+                return
 
     def release_memory(self) -> None:
         """Give back a large buffer that holds nothing."""
-        if self._start == self._end and len(self._buffer) > _RECEIVE_BYTES_ROOMY:
-            self._replace_buffer(_RECEIVE_BYTES_MIN)
-            self._receive_end = _RECEIVE_BYTES_MIN
-
-    def _replace_buffer(self, capacity: int) -> None:
-        pending = self._end - self._start
-        buffer = bytearray(capacity)
-        buffer[:pending] = self._view[self._start : self._end]
-        self._buffer, self._view = buffer, memoryview(buffer)
-        self._start, self._end = 0, pending
+        self._received.release_memory()
 
     # -- sending ---------------------------------------------------------------------------------------------
 

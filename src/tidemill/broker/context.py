@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators import GroupCoordinators
-from tidemill.broker.dispatch import TABLE, Peer
+from tidemill.broker.dispatch import TABLE, Peer, Scope
 from tidemill.broker.driver import ControllerDriver
 from tidemill.broker.producer_ids import ProducerIds
+from tidemill.broker.quorum import Quorum
 from tidemill.broker.replicas import Replicas
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
@@ -41,17 +42,24 @@ class Broker:
     groups: GroupCoordinators
     data_dir: DataDir
     new_uuid: Callable[[], bytes]
+    quorum: Quorum = field(init=False)
 
     @property
     def image(self) -> MetadataImage:
         return self.controller.image
 
-    def api_versions(self) -> ApiVersionsResponse:
+    def is_controller_listener(self, name: str) -> bool:
+        return any(listener.name == name for listener in self.config.network.controller_listeners)
+
+    def api_versions(self, listener_name: str) -> ApiVersionsResponse:
+        """What a listener is for. One that serves brokers and controllers tells clients the broker's, as they expect."""
         image = self.image
+        scope = Scope.CONTROLLER if self.is_controller_listener(listener_name) else Scope.BROKER
         return ApiVersionsResponse(
             api_keys=[
                 ApiVersion(api_key=api.key, min_version=api.advertised.min, max_version=api.advertised.max)
                 for _, api in sorted(TABLE.items())
+                if api.scope & scope
             ],
             supported_features=[
                 SupportedFeatureKey(name=name, min_version=level, max_version=level)

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.driver import ControllerDriver
@@ -113,7 +112,7 @@ class GroupCoordinators:
                 )
             ]
         )
-        await self._controller.submit(lambda controller: controller.create_topics(request, self._new_uuid))
+        await self._controller.ask(request)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -285,17 +284,7 @@ class _HostedShard:
         return self._shard.is_active
 
     def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
-        end_offset = self._partition.append_internal(records, now_ms)
-        log = self._partition.log
-        if end_offset > self._partition.high_watermark and log is not None:
-            self._syncer.sync(log, partial(self._synced, end_offset))
-        return end_offset
-
-    def _synced(self, end_offset: int, error: OSError | None) -> None:
-        if error is None:
-            self._partition.advance_high_watermark(end_offset, 0)
-        else:
-            self._partition.fence(f"cannot sync {self._partition.name}: {error.strerror or error}")
+        return self._partition.append_internal(records, now_ms)
 
     def handle(self, request: GroupCall | TopicsChanged, token: int) -> None:
         self._shard.handle(request, token, self._clock.now_ms())

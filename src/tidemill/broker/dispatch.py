@@ -5,6 +5,9 @@ adding an API, and `docs/compatibility.md` is generated from the same table. A h
 the response, or a coroutine that does; version differences live in the codec. The two hot APIs, Produce and Fetch,
 register with `@serves_raw` and read the frame themselves.
 
+Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and tells only what it serves. To
+anybody else an API out of scope is one that is not served.
+
 Whatever a client sends, it gets the protocol's own answer: an API or version that is not served gets
 UNSUPPORTED_VERSION in the layout the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in
 the log. Only bytes that cannot be understood close the connection.
@@ -16,8 +19,9 @@ import asyncio
 import inspect
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Flag
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
@@ -41,6 +45,14 @@ logger = logging.getLogger(__name__)
 _PREFIX = struct.Struct(">ii")
 
 RequestT = TypeVar("RequestT", bound=Request)
+
+
+class Scope(Flag):
+    """Where an API is served, and what a listener serves."""
+
+    BROKER = 1
+    CONTROLLER = 2
+    BOTH = 3
 
 
 class Peer(Protocol):
@@ -109,30 +121,39 @@ class Api:
     handler: MessageHandler | RawHandler
     is_raw: bool
     gaps: tuple[str, ...]
+    scope: Scope
 
 
 TABLE: dict[int, Api] = {}
 
 
 def serves(
-    request: type[RequestT], *, versions: tuple[int, int] | None = None, gaps: Sequence[str] = ()
+    request: type[RequestT],
+    *,
+    versions: tuple[int, int] | None = None,
+    gaps: Sequence[str] = (),
+    scope: Scope = Scope.BROKER,
 ) -> Callable[[Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]], Any]:
     """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs."""
 
     def register(handler: Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]) -> Any:
-        _register(request, handler, versions, None, gaps, is_raw=False)
+        _register(request, handler, versions, None, gaps, scope, is_raw=False)
         return handler
 
     return register
 
 
 def serves_raw(
-    request: type[Request], *, advertised: tuple[int, int] | None = None, gaps: Sequence[str] = ()
+    request: type[Request],
+    *,
+    advertised: tuple[int, int] | None = None,
+    gaps: Sequence[str] = (),
+    scope: Scope = Scope.BROKER,
 ) -> Callable[[RawHandler], RawHandler]:
     """Register a handler that reads the frame and answers by itself."""
 
     def register(handler: RawHandler) -> RawHandler:
-        _register(request, handler, None, advertised, gaps, is_raw=True)
+        _register(request, handler, None, advertised, gaps, scope, is_raw=True)
         return handler
 
     return register
@@ -144,6 +165,7 @@ def _register(
     versions: tuple[int, int] | None,
     advertised: tuple[int, int] | None,
     gaps: Sequence[str],
+    scope: Scope,
     *,
     is_raw: bool,
 ) -> None:
@@ -161,17 +183,24 @@ def _register(
         handler,
         is_raw,
         tuple(gaps),
+        scope,
     )
 
 
 class Dispatcher:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, scopes: Mapping[str, Scope]) -> None:
+        """`scopes` says what each listener serves."""
         self._broker = broker
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tables = {
+            name: {key: api for key, api in TABLE.items() if api.scope & scope}
+            for name, scope in scopes.items()
+        }
+        # In the order in which they began: a set's order would differ from run to run.
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def dispatch(self, connection: Peer, frame: memoryview) -> None:
         header = parse_request_header(frame)
-        served = TABLE.get(header.api_key)
+        served = self._tables[connection.listener_name].get(header.api_key)
         if served is None or not served.versions.min <= header.api_version <= served.versions.max:
             self._refuse(connection, header, frame)
             return
@@ -203,8 +232,8 @@ class Dispatcher:
             return
         if inspect.isawaitable(result):
             task = asyncio.get_running_loop().create_task(self._finish(served, call, result))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
         else:
             assert isinstance(result, Response)
             call.respond((encode(result, call.version),))
@@ -239,7 +268,11 @@ class Dispatcher:
             refusal = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[own])
             call.respond((encode(refusal, 0),))
             return
-        if request is None or header.api_version not in request.versions or header.api_key in TABLE:
+        if (
+            request is None
+            or header.api_version not in request.versions
+            or self._is_served(connection, header)
+        ):
             name = apis.API_NAMES.get(header.api_key, "unknown")
             raise ProtocolError(
                 f"API key {header.api_key} ({name}) version {header.api_version} is not served; "
@@ -253,10 +286,15 @@ class Dispatcher:
         response = error_response(header.api_key, ErrorCode.UNSUPPORTED_VERSION, message)
         call.respond((encode(response, header.api_version),))
 
-    async def drain(self) -> None:
-        """Wait for the handlers that are still running."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+    def _is_served(self, connection: Peer, header: RequestHeader) -> bool:
+        return header.api_key in self._tables[connection.listener_name]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for the handlers that are still running, but not for those that wait for somebody who is gone."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in list(self._tasks):
+                task.cancel()
 
 
 def error_response(api_key: int, code: ErrorCode, message: str) -> Response:

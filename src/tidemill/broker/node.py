@@ -1,105 +1,124 @@
 """A node: makes the parts, hands them to each other, starts and stops them in order. It decides nothing.
 
-Start: lock the data directory, replay the metadata, bind the ports, register this broker, open its partitions, and only
-then accept: a client that dials early waits in the kernel's backlog. Stop: the reverse, and the mark of a clean shutdown
-is written last.
+Start: lock the data directory, bind the ports, follow the quorum, and as a broker: register, open the partitions that the
+metadata names, be unfenced, and only then accept clients. One that dials early waits in the kernel's backlog; other
+controllers are served at once, since without them there may be no quorum. Stop: give the leaderships away, then the reverse,
+and the mark of a clean shutdown is written last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import random
 import uuid
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from tidemill.broker import handlers
+from tidemill.broker.channel import Channels
 from tidemill.broker.cleaning_process import clean_in_process
-from tidemill.broker.clock import Clock, SystemClock
 from tidemill.broker.compaction import Compactor
 from tidemill.broker.context import Broker
 from tidemill.broker.coordinators import GroupCoordinators
-from tidemill.broker.dispatch import Dispatcher
-from tidemill.broker.driver import METADATA_FOLDER, ControllerDriver
+from tidemill.broker.dispatch import Dispatcher, Scope
+from tidemill.broker.driver import ControllerDriver
+from tidemill.broker.lifecycle import Lifecycle
+from tidemill.broker.network import ServerLimits
+from tidemill.broker.platform import Platform, real_platform
 from tidemill.broker.producer_ids import ProducerIds
+from tidemill.broker.quorum import Quorum
 from tidemill.broker.replicas import Replicas
-from tidemill.broker.server import Server, ServerLimits
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
 from tidemill.config import BrokerConfig, Listener
-from tidemill.controller.controller import Controller
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
-from tidemill.errors import ConfigError, StorageError
+from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
-from tidemill.log.files import DiskFiles, Files
+from tidemill.log.files import DiskFiles
 from tidemill.protocol.api import brokers as registration
-from tidemill.types import TopicPartition, uuid_text
+from tidemill.types import uuid_bytes, uuid_text
 
 logger = logging.getLogger(__name__)
 
-_BLOCKING_THREADS = 8
+# A response of another node: what one fetch may return, and room for its headers.
+_PEER_FRAME_BYTES_MAX = 128 << 20
+_DRAIN_S_MAX = 5.0
+_EVERY_INTERFACE = ("", "0.0.0.0", "::")
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
-_METADATA_PARTITION = TopicPartition("__cluster_metadata", 0)
 
 assert handlers  # importing them fills the dispatch table
 
 
 class Node:
-    def __init__(
-        self,
-        config: BrokerConfig,
-        *,
-        files: Files | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, config: BrokerConfig, platform: Platform | None = None) -> None:
         self.config = config
-        self._files = files or DiskFiles()
-        self._clock = clock or SystemClock()
-        self._rng = rng or random.SystemRandom()
-        self._pool = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="tidemill-disk")
+        self._platform = platform or real_platform()
         self._stopped = asyncio.Event()
         self.failure: str | None = None
+        # Every listener with the port that it really has.
         self.addresses: list[tuple[Listener, int]] = []
 
     # -- starting --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        config = self.config
-        data_dir = self._data_dir = self._open_data_dir()
-        identity = self._identity(data_dir)
-        syncer = Syncer(self._run_blocking, self._clock.now_ms)
-        replicas = self._replicas = Replicas(
-            config, self._files, data_dir, self._clock, syncer, self._run_blocking
+        self._data_dir = self._open_data_dir()
+        identity = self._identity()
+        self._make_parts()
+        self._bind()
+        self._data_dir.mark_in_use()
+        for listener in self.config.network.controller_listeners:
+            self._listening.start_accepting(listener.name)
+        self._quorum = self._make_quorum(identity)
+        self.broker.quorum = self._quorum
+        self._driver.drive(self._quorum, identity.cluster_id)
+        await self._quorum.start()
+        identity = await self._join_cluster(identity)
+        if self.config.is_broker:
+            await self._join_as_broker(identity)
+
+    def _make_parts(self) -> None:
+        config, platform, data_dir = self.config, self._platform, self._data_dir
+        self._channels = Channels(
+            platform.network,
+            asyncio.get_running_loop(),
+            client_id=f"node-{config.node_id}",
+            frame_bytes_max=_PEER_FRAME_BYTES_MAX,
         )
+        syncer = self._syncer = Syncer(platform.run_blocking, platform.clock.now_ms)
         driver = self._driver = ControllerDriver(
-            Controller(identity.cluster_id, config),
-            self._files,
-            f"{data_dir.path}/{METADATA_FOLDER}",
+            config, platform, self._channels, self._new_uuid, self._follow, self._fail
+        )
+        self._lifecycle = Lifecycle(config, driver, self._new_uuid, self._fail)
+        replicas = self._replicas = Replicas(
+            config,
+            platform,
+            data_dir,
             syncer,
-            self._clock,
-            is_clean=data_dir.was_clean,
-            recovery_point=data_dir.recovery_points.get(_METADATA_PARTITION, 0),
-            on_change=self._follow,
-            on_fatal=self._fail,
+            driver.ask,
+            self._channels,
+            lambda: self._lifecycle.broker_epoch,
+            self._fail,
         )
         self._groups = GroupCoordinators(
-            config, self._clock, replicas, driver, syncer, self._new_uuid, uuid_text
+            config, platform.clock, replicas, driver, syncer, self._new_uuid, uuid_text
         )
-        broker = self.broker = Broker(
+        self._compactor = Compactor(
+            config,
+            platform.files,
+            data_dir,
+            platform.clock,
+            replicas.partitions,
+            platform.run_blocking,
+            clean_in_process if isinstance(platform.files, DiskFiles) else None,
+        )
+        self.broker = Broker(
             config=config,
-            loop=loop,
-            clock=self._clock,
+            loop=asyncio.get_running_loop(),
+            clock=platform.clock,
             controller=driver,
             replicas=replicas,
             fetch_sessions=FetchSessions(
                 config.fetch.max_incremental_fetch_session_cache_slots,
-                lambda: self._rng.randrange(1, 1 << 31),
+                lambda: platform.rng.randrange(1, 1 << 31),
             ),
             syncer=syncer,
             producer_ids=ProducerIds(self._allocate_producer_ids),
@@ -107,29 +126,58 @@ class Node:
             data_dir=data_dir,
             new_uuid=self._new_uuid,
         )
-        self._dispatcher = Dispatcher(broker)
-        self._server = Server(loop, self._dispatcher.dispatch, _limits(config))
+
+    def _bind(self) -> None:
+        network = self.config.network
+        scopes = {listener.name: Scope.CONTROLLER for listener in network.controller_listeners}
+        # A node that votes and has no listener for it is alone so far: brokers that join it come in by the front door.
+        is_merged = self.config.is_controller and not network.controller_listeners
+        for listener in network.listeners:
+            scopes[listener.name] = Scope.BOTH if is_merged else Scope.BROKER
+        self._dispatcher = Dispatcher(self.broker, scopes)
+        self._listening = self._platform.network.listen(self._dispatcher.dispatch, _limits(self.config))
         self.addresses = [
-            (listener, self._server.bind(listener.name, listener.host, listener.port))
-            for listener in config.network.listeners
+            (listener, self._listening.bind(listener.name, listener.host, listener.port))
+            for listener in (*network.listeners, *network.controller_listeners)
         ]
-        data_dir.mark_in_use()
-        await self._register(identity)
-        driver.write_snapshot_if_due()
-        replicas.load(driver.image)
-        replicas.start()
-        self._compactor = Compactor(
-            config,
-            self._files,
-            data_dir,
-            self._clock,
-            replicas.partitions,
-            self._run_blocking,
-            clean_in_process if isinstance(self._files, DiskFiles) else None,
+
+    def _make_quorum(self, identity: Identity) -> Quorum:
+        listeners = self.config.network.controller_listeners or self.config.network.listeners
+        names = {listener.name for listener in listeners}
+        return Quorum(
+            self.config,
+            self._platform,
+            self._syncer,
+            self._channels,
+            self._driver,
+            directory_id=uuid_bytes(identity.directory_id),
+            cluster_id=identity.cluster_id,
+            endpoints=[each for each in self._advertised() if each.name in names],
+            on_fatal=self._fail,
         )
+
+    async def _join_cluster(self, identity: Identity) -> Identity:
+        """The directory is this cluster's from the moment its id is known, and no other's ever after."""
+        await self._driver.wait_for(lambda: bool(self._driver.image.cluster_id))
+        identity = Identity(self._driver.image.cluster_id, identity.node_id, identity.directory_id)
+        self._claim(identity)
+        self._quorum.set_cluster_id(self._driver.image.cluster_id)
+        return identity
+
+    async def _join_as_broker(self, identity: Identity) -> None:
+        config, driver = self.config, self._driver
+        names = {listener.name for listener in config.network.listeners}
+        listeners = [each for each in self._advertised() if each.name in names]
+        await self._lifecycle.register(identity, listeners, self._data_dir.clean_broker_epoch)
+        self._replicas.load(driver.image)
+        self._replicas.start()
+        self._lifecycle.start()
+        await self._lifecycle.until_unfenced()
+        await driver.wait_for(lambda: not driver.image.brokers[config.node_id].is_fenced)
         self._compactor.start()
         self._groups.load(driver.image)
-        self._server.start_accepting()
+        for listener in config.network.listeners:
+            self._listening.start_accepting(listener.name)
 
     def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Each committed change of the metadata, once the partitions are open."""
@@ -141,40 +189,26 @@ class Node:
         folders = self.config.storage.log_dirs
         if len(folders) != 1:
             raise ConfigError(f"log.dirs names {len(folders)} directories ({', '.join(folders)}); use one")
-        return DataDir(self._files, folders[0], os.getpid())
+        return DataDir(self._platform.files, folders[0], self._platform.pid)
 
-    def _identity(self, data_dir: DataDir) -> Identity:
-        found = data_dir.identity()
+    def _identity(self) -> Identity:
+        found = self._data_dir.identity()
         identity = Identity(
-            found.cluster_id if found else uuid_text(self._new_uuid()),
+            found.cluster_id if found else None,
             self.config.node_id,
             found.directory_id if found else uuid_text(self._new_uuid()),
         )
-        try:
-            data_dir.claim(identity)
-        except OSError as error:
-            raise StorageError(f"cannot write to {data_dir.path}: {error.strerror or error}") from error
+        self._claim(identity)
         return identity
 
-    def _new_uuid(self) -> bytes:
-        return uuid.UUID(int=self._rng.getrandbits(128), version=4).bytes
+    def _claim(self, identity: Identity) -> None:
+        try:
+            self._data_dir.claim(identity)
+        except OSError as error:
+            raise StorageError(f"cannot write to {self._data_dir.path}: {error.strerror or error}") from error
 
-    async def _register(self, identity: Identity) -> None:
-        request = registration.BrokerRegistrationRequest(
-            broker_id=self.config.node_id,
-            cluster_id=identity.cluster_id,
-            incarnation_id=self._new_uuid(),
-            listeners=self._advertised(),
-            rack=self.config.rack,
-        )
-        now_ms = self._clock.now_ms()
-        reply = await self._driver.submit(lambda controller: controller.register_broker(request, now_ms))
-        heartbeat = registration.BrokerHeartbeatRequest(
-            broker_id=self.config.node_id,
-            broker_epoch=reply.broker_epoch,
-            current_metadata_offset=reply.broker_epoch,
-        )
-        await self._driver.submit(lambda controller: controller.heartbeat(heartbeat, now_ms))
+    def _new_uuid(self) -> bytes:
+        return uuid.UUID(int=self._platform.rng.getrandbits(128), version=4).bytes
 
     def _advertised(self) -> list[registration.Listener]:
         """What other nodes and clients are told; the bound address where nothing is advertised."""
@@ -185,21 +219,25 @@ class Node:
             endpoints.append(
                 registration.Listener(
                     name=bound.name,
-                    host=shown.host if shown else bound.host or "localhost",
+                    host=shown.host if shown else self._reachable(bound.host),
                     port=shown.port if shown and shown.port else port,
                     security_protocol=_SECURITY_PROTOCOLS[bound.security_protocol],
                 )
             )
         return endpoints
 
-    async def _allocate_producer_ids(self) -> tuple[int, int]:
-        broker = self._driver.image.brokers[self.config.node_id]
-        request = registration.AllocateProducerIdsRequest(broker_id=broker.id, broker_epoch=broker.epoch)
-        reply = await self._driver.submit(lambda controller: controller.allocate_producer_ids(request))
-        return reply.producer_id_start, reply.producer_id_len
+    def _reachable(self, bound_host: str) -> str:
+        return self._platform.host_name if bound_host in _EVERY_INTERFACE else bound_host
 
-    def _run_blocking(self, function: Callable[[], Any]) -> Awaitable[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._pool, function)
+    async def _allocate_producer_ids(self) -> tuple[int, int]:
+        request = registration.AllocateProducerIdsRequest(
+            broker_id=self.config.node_id, broker_epoch=self._lifecycle.broker_epoch
+        )
+        reply = await self._driver.ask(request)
+        assert isinstance(reply, registration.AllocateProducerIdsResponse)
+        if reply.error_code:
+            raise ApiError(ErrorCode(reply.error_code))
+        return reply.producer_id_start, reply.producer_id_len
 
     # -- stopping --------------------------------------------------------------------------------------------
 
@@ -207,8 +245,9 @@ class Node:
         self._stopped.set()
 
     def _fail(self, reason: str) -> None:
-        logger.critical("stopping: %s", reason)
-        self.failure = reason
+        if self.failure is None:
+            logger.critical("stopping: %s", reason)
+            self.failure = reason
         self._stopped.set()
 
     async def wait_until_stopped(self) -> None:
@@ -216,17 +255,24 @@ class Node:
 
     async def stop(self) -> None:
         """Answer what is under way, close everything, and mark the directory clean."""
-        self._server.stop_listening()
-        await self._dispatcher.drain()
-        self._server.close()
+        if self.failure is None:
+            await self._lifecycle.shut_down()
+        self._lifecycle.close()
+        self._listening.stop_listening()
+        self._driver.stop_asking()
+        await self._dispatcher.drain(_DRAIN_S_MAX)
+        self._listening.close()
         self._groups.close()
         await self._compactor.stop()
         is_clean = await self._replicas.close()
+        await self._quorum.resign()
         self._driver.close()
+        is_clean = await self._quorum.close() and is_clean
+        self._channels.close()
         if is_clean and self.failure is None:
-            self._data_dir.mark_clean()
+            self._data_dir.mark_clean(self._lifecycle.broker_epoch)
         self._data_dir.unlock()
-        self._pool.shutdown()
+        self._platform.close()
 
 
 def _limits(config: BrokerConfig) -> ServerLimits:

@@ -1,8 +1,15 @@
 """The partitions that this broker hosts, kept in step with the metadata image.
 
-Opens logs at start, makes and removes them as topics come and go, and runs the work that no request asks for: retention,
-timed flushes, checkpoints. A partition whose log cannot be opened is offline: it answers KAFKA_STORAGE_ERROR and is
-reported once, while the others serve.
+Opens logs at start, makes and removes them as topics and replicas come and go, and lets each partition lead or follow as
+the image says. A partition whose log cannot be opened is offline: it answers KAFKA_STORAGE_ERROR and is reported once,
+while the others serve. Folders that the image does not know are never removed, only those of partitions that the image
+takes away while this broker runs (failure 16).
+
+When the disk under a partition fails that has other replicas, the broker stops: they take over, and only a broker that is
+gone makes the controller do that (failure 5). Damage, bytes that are no batch, is repaired from a replica: the broker notes
+that the log must be checked whole and stops without a clean mark; on its return it is in no ISR, cuts the log at the
+damage (what follows is set aside) and copies the rest from the leader. A sole replica, or the last one in sync, is never
+cut: it stays as it is and reports.
 
 Handlers look partitions up by what stands on the wire, in three dictionaries over the same values.
 """
@@ -11,45 +18,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from tidemill.broker.clock import Clock
+from tidemill.broker.channel import Channels
+from tidemill.broker.fetchers import Fetchers
+from tidemill.broker.isr_changes import Ask, IsrChanges
+from tidemill.broker.network import Address
 from tidemill.broker.partition import Partition
-from tidemill.broker.syncer import RunBlocking, Syncer
+from tidemill.broker.platform import Platform
+from tidemill.broker.syncer import Syncer
+from tidemill.broker.throttles import Throttles
+from tidemill.broker.upkeep import Upkeep
 from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.datadir import DataDir
-from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.types import TopicPartition, uuid_text
+from tidemill.replication.follower import RestartAt, TruncateTo
+from tidemill.replication.leader import ProposeIsr
+from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition, uuid_text
 
 logger = logging.getLogger(__name__)
 
-_PRODUCER_EXPIRY_CHECK_S = 600.0
+_RECONSIDER_S = 0.5
 
 
 class Replicas:
     def __init__(
         self,
         config: BrokerConfig,
-        files: Files,
+        platform: Platform,
         data_dir: DataDir,
-        clock: Clock,
         syncer: Syncer,
-        run_blocking: RunBlocking,
+        ask: Ask,
+        channels: Channels,
+        broker_epoch: Callable[[], int],
+        on_fatal: Callable[[str], None],
     ) -> None:
         self._config = config
-        self._files = files
+        self._platform = platform
         self._data_dir = data_dir
-        self._clock = clock
-        self._syncer = syncer
-        self._run_blocking = run_blocking
+        self.syncer = syncer
+        self.broker_epoch = broker_epoch
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self.broker_id: int = config.node_id
+        self.lag_time_max_ms = config.replication.lag_time_max_ms
+        self.followers_serve_consumers = config.replication.selector_class is not None
         self._damaged: set[TopicPartition] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
+        self.throttles = Throttles(config)
+        self._upkeep = Upkeep(config, platform, data_dir, syncer, self.partitions)
+        self._fetchers = Fetchers(config.replication, channels, self)
+        self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
+        self._is_closing = False
         self.image: MetadataImage | None = None
         self.by_name: dict[str, dict[int, Partition]] = {}
         self.by_wire_name: dict[bytes, dict[int, Partition]] = {}
@@ -70,40 +93,101 @@ class Replicas:
                 return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         partition = hosted.get(index)
         if partition is None:
+            if self._image_of(key) is not None:
+                return None, ErrorCode.NOT_LEADER_OR_FOLLOWER
             return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return partition, ErrorCode.NONE
+
+    def _image_of(self, key: tuple[str | bytes, int]) -> PartitionImage | None:
+        image, (name, index) = self.image, key
+        if image is None:
+            return None
+        topics: Mapping[object, TopicImage] = (
+            image.topics_by_id if isinstance(name, bytes) else image.topics_by_name  # type: ignore[assignment]
+        )
+        topic = topics.get(name)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            return None
+        return topic.partitions[index]
+
+    def leader_of(self, key: tuple[str | bytes, int]) -> tuple[int, int]:
+        """The leader of a partition, hosted here or not, and its epoch."""
+        image = self._image_of(key)
+        return (NO_BROKER, NO_LEADER_EPOCH) if image is None else (image.leader, image.leader_epoch)
 
     def partitions(self) -> Iterator[Partition]:
         for hosted in self.by_name.values():
             yield from hosted.values()
 
-    def _hosts(self, partition: PartitionImage) -> bool:
-        return self._config.node_id in partition.replicas
+    # -- what partitions and fetch loops ask of the broker ---------------------------------------------------
+
+    def steady_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def wall_ms(self) -> int:
+        return self._platform.clock.now_ms()
+
+    def eligible_epoch(self, broker_id: int) -> int | None:
+        broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
+        return broker.epoch if broker is not None and broker.is_active else None
+
+    def address_of(self, broker_id: int) -> Address | None:
+        broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
+        if broker is None or not broker.endpoints:
+            return None
+        name = self._config.network.inter_broker_listener_name
+        endpoint = broker.endpoints.get(name) if name is not None else None
+        if endpoint is None:
+            endpoint = next(iter(broker.endpoints.values()))
+        return Address(endpoint.host, endpoint.port)
+
+    def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
+        self._isr_changes.propose(partition, proposal)
+
+    def reconsider_later(self, partition: Partition) -> None:
+        if not self._is_closing:
+            self._loop.call_later(_RECONSIDER_S, partition.reconsider)
+
+    def truncate(self, partition: Partition, cut: TruncateTo | RestartAt, done: Callable[[], None]) -> None:
+        self._upkeep.truncate(partition, cut, done)
+
+    def restart_within_batch(self, partition: Partition, offset: int) -> None:
+        self._upkeep.restart_within_batch(partition, offset)
+
+    def follow_log_start(self, partition: Partition, offset: int) -> None:
+        self._upkeep.move_start(partition, offset)
 
     # -- following the metadata ------------------------------------------------------------------------------
 
     def load(self, image: MetadataImage) -> None:
         """Open every partition of the image: at start, before anything listens."""
         self.image = image
+        self.throttles.configure(image, image.configs)
         for topic in image.topics_by_name.values():
             self._host(topic, range(len(topic.partitions)))
-        self._remove_later(self._data_dir.deleted_folders())
+        self._upkeep.remove_later(self._data_dir.deleted_folders())
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Follow one committed change."""
         self.image = image
+        if delta.changed_configs:
+            self.throttles.configure(image, delta.changed_configs)
         for topic in delta.deleted_topics.values():
             self._drop(topic)
         for topic_id, change in delta.changed_topics.items():
-            self._host(image.topics_by_id[topic_id], change.changed)
+            self._host(image.topics_by_id[topic_id], sorted(change.changed))
         if any(resource.type == ResourceType.BROKER for resource in delta.changed_configs):
             self._configs.clear()
-            self._reconfigure(image.topics_by_name.values().__iter__())
-            return
-        names = [r.name for r in delta.changed_configs if r.type == ResourceType.TOPIC]
-        self._reconfigure(image.topics_by_name[name] for name in names if name in image.topics_by_name)
+            self._reconfigure(image.topics_by_name.values())
+        else:
+            names = [r.name for r in delta.changed_configs if r.type == ResourceType.TOPIC]
+            self._reconfigure(image.topics_by_name[name] for name in names if name in image.topics_by_name)
+        if delta.changed_brokers:
+            # A broker that came back, or was let in, may join ISRs although its partitions are at rest.
+            self.reconsider_isrs()
+            self._fetchers.brokers_changed()
 
-    def _reconfigure(self, topics: Iterator[TopicImage]) -> None:
+    def _reconfigure(self, topics: Iterable[TopicImage]) -> None:
         for topic in topics:
             config = self.topic_config(topic.name)
             for partition in self.by_name.get(topic.name, {}).values():
@@ -120,7 +204,7 @@ class Replicas:
             config = self._configs[key] = resolve_topic_config(overrides, layers)
         return config
 
-    def _host(self, topic: TopicImage, indexes: range | dict[int, PartitionImage]) -> None:
+    def _host(self, topic: TopicImage, indexes: Iterable[int]) -> None:
         config = self.topic_config(topic.name)
         hosted = self.by_name.setdefault(topic.name, {})
         self.by_wire_name[topic.name.encode()] = hosted
@@ -128,12 +212,29 @@ class Replicas:
         for index in indexes:
             image = topic.partitions[index]
             partition = hosted.get(index)
-            if partition is not None:
-                partition.leader_epoch = image.leader_epoch
-                partition.replicas, partition.in_sync_replicas = len(image.replicas), len(image.isr)
-                partition.wake_waiters()
-            elif self._hosts(image):
-                hosted[index] = self._open(TopicPartition(topic.name, index), topic.id, image, config)
+            if self._config.node_id not in image.replicas:
+                if partition is not None:
+                    del hosted[index]
+                    self._remove(partition)
+                continue
+            if partition is None:
+                name = TopicPartition(topic.name, index)
+                partition = hosted[index] = self._open(name, topic.id, image, config)
+            self._apply(partition, image)
+
+    def _apply(self, partition: Partition, image: PartitionImage) -> None:
+        """Lead, follow, or wait for a leader."""
+        if partition.log is None:
+            self._repair(partition, image)
+        before = (partition.leader_id, partition.leader_epoch)
+        was_following = self._fetchers.state_of(partition) is not None
+        partition.apply(image)
+        if partition.log is None or image.leader in (NO_BROKER, self._config.node_id):
+            self._fetchers.unfollow(partition)
+        elif not was_following or before != (image.leader, image.leader_epoch):
+            self._fetchers.follow(partition, image.leader, image.leader_epoch)
+
+    # -- opening and removing --------------------------------------------------------------------------------
 
     def _open(
         self, tp: TopicPartition, topic_id: bytes, image: PartitionImage, config: TopicConfig
@@ -141,36 +242,40 @@ class Replicas:
         log: Log | None = None
         try:
             log = self._open_log(tp, topic_id, config)
-        except (StorageError, OSError) as error:
+        except StorageError as error:
+            self._damaged.add(tp)
             self._report_offline(tp, str(error))
-        return Partition(
-            tp,
-            topic_id,
-            log,
-            config,
-            image.leader_epoch,
-            len(image.replicas),
-            len(image.isr),
-            lambda p, why: self._report_offline(p.name, why),
-        )
+            self._stop_if_others_can(tp, image, str(error), was_clean=self._data_dir.was_clean)
+        except OSError as error:
+            self._report_offline(tp, str(error))
+            self._stop_if_others_can(tp, image, str(error))
+        return Partition(tp, topic_id, log, config, self, self._data_dir.high_watermarks.get(tp, 0))
 
-    def _open_log(self, tp: TopicPartition, topic_id: bytes, config: TopicConfig) -> Log:
+    def _open_log(
+        self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False
+    ) -> Log:
         data_dir = self._data_dir
         found_id = data_dir.topic_id_of(tp)
         if found_id is not None and found_id != topic_id:
-            raise StorageError(
-                f"{data_dir.folder_of(tp)} belongs to topic id {uuid_text(found_id)}, "
-                f"the metadata says {uuid_text(topic_id)}; move the folder away"
+            # The topic was deleted and made again while this broker was away. What it has is of the old one.
+            aside = data_dir.set_folder_aside(tp, found_id)
+            logger.warning(
+                "%s belongs to topic id %s, the metadata says %s; it is set aside as %s",
+                data_dir.folder_of(tp),
+                uuid_text(found_id),
+                uuid_text(topic_id),
+                aside,
             )
+            found_id = None
         if found_id is None:
             data_dir.create_folder(tp, topic_id)
         log = Log(
-            self._files,
+            self._platform.files,
             data_dir.folder_of(tp),
             config,
-            now_ms=self._clock.now_ms(),
-            is_clean=data_dir.was_clean,
-            recovery_point=data_dir.recovery_points.get(tp, 0),
+            now_ms=self._platform.clock.now_ms(),
+            is_clean=data_dir.was_clean and not is_whole_checked,
+            recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),
             log_start_offset=data_dir.log_starts.get(tp, 0),
         )
         if log.recovered_bytes_cut:
@@ -182,144 +287,117 @@ class Replicas:
             )
         return log
 
+    def _repair(self, partition: Partition, image: PartitionImage) -> None:
+        """Open a damaged log up to the damage, when another replica has the rest and this one is not counted on."""
+        tp = partition.name
+        has_other_leader = image.leader not in (NO_BROKER, self._config.node_id)
+        if tp not in self._damaged or not has_other_leader or self._config.node_id in image.isr:
+            return
+        try:
+            log = self._open_log(tp, partition.topic_id, partition.config, is_whole_checked=True)
+        except (StorageError, OSError) as error:
+            self._report_offline(tp, str(error))
+            return
+        self._damaged.discard(tp)
+        partition.log = log
+        partition.was_cut()
+        logger.warning(
+            "%s: cut at offset %d, where it was damaged; broker %d has the rest",
+            tp,
+            log.log_end_offset,
+            image.leader,
+        )
+
     def _drop(self, topic: TopicImage) -> None:
         hosted = self.by_name.pop(topic.name, {})
         self.by_wire_name.pop(topic.name.encode(), None)
         self.by_wire_id.pop(bytes(topic.id), None)
-        doomed = []
         for partition in hosted.values():
-            log, partition.log = partition.log, None
+            self._remove(partition)
+
+    def _remove(self, partition: Partition) -> None:
+        """The partition is gone, or lives elsewhere now."""
+        self._fetchers.unfollow(partition)
+        if partition.log is None:
             partition.wake_waiters()
-            if log is None:
-                # Offline: its data may be all that is left of something. Only its owner may remove it.
-                logger.warning("%s was deleted while offline; its folder stays where it is", partition.name)
-                continue
-            log.release()
-            self._data_dir.recovery_points.pop(partition.name, None)
-            self._data_dir.log_starts.pop(partition.name, None)
-            doomed.append(self._data_dir.mark_folder_deleted(partition.name, topic.id))
-        self._remove_later(doomed)
+            # Offline: its data may be all that is left of something. Only its owner may remove it.
+            logger.warning("%s was taken away while offline; its folder stays where it is", partition.name)
+            return
+        partition.release().release()
+        for offsets in (
+            self._data_dir.recovery_points,
+            self._data_dir.log_starts,
+            self._data_dir.high_watermarks,
+        ):
+            offsets.pop(partition.name, None)
+        self._upkeep.remove_later([self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)])
 
     # -- trouble ---------------------------------------------------------------------------------------------
 
     def _report_offline(self, tp: TopicPartition, reason: str) -> None:
         logger.error("partition %s is offline: %s", tp, reason)
 
+    def went_offline(self, partition: Partition, reason: str) -> None:
+        """The disk failed under a partition that was served."""
+        self._fetchers.unfollow(partition)
+        self._report_offline(partition.name, reason)
+        if partition.image is not None:
+            self._stop_if_others_can(partition.name, partition.image, reason)
+
+    def _stop_if_others_can(
+        self, tp: TopicPartition, image: PartitionImage, reason: str, *, was_clean: bool = True
+    ) -> None:
+        """Stop when other replicas are there to take over, and the controller still counts on this one.
+
+        After an unclean stop it does not: the registration has said so.
+        """
+        counts = image.leader == self._config.node_id or self._config.node_id in image.isr
+        if len(image.replicas) > 1 and counts and was_clean and len(image.isr) + len(image.elr) > 1:
+            self._on_fatal(f"{tp} cannot be served, and it has other replicas: {reason}")
+
     def report_damage(self, partition: Partition, reason: str) -> None:
         """A read met bytes that are no batch. Logged once for each partition; the rest of it still serves."""
-        if partition.name not in self._damaged:
-            self._damaged.add(partition.name)
-            logger.error("partition %s is damaged: %s", partition.name, reason)
+        tp, image = partition.name, partition.image
+        if tp in self._damaged:
+            return
+        self._damaged.add(tp)
+        logger.error("partition %s is damaged: %s", tp, reason)
+        if image is None or len(image.replicas) == 1 or (image.isr == (self._config.node_id,)):
+            return
+        try:
+            self._upkeep.check_whole_at_next_start(tp)
+        except OSError as error:
+            logger.error("cannot note that %s is damaged: %s", tp, error)
+        self._on_fatal(f"{tp} is damaged, and other replicas have it: {reason}")
 
     # -- background work -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        storage = self._config.storage
-        flush_s = min(1.0, storage.log_flush_scheduler_interval_ms / 1000)
-        for interval_s, work in (
-            (storage.log_retention_check_interval_ms / 1000, self.apply_retention),
-            (storage.log_flush_offset_checkpoint_interval_ms / 1000, self.checkpoint),
-            (flush_s, self.flush_overdue),
-            (_PRODUCER_EXPIRY_CHECK_S, self.expire_producers),
-        ):
-            self._spawn(self._every(interval_s, work))
+        self._upkeep.start()
+        self._upkeep.spawn(self._upkeep.every(self.lag_time_max_ms / 2000, self.reconsider_isrs))
+        self._fetchers.start()
 
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _every(self, interval_s: float, work: Callable[[], object]) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                result = work()
-                if asyncio.iscoroutine(result):
-                    await result
-            except Exception:
-                # A background task that dies unseen is failure 26: it is logged and tried again.
-                logger.exception("%s failed; trying again in %.0f s", work.__name__, interval_s)
-
-    def apply_retention(self) -> None:
-        now_ms = self._clock.now_ms()
+    def reconsider_isrs(self) -> None:
         for partition in list(self.partitions()):
-            log = partition.log
-            if log is None:
-                continue
-            try:
-                removed = log.apply_retention(now_ms, partition.high_watermark)
-            except OSError as error:
-                partition.fence(f"retention failed: {error.strerror or error}")
-                continue
-            if removed:
-                logger.info(
-                    "%s: retention removed segments, the log starts at %d",
-                    partition.name,
-                    log.log_start_offset,
-                )
-                self._remove_later(removed)
+            if partition.is_leader and partition.is_replicated:
+                partition.reconsider()
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """DeleteRecords."""
-        assert partition.log is not None
-        self._remove_later(partition.log.move_start(offset))
-        partition.wake_waiters()
-
-    def _remove_later(self, paths: list[str]) -> None:
-        if not paths:
-            return
-
-        async def remove() -> None:
-            for path in paths:
-                try:
-                    await self._run_blocking(partial(self._files.remove, path))
-                except OSError as error:
-                    logger.warning("cannot remove %s: %s", path, error)
-
-        self._spawn(remove())
-
-    def flush_overdue(self) -> None:
-        """Sync what has waited for `flush.ms`, and every sealed segment: recovery then reads the active one only."""
-        now_ms = self._clock.now_ms()
-        for partition in self.partitions():
-            log = partition.log
-            if log is None or log.recovery_point >= log.log_end_offset:
-                continue
-            is_sealed = log.recovery_point < log.active.base_offset
-            if is_sealed or now_ms - log.last_flush_ms >= partition.config.flush_ms:
-                self._syncer.sync(log, partial(self._flushed, partition))
-
-    def _flushed(self, partition: Partition, error: OSError | None) -> None:
-        if error is not None:
-            # The kernel may have dropped what it could not write: a second sync would "succeed" without it.
-            partition.fence(f"cannot sync: {error.strerror or error}")
-
-    def expire_producers(self) -> None:
-        oldest = self._clock.now_ms() - self._config.storage.producer_id_expiration_ms
-        for partition in self.partitions():
-            if partition.log is not None:
-                partition.log.producers.expire(oldest)
+        self._upkeep.move_start(partition, offset)
 
     async def checkpoint(self) -> None:
-        recovery_points, log_starts = self._offsets()
-        await self._run_blocking(lambda: self._data_dir.write_checkpoints(recovery_points, log_starts))
-
-    def _offsets(self) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        recovery_points = dict(self._data_dir.recovery_points)
-        log_starts = dict(self._data_dir.log_starts)
-        for partition in self.partitions():
-            if partition.log is not None:
-                recovery_points[partition.name] = partition.log.recovery_point
-                log_starts[partition.name] = partition.log.log_start_offset
-        return recovery_points, log_starts
+        await self._upkeep.checkpoint()
 
     async def close(self) -> bool:
         """A clean shutdown; whether every log was closed as it should be."""
-        for task in self._tasks:
-            task.cancel()
+        self._is_closing = True
+        self._fetchers.close()
+        self._isr_changes.close()
+        self._upkeep.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]
-        unsynced = (self._syncer.sync_now(log) for log in logs if log.is_unsynced)
+        unsynced = (self.syncer.sync_now(log) for log in logs if log.is_unsynced)
         await asyncio.gather(*unsynced, return_exceptions=True)
         is_clean = True
         for partition in self.partitions():
@@ -331,5 +409,5 @@ class Replicas:
             except OSError as error:
                 is_clean = False
                 logger.error("%s was not closed cleanly: %s", partition.name, error)
-        self._data_dir.write_checkpoints(*self._offsets())
+        self._upkeep.write_all()
         return is_clean

@@ -13,9 +13,10 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tidemill.broker.connection import Connection
+from tidemill.broker.dispatch import Peer
+from tidemill.broker.network import ServerLimits
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,24 +28,13 @@ _HOUSEKEEPING_S = 1.0
 _BUFFER_IDLE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    frame_bytes_max: int
-    connections_max: int
-    connections_per_ip_max: int
-    idle_ms_max: int
-    backlog: int = 1024
-    send_buffer_bytes: int = -1
-    receive_buffer_bytes: int = -1
-
-
 class Server:
     """One or more listeners that feed the same handler."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        dispatch: Callable[[Connection, memoryview], None],
+        dispatch: Callable[[Peer, memoryview], None],
         limits: ServerLimits,
     ) -> None:
         self._loop = loop
@@ -73,9 +63,11 @@ class Server:
         bound_port: int = listener.getsockname()[1]
         return bound_port
 
-    def start_accepting(self) -> None:
-        for listener in self._listeners:
-            self._accept_from(listener)
+    def start_accepting(self, name: str) -> None:
+        """On the listener of that name; the others keep their clients waiting."""
+        for listener, its_name in self._listeners.items():
+            if its_name == name:
+                self._accept_from(listener)
 
     def _accept_from(self, listener: socket.socket) -> None:
         if listener in self._listeners:

@@ -12,12 +12,26 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from tidemill.log.log import Log
-from tidemill.log.recovery import SyncWork
-
 logger = logging.getLogger(__name__)
 
 Done = Callable[[OSError | None], None]
+
+
+class Work(Protocol):
+    """What makes a log durable up to `end_offset`; safe to do in another thread."""
+
+    @property
+    def end_offset(self) -> int: ...
+    def run(self) -> None: ...
+
+
+class Syncable(Protocol):
+    """A log."""
+
+    @property
+    def folder(self) -> str: ...
+    def sync_work(self) -> Work: ...
+    def synced(self, end_offset: int, now_ms: int) -> None: ...
 
 
 class RunBlocking(Protocol):
@@ -30,16 +44,16 @@ class Syncer:
     def __init__(self, run_blocking: RunBlocking, now_ms: Callable[[], int]) -> None:
         self._run_blocking = run_blocking
         self._now_ms = now_ms
-        self._waiting: dict[Log, list[Done]] = {}
+        self._waiting: dict[Syncable, list[Done]] = {}
         self._round: asyncio.Task[None] | None = None
 
-    def sync(self, log: Log, done: Done) -> None:
+    def sync(self, log: Syncable, done: Done) -> None:
         """Make durable what `log` holds now, then call `done`."""
         self._waiting.setdefault(log, []).append(done)
         if self._round is None:
             self._round = asyncio.get_running_loop().create_task(self._run_rounds())
 
-    async def sync_now(self, log: Log) -> None:
+    async def sync_now(self, log: Syncable) -> None:
         """The same for a coroutine; raises what the disk raised."""
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -80,7 +94,7 @@ class _Attempt:
 
     __slots__ = ("_work",)
 
-    def __init__(self, work: SyncWork) -> None:
+    def __init__(self, work: Work) -> None:
         self._work = work
 
     def __call__(self) -> OSError | None:

@@ -1,21 +1,43 @@
-"""`tidemill cluster`: which brokers there are, and what they hold."""
+"""`tidemill cluster`: run one on this machine, and see how any cluster is."""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from typing import NamedTuple
+import sys
+import time
 
+from tidemill.cli import local_cluster
+from tidemill.cli.cluster_view import (
+    Health,
+    PartitionRow,
+    broker_rows,
+    partition_health,
+    partition_name,
+    print_brokers,
+)
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
-from tidemill.cli.table import print_fields, print_table, size_text
+from tidemill.cli.table import Quantity, plural, print_fields, print_table
 from tidemill.client.admin import Admin
-from tidemill.client.connection import Address
-from tidemill.protocol.api.cluster import DescribeClusterBroker
+from tidemill.client.cluster import Cluster
+from tidemill.client.cluster_admin import ClusterAdmin, Quorum
+from tidemill.errors import ApiError, TidemillError
+from tidemill.protocol.api.quorum import ReplicaState
+
+_PARTITIONS_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = add_verbs(parser)
+    local_cluster.add_verb_start(verbs)
     add_verb(
-        add_verbs(parser),
+        verbs,
+        "status",
+        _status,
+        "show the controller quorum, the brokers, and partitions that lack replicas",
+        "tidemill cluster status\ntidemill cluster status --json",
+    )
+    add_verb(
+        verbs,
         "describe",
         _describe,
         "show the cluster's id, controller and brokers",
@@ -33,19 +55,16 @@ def _describe(arguments: argparse.Namespace) -> int:
         admin = Admin(cluster)
         described = admin.describe_cluster()
         topics = admin.topics()
-        led = Counter(partition.leader_id for topic in topics for partition in topic.partitions)
-        brokers = [
-            _broker(admin, each, led[each.broker_id])
-            for each in sorted(described.brokers, key=lambda each: each.broker_id)
-        ]
+        brokers = broker_rows(admin)
     internal = sum(topic.is_internal for topic in topics)
+    partitions = sum(len(topic.partitions) for topic in topics)
     if arguments.json:
         print_json(
             {
                 "cluster_id": described.cluster_id,
                 "controller_id": described.controller_id,
                 "topics": len(topics) - internal,
-                "partitions": led.total(),
+                "partitions": partitions,
                 "brokers": [each._asdict() for each in brokers],
             }
         )
@@ -55,50 +74,162 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("cluster", described.cluster_id),
             ("controller", described.controller_id),
             ("topics", f"{len(topics) - internal}, and {internal} internal"),
-            ("partitions", led.total()),
+            ("partitions", partitions),
         ]
     )
-    print_table(
-        ("BROKER", "ADDRESS", "RACK", "STATE", "LEADS", "DATA", "DISK FREE"),
-        [
-            (
-                each.id,
-                each.address,
-                each.rack,
-                "fenced" if each.is_fenced else "up",
-                each.partitions_led,
-                None if each.data_bytes is None else size_text(each.data_bytes),
-                None if each.disk_free_bytes is None else size_text(each.disk_free_bytes),
-            )
-            for each in brokers
-        ],
-    )
+    print_brokers(brokers)
     return 0
 
 
-class _Broker(NamedTuple):
-    id: int
-    address: str
-    rack: str | None
-    is_fenced: bool
-    partitions_led: int
-    data_bytes: int | None
-    disk_free_bytes: int | None
+def _status(arguments: argparse.Namespace) -> int:
+    with connect(arguments) as cluster:
+        admin = Admin(cluster)
+        described = admin.describe_cluster()
+        topics = admin.topics()
+        brokers = broker_rows(admin)
+        health = partition_health(admin, topics)
+        quorum, reason = _quorum(cluster)
+        moving = [] if quorum is None else sorted(ClusterAdmin(cluster).reassignments())
+    partitions = sum(len(topic.partitions) for topic in topics)
+    if arguments.json:
+        print_json(
+            {
+                "cluster_id": described.cluster_id,
+                "quorum": None if quorum is None else _quorum_json(quorum),
+                "quorum_error": reason,
+                "brokers": [each._asdict() for each in brokers],
+                "partitions": partitions,
+                "offline": [each._asdict() for each in health.offline],
+                "under_min_isr": [each._asdict() for each in health.under_min_isr],
+                "under_replicated": [each._asdict() for each in health.under_replicated],
+                "reassigning": [str(each) for each in moving],
+            }
+        )
+        return 0
+    _print_quorum(described.cluster_id, quorum, reason)
+    print()
+    print_brokers(brokers)
+    print()
+    _print_health(health, partitions)
+    if moving:
+        print(f"{plural(len(moving), 'partition')} on the move; `tidemill reassign status` shows them")
+    return 0
 
 
-def _broker(admin: Admin, broker: DescribeClusterBroker, partitions_led: int) -> _Broker:
-    # A fenced broker is not there to be asked.
-    directories = [] if broker.is_fenced else admin.log_dirs(broker.broker_id)
-    partitions = [
-        each for directory in directories for topic in directory.topics for each in topic.partitions
-    ]
-    free = [each.usable_bytes for each in directories if each.usable_bytes >= 0]
-    return _Broker(
-        broker.broker_id,
-        str(Address(broker.host, broker.port)),
-        broker.rack,
-        broker.is_fenced,
-        partitions_led,
-        sum(each.partition_size for each in partitions) if directories else None,
-        sum(free) if free else None,
+def _quorum(cluster: Cluster) -> tuple[Quorum | None, str | None]:
+    """The brokers know much without a controller: what they know is shown, and why the quorum is not."""
+    try:
+        return ClusterAdmin(cluster).quorum(), None
+    except TidemillError as error:
+        return None, error.message if isinstance(error, ApiError) else str(error)
+
+
+def _quorum_json(quorum: Quorum) -> dict[str, object]:
+    now_ms = time.time() * 1000
+    return {
+        "leader_id": quorum.leader_id,
+        "epoch": quorum.epoch,
+        "high_watermark": quorum.high_watermark,
+        "voters": [_replica_json(quorum, each, now_ms) for each in quorum.voters],
+        "observers": [_replica_json(quorum, each, now_ms) for each in quorum.observers],
+    }
+
+
+def _replica_json(quorum: Quorum, replica: ReplicaState, now_ms: float) -> dict[str, object]:
+    return {
+        "id": replica.replica_id,
+        "address": quorum.addresses.get(replica.replica_id),
+        "log_end_offset": replica.log_end_offset,
+        "lag": _lag(quorum, replica),
+        "caught_up_ms_ago": _caught_up_ms_ago(replica, now_ms),
+    }
+
+
+def _lag(quorum: Quorum, replica: ReplicaState) -> int | None:
+    """Records of the metadata log that the replica lacks; None for one that never fetched."""
+    end_offset = max(each.log_end_offset for each in (*quorum.voters, *quorum.observers))
+    return end_offset - replica.log_end_offset if replica.log_end_offset >= 0 else None
+
+
+def _caught_up_ms_ago(replica: ReplicaState, now_ms: float) -> int | None:
+    return (
+        max(0, int(now_ms - replica.last_caught_up_timestamp))
+        if replica.last_caught_up_timestamp > 0
+        else None
     )
+
+
+def _print_quorum(cluster_id: str, quorum: Quorum | None, reason: str | None) -> None:
+    print_fields(
+        [
+            ("cluster", cluster_id),
+            ("controller", None if quorum is None else quorum.leader_id),
+            ("epoch", None if quorum is None else quorum.epoch),
+        ]
+    )
+    if quorum is None:
+        print(
+            f"no controller answers ({reason}): topics and leaders cannot change until a majority of the "
+            "voters is up",
+            file=sys.stderr,
+        )
+        return
+    now_ms = time.time() * 1000
+    print()
+    print_table(
+        ("NODE", "ROLE", "ADDRESS", "METADATA END", "LAG", "CAUGHT UP"),
+        [
+            (
+                each.replica_id,
+                _role(quorum, each),
+                quorum.addresses.get(each.replica_id),
+                each.log_end_offset,
+                _lag(quorum, each),
+                _ago_text(_caught_up_ms_ago(each, now_ms)),
+            )
+            for each in (*quorum.voters, *quorum.observers)
+        ],
+    )
+
+
+def _role(quorum: Quorum, replica: ReplicaState) -> str:
+    if replica.replica_id == quorum.leader_id:
+        return "leader"
+    return "voter" if replica in quorum.voters else "observer"
+
+
+def _ago_text(age_ms: int | None) -> Quantity | None:
+    return None if age_ms is None else Quantity(f"{age_ms / 1000:.1f} s ago")
+
+
+def _print_health(health: Health, partitions: int) -> None:
+    lists = (
+        ("offline (no leader: neither written nor read)", health.offline),
+        ("under min.insync.replicas (acks=all is refused)", health.under_min_isr),
+        ("under-replicated", health.under_replicated),
+    )
+    if not any(rows for _, rows in lists):
+        print(f"all {partitions} partitions have a leader and all their replicas in sync")
+        return
+    for what, rows in lists:
+        if rows:
+            print(f"{plural(len(rows), 'partition')} {what}:")
+            _print_partitions(rows)
+
+
+def _print_partitions(rows: list[PartitionRow]) -> None:
+    print_table(
+        ("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "MINIMUM"),
+        [
+            (
+                partition_name(each),
+                each.leader,
+                ",".join(map(str, each.replicas)),
+                ",".join(map(str, each.in_sync)) or None,
+                each.min_in_sync,
+            )
+            for each in rows[:_PARTITIONS_SHOWN]
+        ],
+    )
+    if len(rows) > _PARTITIONS_SHOWN:
+        print(f"and {len(rows) - _PARTITIONS_SHOWN} more; --json lists them all")

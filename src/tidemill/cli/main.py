@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tidemill import __version__
 from tidemill.cli.failures import UsageError
-from tidemill.errors import ApiError, TidemillError
+from tidemill.errors import ApiError, ErrorCode, TidemillError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -30,7 +30,9 @@ COMMANDS = {
     "consume": ("tidemill.cli.consume", "print the records of a topic"),
     "groups": ("tidemill.cli.groups", "list, describe, reset and delete consumer groups"),
     "configs": ("tidemill.cli.configs", "show and change settings of topics, brokers and groups"),
-    "cluster": ("tidemill.cli.cluster", "describe the cluster"),
+    "cluster": ("tidemill.cli.cluster", "run a local cluster, and show how a cluster is"),
+    "brokers": ("tidemill.cli.brokers", "list, drain and remove brokers"),
+    "reassign": ("tidemill.cli.reassign", "move partitions between brokers"),
 }
 
 
@@ -88,10 +90,18 @@ def _take_rest(parsed: argparse.Namespace, rest: list[str]) -> None:
         parsed.values += rest[:end] + rest[end + 1 :]
 
 
+# What to do about failures that any command may meet.
+_ADVICE = {
+    ErrorCode.NOT_CONTROLLER: "the cluster has no active controller at the moment: a majority of its voters must "
+    "be up, `tidemill cluster status` shows what is",
+}
+
+
 def _text(error: TidemillError) -> str:
     if isinstance(error, ApiError):
         code = error.code.name
-        return error.message if code in error.message else f"{error.message} ({code})"
+        text = error.message if code in error.message else f"{error.message} ({code})"
+        return f"{text}; {_ADVICE[error.code]}" if error.code in _ADVICE else text
     return str(error)
 
 

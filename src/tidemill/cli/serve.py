@@ -21,7 +21,7 @@ import uvloop
 
 from tidemill import __version__
 from tidemill.broker.node import Node
-from tidemill.config import BrokerConfig, load_broker_config, parse_properties
+from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger("tidemill")
@@ -65,14 +65,7 @@ async def _serve(config: BrokerConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.request_stop)
     await node.start()
-    for listener, port in node.addresses:
-        host = f"[{listener.host}]" if ":" in listener.host else listener.host or "localhost"
-        print(f"Tidemill {__version__} listens on {host}:{port}")
-    host, port = node.addresses[0][0].host or "localhost", node.addresses[0][1]
-    print(
-        f"Try:  tidemill topics create orders      (or any Kafka client at {host}:{port}; Ctrl-C stops the broker)",
-        flush=True,
-    )
+    _announce(config, node.addresses)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -80,6 +73,25 @@ async def _serve(config: BrokerConfig) -> int:
     logger.info("shutting down")
     await node.stop()
     return 0 if node.failure is None else 1
+
+
+def _announce(config: BrokerConfig, addresses: list[tuple[Listener, int]]) -> None:
+    """Where clients, and then other controllers, can dial; standard output is read by those who start nodes."""
+    controllers = {listener.name for listener in config.network.controller_listeners}
+    shown = sorted(addresses, key=lambda address: address[0].name in controllers)
+    texts = [f"{_host_text(listener.host)}:{port}" for listener, port in shown]
+    for (listener, _), text in zip(shown, texts, strict=True):
+        note = " (controller)" if listener.name in controllers else ""
+        print(f"Tidemill {__version__} listens on {text}{note}")
+    if config.is_broker:
+        print(
+            f"Try:  tidemill topics create orders      (or any Kafka client at {texts[0]}; Ctrl-C stops the broker)"
+        )
+    sys.stdout.flush()
+
+
+def _host_text(host: str) -> str:
+    return f"[{host}]" if ":" in host else host or "localhost"
 
 
 def _properties(arguments: argparse.Namespace) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`tidemill topics`: list, describe, create, grow and delete topics, and delete records."""
+"""`tidemill topics`: list, describe, create, grow and delete topics, and delete records; `elect` is a module of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tidemill.cli import positions
+from tidemill.cli import elect, positions
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import (
     add_verb,
@@ -107,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", metavar="TOTAL", type=positive, required=True, help="how many it shall have afterwards"
     )
     _add_delete_records(verbs)
+    elect.add_verb_elect(verbs)
 
 
 def _add_list_and_describe(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -6,7 +6,7 @@ is handed on as the protocol's own message where that says it all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -51,6 +51,7 @@ from tidemill.protocol.api.data import (
     ListOffsetsTopic,
 )
 from tidemill.protocol.api.replicas import (
+    DescribableLogDirTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
@@ -180,6 +181,26 @@ class Admin:
 
         return self.cluster.retrying(attempt)
 
+    def topic_values(self, names: Sequence[str], key: str) -> dict[str, str | None]:
+        """The value in force of one key, for each of the topics that exist."""
+        resources = [
+            DescribeConfigsResource(
+                resource_type=ResourceType.TOPIC, resource_name=name, configuration_keys=[key]
+            )
+            for name in names
+        ]
+
+        def attempt() -> dict[str, str | None]:
+            message = DescribeConfigsRequest(resources=resources)
+            response = self.cluster.any_broker().request(message, DescribeConfigsResponse)
+            return {
+                result.resource_name: result.configs[0].value
+                for result in response.results
+                if not result.error_code and result.configs
+            }
+
+        return self.cluster.retrying(attempt)
+
     def alter_configs(self, resource: ResourceType, name: str, *, changes: Mapping[str, str | None]) -> None:
         """Sets each key to its value; None takes the setting away, so that the default counts again."""
         configs = [
@@ -279,13 +300,21 @@ class Admin:
 
         return self.cluster.retrying(attempt)
 
-    def log_dirs(self, broker_id: int) -> list[DescribeLogDirsResult]:
-        """The directories of one broker, with the size of every partition in them."""
+    def log_dirs(
+        self, broker_id: int, partitions: Iterable[TopicPartition] | None = None
+    ) -> list[DescribeLogDirsResult]:
+        """The directories of one broker, with the size of every partition in them, or of those asked for."""
+        wanted = None if partitions is None else list(partitions)
+        return self.cluster.retrying(lambda: self.log_dirs_now(broker_id, wanted))
 
-        def attempt() -> list[DescribeLogDirsResult]:
-            message = DescribeLogDirsRequest(topics=None)
-            response = self.cluster.broker(broker_id).request(message, DescribeLogDirsResponse)
-            check(response.error_code)
-            return response.results
-
-        return self.cluster.retrying(attempt)
+    def log_dirs_now(
+        self, broker_id: int, partitions: Iterable[TopicPartition] | None = None
+    ) -> list[DescribeLogDirsResult]:
+        """The same in one attempt, for those who would rather do without than wait for a broker."""
+        topics: dict[str, DescribableLogDirTopic] = {}
+        for topic, index in partitions or ():
+            topics.setdefault(topic, DescribableLogDirTopic(topic=topic)).partitions.append(index)
+        message = DescribeLogDirsRequest(topics=None if partitions is None else list(topics.values()))
+        response = self.cluster.broker(broker_id).request(message, DescribeLogDirsResponse)
+        check(response.error_code)
+        return response.results

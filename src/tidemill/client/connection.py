@@ -57,7 +57,10 @@ class Connection:
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._negotiate()
-        except (ConnectionLost, ProtocolError) as error:
+        except ConnectionLost as error:
+            self.close()
+            raise BrokerUnreachable(str(error)) from None
+        except ProtocolError as error:
             self.close()
             raise BrokerUnreachable(f"{address} does not speak the Kafka protocol: {error}") from None
 

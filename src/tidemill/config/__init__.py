@@ -8,10 +8,15 @@ Reading files, the command line or the environment is the caller's business.
 from tidemill.config.brokers import (
     BrokerConfig,
     FetchConfig,
-    NetworkConfig,
     StorageConfig,
     TopicsConfig,
     load_broker_config,
+)
+from tidemill.config.cluster import (
+    ControllerQuorumConfig,
+    MembershipConfig,
+    QuorumVoter,
+    ReplicationConfig,
 )
 from tidemill.config.definitions import ConfigKey, ConfigSource, ConfigType, UpdateMode
 from tidemill.config.describe import (
@@ -26,6 +31,7 @@ from tidemill.config.group_configs import describe_group_configs, validate_group
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.listeners import Listener
+from tidemill.config.network import NetworkConfig
 from tidemill.config.properties import parse_properties
 from tidemill.config.topics import (
     TOPIC_KEYS_BY_NAME,
@@ -45,11 +51,15 @@ __all__ = [
     "ConfigSource",
     "ConfigSynonym",
     "ConfigType",
+    "ControllerQuorumConfig",
     "FetchConfig",
     "GroupsConfig",
     "Listener",
+    "MembershipConfig",
     "NetworkConfig",
     "OffsetsTopicConfig",
+    "QuorumVoter",
+    "ReplicationConfig",
     "StorageConfig",
     "TopicConfig",
     "TopicsConfig",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.config.definitions import ConfigKey, ConfigType, UpdateMode, at_least, key
+from tidemill.config.definitions import LONG_MAX, ConfigKey, ConfigType, UpdateMode, at_least, key
 
 BOOLEAN = ConfigType.BOOLEAN
 CLASS = ConfigType.CLASS
@@ -56,6 +56,15 @@ TOPICS_KEYS: tuple[ConfigKey, ...] = (
         "1000",
         "Waiting fetches after which completed ones are purged.",
     ),
+    ConfigKey(
+        "follower.replication.throttled.rate",
+        LONG,
+        str(LONG_MAX),
+        "Bytes a second that a follower fetches for throttled replicas.",
+        at_least(0),
+        CLUSTER_WIDE,
+        is_internal=True,
+    ),
     key(
         "follower.fetch.last.tiered.offset.enable",
         BOOLEAN,
@@ -69,6 +78,23 @@ TOPICS_KEYS: tuple[ConfigKey, ...] = (
         "300",
         "Time between two looks for partitions that their preferred replica does not lead.",
         at_least(1),
+    ),
+    ConfigKey(
+        "leader.imbalance.per.broker.percentage",
+        INT,
+        "10",
+        "Share of a broker's preferred partitions led elsewhere, in percent, above which they are moved back.",
+        at_least(0),
+        is_internal=True,
+    ),
+    ConfigKey(
+        "leader.replication.throttled.rate",
+        LONG,
+        str(LONG_MAX),
+        "Bytes a second that a leader sends to throttled replicas.",
+        at_least(0),
+        CLUSTER_WIDE,
+        is_internal=True,
     ),
     key(
         "max.incremental.fetch.session.cache.slots",
@@ -260,5 +286,13 @@ TOPICS_KEYS: tuple[ConfigKey, ...] = (
         "604800000",
         "Idle time after which a transactional id is forgotten.",
         at_least(1),
+    ),
+    ConfigKey(
+        "unclean.leader.election.interval.ms",
+        LONG,
+        "300000",
+        "Time between two looks for partitions without a leader that may be elected uncleanly.",
+        at_least(1),
+        is_internal=True,
     ),
 )

@@ -11,19 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tidemill.config.definitions import Value, invalid_value
+from tidemill.config.cluster import (
+    ControllerQuorumConfig,
+    MembershipConfig,
+    ReplicationConfig,
+    load_membership,
+    load_quorum,
+    load_replication,
+)
+from tidemill.config.definitions import invalid_value
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
-from tidemill.config.listeners import (
-    Listener,
-    check_advertised,
-    check_listener_name,
-    check_ports_differ,
-    parse_listeners,
-    parse_protocol_map,
-)
+from tidemill.config.network import NetworkConfig, load_network
 from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.config.topics import TopicConfig, resolve_topic_config
+from tidemill.config.values import Values
 from tidemill.types import BrokerId
 
 # Defaults of topic keys that are stored and described, but that no code acts upon yet.
@@ -32,27 +34,8 @@ _TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
         "local.retention.bytes",
         "local.retention.ms",
         "preallocate",
-        "unclean.leader.election.enable",
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkConfig:
-    listeners: tuple[Listener, ...]
-    advertised_listeners: tuple[Listener, ...]
-    controller_listeners: tuple[Listener, ...]
-    inter_broker_listener_name: str | None
-    connections_max_idle_ms: int
-    max_connections: int
-    max_connections_per_ip: int
-    max_connections_per_ip_overrides: Mapping[str, int]
-    queued_max_requests: int
-    queued_max_request_bytes: int
-    socket_listen_backlog_size: int
-    socket_receive_buffer_bytes: int
-    socket_request_max_bytes: int
-    socket_send_buffer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +77,9 @@ class BrokerConfig:
     process_roles: tuple[str, ...]
     rack: str | None
     network: NetworkConfig
+    quorum: ControllerQuorumConfig
+    membership: MembershipConfig
+    replication: ReplicationConfig
     storage: StorageConfig
     topics: TopicsConfig
     fetch: FetchConfig
@@ -102,24 +88,37 @@ class BrokerConfig:
     properties: Mapping[str, str]
 
     @property
+    def is_broker(self) -> bool:
+        return "broker" in self.process_roles
+
+    @property
+    def is_controller(self) -> bool:
+        return "controller" in self.process_roles
+
+    @property
     def layers(self) -> BrokerLayers:
         """The layers without anything dynamic."""
         return BrokerLayers(static=self.properties)
 
 
 def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
-    """The configuration and the warnings about keys that do nothing."""
+    """The configuration and the warnings: keys that do nothing, values that are allowed but doubtful."""
     complete = {"process.roles": "broker,controller", **_with_node_id(properties)}
     known = {name: text for name, text in complete.items() if name in BROKER_KEYS}
     for name, text in known.items():
         BROKER_KEYS[name].parse(text)
-    values = _Values(BrokerLayers(static=known))
+    values = Values(BrokerLayers(static=known))
     roles = tuple(dict.fromkeys(values.texts("process.roles")))
+    node_id = BrokerId(values.number("node.id"))
+    network = load_network(values, roles)
     config = BrokerConfig(
-        node_id=BrokerId(values.number("node.id")),
+        node_id=node_id,
         process_roles=roles,
         rack=values.optional_text("broker.rack"),
-        network=_network(values),
+        network=network,
+        quorum=load_quorum(values, node_id, roles, network),
+        membership=load_membership(values),
+        replication=load_replication(values),
         storage=_storage(values),
         topics=_topics(values),
         fetch=FetchConfig(
@@ -138,47 +137,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
         properties=MappingProxyType(complete),
     )
     values.read.add("broker.id")
-    return config, _warnings(properties, values.read)
-
-
-class _Values:
-    """Typed reads that remember which keys were read."""
-
-    def __init__(self, layers: BrokerLayers) -> None:
-        self.layers = layers
-        self.read: set[str] = set()
-
-    def is_set(self, name: str) -> bool:
-        return self.layers.set_text(name) is not None
-
-    def optional(self, name: str) -> Value | None:
-        self.read.add(name)
-        text = self.layers.text(name)
-        return None if text is None else BROKER_KEYS[name].parse(text)
-
-    def optional_text(self, name: str) -> str | None:
-        value = self.optional(name)
-        return str(value) if value else None
-
-    def text(self, name: str) -> str:
-        value = self.optional(name)
-        assert isinstance(value, str), name
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self.optional(name)
-        assert value is None or isinstance(value, tuple), name
-        return value or ()
-
-    def number(self, name: str) -> int:
-        value = self.optional(name)
-        assert isinstance(value, int), name
-        return value
-
-    def flag(self, name: str) -> bool:
-        value = self.optional(name)
-        assert isinstance(value, bool), name
-        return value
+    return config, _warnings(properties, values.read) + values.warnings
 
 
 def _with_node_id(properties: Mapping[str, str]) -> dict[str, str]:
@@ -190,53 +149,7 @@ def _with_node_id(properties: Mapping[str, str]) -> dict[str, str]:
     return {**properties, "node.id": node_id if node_id is not None else number, "broker.id": number}
 
 
-def _network(values: _Values) -> NetworkConfig:
-    controller_names = tuple(name.upper() for name in values.texts("controller.listener.names"))
-    protocol_map = parse_protocol_map(
-        values.text("listener.security.protocol.map"),
-        controller_names,
-        is_set=values.is_set("listener.security.protocol.map"),
-    )
-    bound = parse_listeners("listeners", values.texts("listeners"), protocol_map)
-    check_ports_differ("listeners", bound)
-    advertised = parse_listeners("advertised.listeners", values.texts("advertised.listeners"), protocol_map)
-    check_advertised(advertised, bound)
-    listeners = tuple(listener for listener in bound if listener.name not in controller_names)
-    if not listeners:
-        text = ",".join(str(listener) for listener in bound)
-        raise invalid_value(
-            "listeners", text, "a list with at least one listener that is not the controller's"
-        )
-    inter_broker_name = values.optional_text("inter.broker.listener.name")
-    if inter_broker_name is not None:
-        check_listener_name("inter.broker.listener.name", inter_broker_name.upper(), listeners)
-    return NetworkConfig(
-        listeners=listeners,
-        advertised_listeners=tuple(each for each in advertised if each.name not in controller_names),
-        controller_listeners=tuple(each for each in bound if each.name in controller_names),
-        inter_broker_listener_name=inter_broker_name.upper() if inter_broker_name else None,
-        connections_max_idle_ms=values.number("connections.max.idle.ms"),
-        max_connections=values.number("max.connections"),
-        max_connections_per_ip=values.number("max.connections.per.ip"),
-        max_connections_per_ip_overrides=_ip_overrides(values.text("max.connections.per.ip.overrides")),
-        queued_max_requests=values.number("queued.max.requests"),
-        queued_max_request_bytes=values.number("queued.max.request.bytes"),
-        socket_listen_backlog_size=values.number("socket.listen.backlog.size"),
-        socket_receive_buffer_bytes=values.number("socket.receive.buffer.bytes"),
-        socket_request_max_bytes=values.number("socket.request.max.bytes"),
-        socket_send_buffer_bytes=values.number("socket.send.buffer.bytes"),
-    )
-
-
-def _ip_overrides(text: str) -> Mapping[str, int]:
-    overrides: dict[str, int] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        host, _, count = pair.rpartition(":")
-        overrides[host] = int(count)
-    return MappingProxyType(overrides)
-
-
-def _storage(values: _Values) -> StorageConfig:
+def _storage(values: Values) -> StorageConfig:
     log_dir = values.texts("log.dir")
     log_dirs = values.texts("log.dirs") or log_dir
     if len(set(log_dirs)) != len(log_dirs):
@@ -256,7 +169,7 @@ def _storage(values: _Values) -> StorageConfig:
     )
 
 
-def _load_factor(values: _Values) -> float:
+def _load_factor(values: Values) -> float:
     name = "log.cleaner.io.buffer.load.factor"
     factor = values.optional(name)
     assert isinstance(factor, float), name
@@ -265,7 +178,7 @@ def _load_factor(values: _Values) -> float:
     return factor
 
 
-def _topics(values: _Values) -> TopicsConfig:
+def _topics(values: Values) -> TopicsConfig:
     for key in TOPIC_KEYS:
         if key.name not in _TOPIC_KEYS_WITHOUT_EFFECT:
             values.read.update(synonym.name for synonym in key.synonyms)
@@ -278,7 +191,7 @@ def _topics(values: _Values) -> TopicsConfig:
     )
 
 
-def _groups(values: _Values) -> GroupsConfig:
+def _groups(values: Values) -> GroupsConfig:
     number = values.number
     return GroupsConfig(
         group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),

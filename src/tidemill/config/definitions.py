@@ -79,6 +79,8 @@ class ConfigKey:
     check: Check | None = None
     mode: UpdateMode = UpdateMode.READ_ONLY
     synonyms: tuple[Synonym, ...] = ()
+    # Can be set like any other, but is listed by DescribeConfigs only when it was.
+    is_internal: bool = False
 
     @property
     def is_sensitive(self) -> bool:

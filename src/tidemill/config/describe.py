@@ -22,6 +22,8 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
     if len(key.synonyms) > 1
 }
 
+_LISTED = [name for name, key in BROKER_KEYS.items() if not key.is_internal]
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
@@ -62,10 +64,10 @@ def describe_broker_configs(
     broker_dynamic: Mapping[str, str],
     cluster_default_dynamic: Mapping[str, str],
 ) -> list[ConfigEntry]:
-    """Every broker key, and the undefined ones that were set dynamically."""
+    """Every broker key, and the internal and undefined ones that were set dynamically."""
     broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
-    custom = {*broker_dynamic, *cluster_default_dynamic} - BROKER_KEYS.keys()
-    return [describe_broker_key(name, broker) for name in (*BROKER_KEYS, *sorted(custom))]
+    others = {*broker_dynamic, *cluster_default_dynamic}.difference(_LISTED)
+    return [describe_broker_key(name, broker) for name in (*_LISTED, *sorted(others))]
 
 
 def describe_cluster_default_configs(cluster_default_dynamic: Mapping[str, str]) -> list[ConfigEntry]:

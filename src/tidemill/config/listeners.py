@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidemill.config.definitions import invalid_value
-from tidemill.errors import ConfigError
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_PROTOCOL_MAP: Mapping[str, str] = {name: name for name in SECURITY_PROTOCOLS}
@@ -63,7 +62,10 @@ def _parse_listener(key: str, endpoint: str, protocol_map: Mapping[str, str]) ->
     protocol = protocol_map.get(name)
     if protocol is None:
         known = ", ".join(protocol_map)
-        raise invalid_value(key, endpoint, f"named by listener.security.protocol.map, which knows {known}")
+        allowed = (
+            f"named by listener.security.protocol.map, which knows {known}, or by controller.listener.names"
+        )
+        raise invalid_value(key, endpoint, allowed)
     host = match["ipv6"] if match["ipv6"] is not None else match["host"]
     return Listener(name, host, int(match["port"]), protocol)
 
@@ -97,9 +99,3 @@ def check_advertised(advertised: tuple[Listener, ...], bound: tuple[Listener, ..
         if listener.name not in names:
             allowed = f"a listener that this broker has: {', '.join(names)}"
             raise invalid_value("advertised.listeners", str(listener), allowed)
-
-
-def check_listener_name(key: str, name: str, listeners: tuple[Listener, ...]) -> None:
-    names = [listener.name for listener in listeners]
-    if name not in names:
-        raise ConfigError(f"Invalid value {name} for configuration {key}: must be one of {', '.join(names)}")

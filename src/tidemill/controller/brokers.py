@@ -1,17 +1,25 @@
-"""Decisions about brokers: registration, heartbeats, fencing, and the leaders that change with them.
+"""Decisions about brokers: registration, heartbeats, leaving, producer ids.
 
 A broker registers with a new incarnation each time it starts and gets a broker epoch, the offset of its
 registration record; requests with another epoch are from the past. A new registration is fenced: it leads
-nothing and is in no ISR until a heartbeat shows that it has caught up. A fenced broker leaves every ISR that
-has another member, and what it led is led by an in-sync replica, or by nobody.
+nothing and is in no ISR until a heartbeat shows that it has caught up with its own registration.
+
+A registration says how the broker stopped. Only the epoch of its last registration, kept over a clean stop,
+proves that its logs are whole; otherwise it leaves every ISR and ELR first (KIP-966). Replicas whose log
+directory is not among those it brings are lost, however it stopped: such a broker is never believed to hold
+anything.
+
+A controlled shutdown moves every leadership away and lets the broker go when all others know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 
-from tidemill.controller.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from tidemill.controller.records import Record
+from tidemill.controller.image import BrokerImage, ControllerImage, Endpoint, MetadataImage
+from tidemill.controller.records import Record, controller_record
+from tidemill.controller.replication import Replication
+from tidemill.controller.sessions import Session, Sessions
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.brokers import (
@@ -21,16 +29,19 @@ from tidemill.protocol.api.brokers import (
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
     BrokerRegistrationResponse,
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
 )
 from tidemill.protocol.api.metadata import (
     BrokerEndpoint,
     BrokerFeature,
     BrokerRegistrationChangeRecord,
-    PartitionChangeRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    UnregisterBrokerRecord,
 )
-from tidemill.types import NO_BROKER, BrokerId
+from tidemill.protocol.api.replicas import UnregisterBrokerRequest, UnregisterBrokerResponse
+from tidemill.types import BrokerId
 
 PRODUCER_ID_BLOCK_LENGTH = 1000
 
@@ -39,17 +50,23 @@ _UNFENCED = -1
 
 
 def register_broker(
-    image: MetadataImage, request: BrokerRegistrationRequest, *, has_live_session: bool
+    replication: Replication, request: BrokerRegistrationRequest, next_offset: int, *, is_taken: bool
 ) -> Decision[Record, BrokerRegistrationResponse]:
-    try:
-        return _register_broker(image, request, has_live_session=has_live_session)
-    except ApiError as error:
-        return Decision([], BrokerRegistrationResponse(error_code=error.code))
+    """`is_taken`: another incarnation of the broker is alive."""
+    image = replication.image
+    _check_registration(image, request)
+    registered = image.brokers.get(BrokerId(request.broker_id))
+    if registered is not None and registered.incarnation_id == request.incarnation_id:
+        return Decision([], BrokerRegistrationResponse(broker_epoch=registered.epoch))
+    if registered is not None and is_taken:
+        raise ApiError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"Broker {registered.id} is alive")
+    records = _take_leave(replication, request, registered)
+    epoch = next_offset + len(records)
+    records.append(_registration_record(request, epoch))
+    return Decision(records, BrokerRegistrationResponse(broker_epoch=epoch))
 
 
-def _register_broker(
-    image: MetadataImage, request: BrokerRegistrationRequest, *, has_live_session: bool
-) -> Decision[Record, BrokerRegistrationResponse]:
+def _check_registration(image: MetadataImage, request: BrokerRegistrationRequest) -> None:
     if request.cluster_id != image.cluster_id:
         raise ApiError(
             ErrorCode.INCONSISTENT_CLUSTER_ID,
@@ -57,90 +74,146 @@ def _register_broker(
         )
     if not request.listeners:
         raise ApiError(ErrorCode.INVALID_REGISTRATION, f"Broker {request.broker_id} has no listener")
-    records: list[Record] = []
-    registered = image.brokers.get(BrokerId(request.broker_id))
-    if registered is not None:
-        if registered.incarnation_id == request.incarnation_id:
-            return Decision([], BrokerRegistrationResponse(broker_epoch=registered.epoch))
-        if has_live_session and not registered.is_fenced:
-            raise ApiError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"Broker {registered.id} is alive")
-        if not registered.is_fenced:
-            records += _fence(image, registered)
-    epoch = image.end_offset + len(records)
-    records.append(
-        RegisterBrokerRecord(
-            broker_id=request.broker_id,
-            incarnation_id=request.incarnation_id,
-            broker_epoch=epoch,
-            end_points=[
-                BrokerEndpoint(
-                    name=each.name, host=each.host, port=each.port, security_protocol=each.security_protocol
-                )
-                for each in request.listeners
-            ],
-            features=[
-                BrokerFeature(
-                    name=each.name,
-                    min_supported_version=each.min_supported_version,
-                    max_supported_version=each.max_supported_version,
-                )
-                for each in request.features
-            ],
-            rack=request.rack,
-            fenced=True,
-            log_dirs=list(request.log_dirs),
-        )
+    for feature in request.features:
+        level = image.features.get(feature.name)
+        if level is not None and not feature.min_supported_version <= level <= feature.max_supported_version:
+            raise ApiError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"Broker {request.broker_id} does not support {feature.name} {level}, only "
+                f"{feature.min_supported_version} to {feature.max_supported_version}",
+            )
+
+
+def _take_leave(
+    replication: Replication, request: BrokerRegistrationRequest, registered: BrokerImage | None
+) -> list[Record]:
+    """What the broker's former life leaves to be cleared up."""
+    broker_id = BrokerId(request.broker_id)
+    if registered is None:
+        return replication.after_loss(broker_id, request.log_dirs)
+    if request.previous_broker_epoch != registered.epoch:
+        return replication.after_unclean_stop(broker_id, request.log_dirs)
+    lost = replication.after_loss(broker_id, request.log_dirs)
+    if registered.is_fenced:
+        return lost
+    # Nobody has fenced it since it stopped; what is lost would otherwise be changed twice in one decision.
+    return (
+        replication.after_unclean_stop(broker_id, request.log_dirs)
+        if lost
+        else replication.without(broker_id)
     )
-    return Decision(records, BrokerRegistrationResponse(broker_epoch=epoch))
+
+
+def _registration_record(request: BrokerRegistrationRequest, epoch: int) -> RegisterBrokerRecord:
+    return RegisterBrokerRecord(
+        broker_id=request.broker_id,
+        incarnation_id=request.incarnation_id,
+        broker_epoch=epoch,
+        end_points=[
+            BrokerEndpoint(
+                name=each.name, host=each.host, port=each.port, security_protocol=each.security_protocol
+            )
+            for each in request.listeners
+        ],
+        features=[
+            BrokerFeature(
+                name=each.name,
+                min_supported_version=each.min_supported_version,
+                max_supported_version=each.max_supported_version,
+            )
+            for each in request.features
+        ],
+        rack=request.rack,
+        fenced=True,
+        log_dirs=list(request.log_dirs),
+    )
 
 
 def heartbeat(
-    image: MetadataImage, request: BrokerHeartbeatRequest
+    replication: Replication,
+    sessions: Sessions,
+    broker: BrokerImage,
+    session: Session,
+    request: BrokerHeartbeatRequest,
+    next_offset: int,
 ) -> Decision[Record, BrokerHeartbeatResponse]:
-    try:
-        broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
-    except ApiError as error:
-        return Decision([], BrokerHeartbeatResponse(error_code=error.code))
     is_caught_up = request.current_metadata_offset >= broker.epoch
+    wants_fence = request.want_fence or _has_no_directory(broker, request.offline_log_dirs)
+    records: list[Record] = []
+    is_fenced, should_shut_down = broker.is_fenced, False
     if broker.is_fenced:
-        if request.want_shut_down:
-            return Decision([], _state(is_caught_up, is_fenced=True, should_shut_down=True))
-        if request.want_fence or not is_caught_up:
-            return Decision([], _state(is_caught_up, is_fenced=True))
-        return Decision(_unfence(image, broker), _state(is_caught_up, is_fenced=False))
-    if request.want_shut_down:
-        return _controlled_shutdown(image, broker, is_caught_up=is_caught_up)
-    if request.want_fence:
-        return Decision(_fence(image, broker), _state(is_caught_up, is_fenced=True))
-    return Decision([], _state(is_caught_up, is_fenced=False))
-
-
-def _state(is_caught_up: bool, *, is_fenced: bool, should_shut_down: bool = False) -> BrokerHeartbeatResponse:
-    return BrokerHeartbeatResponse(
+        should_shut_down = request.want_shut_down
+        # Who was let go does not return under the same registration; such a heartbeat is late.
+        is_leaving = request.want_shut_down or broker.is_in_controlled_shutdown
+        if not is_leaving and not wants_fence and is_caught_up:
+            records, is_fenced = _unfence(replication, broker), False
+    elif broker.is_in_controlled_shutdown or (request.want_shut_down and not wants_fence):
+        records = _continue_shutdown(replication, broker, session, next_offset)
+        if not records and _may_stop(replication.image, sessions, session, broker):
+            records, is_fenced, should_shut_down = _let_go(replication, broker), True, True
+    elif wants_fence:
+        records, is_fenced, should_shut_down = _fence(replication, broker), True, request.want_shut_down
+    records += _offline_directories(replication, broker, request.offline_log_dirs, records)
+    reply = BrokerHeartbeatResponse(
         is_caught_up=is_caught_up, is_fenced=is_fenced, should_shut_down=should_shut_down
     )
+    return Decision(records, reply)
 
 
-def _controlled_shutdown(
-    image: MetadataImage, broker: BrokerImage, *, is_caught_up: bool
-) -> Decision[Record, BrokerHeartbeatResponse]:
-    """First its leaderships move; a later heartbeat, when none is left, lets it go."""
-    if any(partition.leader == broker.id for _, _, partition in _partitions(image)):
-        records = _without(image, broker)
-        if not broker.is_in_controlled_shutdown:
-            records.append(
-                BrokerRegistrationChangeRecord(
-                    broker_id=broker.id, broker_epoch=broker.epoch, in_controlled_shutdown=1
-                )
-            )
-        return Decision(records, _state(is_caught_up, is_fenced=False))
-    return Decision(_fence(image, broker), _state(is_caught_up, is_fenced=True, should_shut_down=True))
+def _continue_shutdown(
+    replication: Replication, broker: BrokerImage, session: Session, next_offset: int
+) -> list[Record]:
+    """Its leaderships move; none when there is nothing left to move."""
+    records = replication.without(broker.id)
+    leads = any(partition.leader == broker.id for _, _, partition in replication.partitions())
+    if broker.is_in_controlled_shutdown:
+        if session.shutdown_offset is None:
+            session.shutdown_offset = next_offset - 1
+    elif not leads:
+        return []
+    else:
+        change = BrokerRegistrationChangeRecord(
+            broker_id=broker.id, broker_epoch=broker.epoch, in_controlled_shutdown=1
+        )
+        records = [change, *records]
+    if records:
+        session.shutdown_offset = next_offset + len(records) - 1
+    return records
+
+
+def _may_stop(image: MetadataImage, sessions: Sessions, session: Session, broker: BrokerImage) -> bool:
+    """Others must know that they lead; what led nothing may stop at once."""
+    if not broker.is_in_controlled_shutdown or session.shutdown_offset is None:
+        return True
+    lowest = sessions.lowest_active_offset(image)
+    return lowest is None or session.shutdown_offset <= lowest
+
+
+def _has_no_directory(broker: BrokerImage, offline: Sequence[bytes]) -> bool:
+    return bool(broker.log_dirs) and all(each in offline for each in broker.log_dirs)
+
+
+def _offline_directories(
+    replication: Replication, broker: BrokerImage, offline: Sequence[bytes], decided: Sequence[Record]
+) -> list[Record]:
+    failed = [each for each in broker.log_dirs if each in offline]
+    # Changes of one decision may not build on each other; the next heartbeat tells of the directories again.
+    if not failed or decided or broker.is_fenced:
+        return []
+    return [
+        *replication.without_directories(broker, failed),
+        BrokerRegistrationChangeRecord(
+            broker_id=broker.id,
+            broker_epoch=broker.epoch,
+            log_dirs=[each for each in broker.log_dirs if each not in failed],
+        ),
+    ]
 
 
 def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> BrokerImage:
     broker = image.brokers.get(BrokerId(broker_id))
     if broker is None:
-        raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {broker_id} is not registered")
+        raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"Broker {broker_id} is not registered")
     if broker.epoch != epoch:
         raise ApiError(
             ErrorCode.STALE_BROKER_EPOCH, f"Broker {broker_id} has epoch {broker.epoch}, not {epoch}"
@@ -148,80 +221,73 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> Brok
     return broker
 
 
-def fence_broker(image: MetadataImage, broker_id: BrokerId) -> list[Record]:
-    """The records that fence a broker; none when it is fenced or gone."""
-    broker = image.brokers.get(broker_id)
-    return [] if broker is None or broker.is_fenced else _fence(image, broker)
+def fence_broker(replication: Replication, broker: BrokerImage) -> list[Record]:
+    """The records that fence a broker; none when it is fenced."""
+    return [] if broker.is_fenced else _fence(replication, broker)
 
 
-def _fence(image: MetadataImage, broker: BrokerImage) -> list[Record]:
+def _fence(replication: Replication, broker: BrokerImage) -> list[Record]:
     return [
-        *_without(image, broker),
+        *replication.without(broker.id),
         BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, fenced=_FENCED),
     ]
 
 
-def _unfence(image: MetadataImage, broker: BrokerImage) -> list[Record]:
-    """Also gives it the partitions that have no leader and in whose ISR it still is."""
+def _let_go(replication: Replication, broker: BrokerImage) -> list[Record]:
     return [
-        BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, fenced=_UNFENCED),
-        *(
-            PartitionChangeRecord(topic_id=topic.id, partition_id=index, leader=broker.id)
-            for topic, index, partition in _partitions(image)
-            if not partition.has_leader and broker.id in partition.isr
+        *replication.without(broker.id),
+        BrokerRegistrationChangeRecord(
+            broker_id=broker.id, broker_epoch=broker.epoch, fenced=_FENCED, in_controlled_shutdown=1
         ),
     ]
 
 
-def _without(image: MetadataImage, broker: BrokerImage) -> list[Record]:
-    """What changes when the broker may no longer lead or be in sync."""
-
-    def may_lead(replica: BrokerId) -> bool:
-        return replica != broker.id and replica in image.brokers and image.brokers[replica].is_active
-
+def _unfence(replication: Replication, broker: BrokerImage) -> list[Record]:
     return [
-        _change_without(topic, index, partition, broker.id, may_lead)
-        for topic, index, partition in _partitions(image)
-        if partition.leader == broker.id or (broker.id in partition.isr and len(partition.isr) > 1)
+        BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, fenced=_UNFENCED),
+        *replication.with_unfenced(broker.id),
     ]
 
 
-def _change_without(
-    topic: TopicImage,
-    index: int,
-    partition: PartitionImage,
-    broker_id: BrokerId,
-    may_lead: Callable[[BrokerId], bool],
-) -> PartitionChangeRecord:
-    # The last member stays in the ISR: it alone is known to have every committed record.
-    isr = [replica for replica in partition.isr if replica != broker_id] or list(partition.isr)
-    record = PartitionChangeRecord(topic_id=topic.id, partition_id=index)
-    if tuple(isr) != partition.isr:
-        record.isr = [*isr]
-    if partition.leader == broker_id:
-        record.leader = next(
-            (replica for replica in partition.replicas if replica in isr and may_lead(replica)), NO_BROKER
-        )
-    return record
-
-
-def _partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
-    for topic in image.topics_by_id.values():
-        for index, partition in enumerate(topic.partitions):
-            yield topic, index, partition
+def unregister_broker(
+    replication: Replication, request: UnregisterBrokerRequest
+) -> Decision[Record, UnregisterBrokerResponse]:
+    """It is gone for good, so nothing that it may still hold is waited for."""
+    broker = replication.image.brokers.get(BrokerId(request.broker_id))
+    if broker is None:
+        raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {request.broker_id} is not registered")
+    records = replication.after_unclean_stop(broker.id, ())
+    records.append(UnregisterBrokerRecord(broker_id=broker.id, broker_epoch=broker.epoch))
+    return Decision(records, UnregisterBrokerResponse())
 
 
 def allocate_producer_ids(
     image: MetadataImage, request: AllocateProducerIdsRequest
 ) -> Decision[Record, AllocateProducerIdsResponse]:
     """A block of ids that nobody else gets."""
-    try:
-        broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
-    except ApiError as error:
-        return Decision([], AllocateProducerIdsResponse(error_code=error.code))
+    broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
     start = image.next_producer_id
     record = ProducerIdsRecord(
         broker_id=broker.id, broker_epoch=broker.epoch, next_producer_id=start + PRODUCER_ID_BLOCK_LENGTH
     )
     reply = AllocateProducerIdsResponse(producer_id_start=start, producer_id_len=PRODUCER_ID_BLOCK_LENGTH)
     return Decision([record], reply)
+
+
+def register_controller(
+    image: MetadataImage, request: ControllerRegistrationRequest
+) -> Decision[Record, ControllerRegistrationResponse]:
+    """Where a controller listens (KIP-919). Nothing is decided by it; it is there to be described."""
+    controller = ControllerImage(
+        id=request.controller_id,
+        incarnation_id=request.incarnation_id,
+        endpoints={
+            each.name: Endpoint(each.host, each.port, each.security_protocol) for each in request.listeners
+        },
+        features={
+            each.name: (each.min_supported_version, each.max_supported_version) for each in request.features
+        },
+    )
+    is_known = image.controllers.get(controller.id) == controller
+    records: list[Record] = [] if is_known else [controller_record(controller)]
+    return Decision(records, ControllerRegistrationResponse())

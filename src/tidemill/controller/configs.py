@@ -22,6 +22,7 @@ from tidemill.config import (
     validate_group_configs,
     validate_topic_configs,
 )
+from tidemill.controller.features import MIN_ISR
 from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
 from tidemill.controller.records import Record
 from tidemill.controller.topic_names import check_topic_name
@@ -108,6 +109,7 @@ def _alter(
             before = image.config(resource)
             after = new_configs(resource, before, changes)
             _validate(resource, broker, after, changes)
+            _check_min_isr(resource, before, after, changes)
             _check_existence(image, resource)
         except ApiError as error:
             response.error_code = error.code
@@ -159,6 +161,18 @@ def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
         return
     elif BrokerId(int(resource.name)) not in image.brokers:
         raise _invalid_request(f"Broker {resource.name} is not registered")
+
+
+def _check_min_isr(
+    resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], changes: Sequence[_Change]
+) -> None:
+    """All leaders and the controller count with one number, or the ELR would be wrong (KIP-966)."""
+    if resource.type != ResourceType.BROKER:
+        return
+    if resource != CLUSTER_DEFAULT and any(change.name == MIN_ISR for change in changes):
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"Configuration {MIN_ISR} can be set only for all brokers")
+    if resource == CLUSTER_DEFAULT and MIN_ISR in before and MIN_ISR not in after:
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"Configuration {MIN_ISR} of all brokers cannot be removed")
 
 
 def _incremented(

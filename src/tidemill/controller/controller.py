@@ -1,56 +1,81 @@
-"""The controller: the one machine that decides about topics, configurations and brokers.
+"""The controller: the one machine that decides about topics, configurations, brokers and who leads what.
 
-A replicated machine: every method looks at the present image and answers with a `Decision`, the records it
-wants in the metadata log and the reply for the caller; state changes only in `replay`. The runtime appends
-the records, replays them at once, and gives out the reply when they are committed. Nothing here knows a
-clock, a file or a random number: `now_ms` and `new_uuid` come from the caller, and the same records always
-give the same image.
+A replicated machine: `decide` looks at the present image and answers a request with a `Decision`, the records
+it wants in the metadata log and the reply for the caller; `tick` does what is due by itself. State changes only
+in `replay`. The runtime appends the records, replays them at once, and gives out the reply when they are
+committed. Nothing here knows a clock, a file or a random number: they come with the `RequestContext`, and the
+same records always give the same image.
 
-When a broker was last heard of is not in the log. It is remembered only as long as this controller is active,
-and a new one gives every broker a fresh session.
+When a broker was last heard of is not in the log (sessions.py). It is remembered only as long as this
+controller is active, and a new one gives every broker a fresh session. The controller's own node is one
+process: what registers with its id, before anything was heard of an earlier incarnation, can only be that node
+after a restart, so it need not wait for a session to end.
+
+By itself the controller fences brokers that are silent, gives partitions back to their preferred leaders, finds
+leaders for offline partitions of topics that allow unclean elections, and gives internal topics more replicas
+when brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred leader counts as
+imbalanced, whatever `leader.imbalance.per.broker.percentage` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tidemill.config import BrokerConfig, BrokerLayers
-from tidemill.controller import brokers, configs, topics
+from tidemill.controller import (
+    alter_partition,
+    brokers,
+    configs,
+    elections,
+    features,
+    reassignments,
+    topics,
+)
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record
-from tidemill.errors import ErrorCode
+from tidemill.controller.replication import ELECTIONS_PER_DECISION, Replication
+from tidemill.controller.sessions import Sessions
+from tidemill.errors import ApiError
 from tidemill.machine import Decision
-from tidemill.protocol.api.admin import (
-    AlterConfigsRequest,
-    AlterConfigsResponse,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
-from tidemill.protocol.api.brokers import (
-    AllocateProducerIdsRequest,
-    AllocateProducerIdsResponse,
-    BrokerHeartbeatRequest,
-    BrokerHeartbeatResponse,
-    BrokerRegistrationRequest,
-    BrokerRegistrationResponse,
-)
+from tidemill.protocol import api
+from tidemill.protocol.api import admin, replicas
+from tidemill.protocol.api import brokers as broker_api
+from tidemill.protocol.api.metadata import BrokerRegistrationChangeRecord, ConfigRecord
+from tidemill.protocol.schema import Request, Response
 from tidemill.types import BrokerId
+
+# Brokers that start together join together; internal topics grow once for all of them.
+_GROWTH_DELAY_MS = 1_000
+_UNCLEAN = "unclean.leader.election.enable"
+_UNFENCED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What a decision may know beside the request and the image."""
+
+    # On a steady clock.
+    now_ms: int
+    new_uuid: Callable[[], bytes]
+    # The version of the request.
+    version: int
+    # Where the first record of the decision will stand in the log.
+    next_offset: int
 
 
 class Controller:
-    def __init__(self, cluster_id: str, config: BrokerConfig, session_timeout_ms: int = 9000) -> None:
+    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
         self._config = config
-        self._session_timeout_ms = session_timeout_ms
-        self._image = MetadataImage(cluster_id)
-        self._delta = MetadataDelta(self._image)
-        self._last_contact_ms: dict[BrokerId, int] = {}
+        self._image = image
+        self._delta = MetadataDelta(image)
+        self._sessions = Sessions(config.membership.session_timeout_ms)
+        # When to look next, None for not at all.
+        self._balance_due_ms: int | None = None
+        self._unclean_due_ms: int | None = None
+        self._growth_due_ms: int | None = None
 
     @property
     def image(self) -> MetadataImage:
@@ -63,73 +88,247 @@ class Controller:
     def replay(self, record: Record, offset: int | None = None) -> None:
         self._delta.replay(record, offset)
 
-    def create_topics(
-        self, request: CreateTopicsRequest, new_uuid: Callable[[], bytes]
-    ) -> Decision[Record, CreateTopicsResponse]:
+    def check_invariants(self) -> None:
+        self.image.check_invariants()
+
+    # -- becoming active -------------------------------------------------------------------------------------
+
+    def activate(self, now_ms: int) -> None:
+        settings = self._config.replication
+        self._sessions.restart(self.image.brokers, now_ms)
+        if settings.auto_leader_rebalance_enable:
+            self._balance_due_ms = now_ms + settings.leader_imbalance_check_interval_ms
+        self._unclean_due_ms = now_ms + settings.unclean_leader_election_interval_check_ms
+        self._growth_due_ms = now_ms + _GROWTH_DELAY_MS
+
+    def first_records(self, cluster_id: str) -> list[Record]:
+        """What must be in the log before anything is decided, and is not there; nothing for a cluster that has begun."""
+        return features.first_records(self.image, cluster_id, self._layers())
+
+    # -- deciding --------------------------------------------------------------------------------------------
+
+    def decide(self, request: Request, context: RequestContext) -> Decision[Record, Any]:
+        """The reply is the request's own response. Errors that concern all of the request are in it, too."""
+        try:
+            decision = DECIDES[type(request)](self, request, context)
+        except ApiError as error:
+            return Decision([], _error_response(request, error))
+        self._note(decision.records, context.now_ms)
+        return decision
+
+    def _note(self, records: Sequence[Record], now_ms: int) -> None:
+        """What a decision makes due; the records are not replayed yet."""
+        for record in records:
+            if isinstance(record, ConfigRecord) and record.name == _UNCLEAN:
+                self._unclean_due_ms = now_ms
+            elif isinstance(record, BrokerRegistrationChangeRecord) and record.fenced == _UNFENCED:
+                self._growth_due_ms = now_ms + _GROWTH_DELAY_MS
+
+    def _create_topics(
+        self, request: admin.CreateTopicsRequest, context: RequestContext
+    ) -> Decision[Record, admin.CreateTopicsResponse]:
         defaults = topics.TopicDefaults(
             num_partitions=self._config.topics.num_partitions,
             replication_factor=self._config.topics.default_replication_factor,
             broker=self._layers(),
         )
-        return topics.create_topics(self.image, defaults, request, new_uuid)
+        return topics.create_topics(self.image, defaults, request, context.new_uuid)
 
-    def delete_topics(self, request: DeleteTopicsRequest) -> Decision[Record, DeleteTopicsResponse]:
+    def _delete_topics(
+        self, request: admin.DeleteTopicsRequest, context: RequestContext
+    ) -> Decision[Record, admin.DeleteTopicsResponse]:
+        if not self._config.topics.delete_topic_enable:
+            return Decision([], topics.refuse_to_delete(request, context.version))
         return topics.delete_topics(self.image, request)
 
-    def create_partitions(
-        self, request: CreatePartitionsRequest
-    ) -> Decision[Record, CreatePartitionsResponse]:
+    def _create_partitions(
+        self, request: admin.CreatePartitionsRequest, _: RequestContext
+    ) -> Decision[Record, admin.CreatePartitionsResponse]:
         return topics.create_partitions(self.image, request)
 
-    def incremental_alter_configs(
-        self, request: IncrementalAlterConfigsRequest
-    ) -> Decision[Record, IncrementalAlterConfigsResponse]:
-        return configs.incremental_alter_configs(self.image, self._layers(), request)
+    def _incremental_alter_configs(
+        self, request: admin.IncrementalAlterConfigsRequest, _: RequestContext
+    ) -> Decision[Record, admin.IncrementalAlterConfigsResponse]:
+        decision = configs.incremental_alter_configs(self.image, self._layers(), request)
+        return Decision(self._with_consequences(decision.records), decision.reply)
 
-    def alter_configs(self, request: AlterConfigsRequest) -> Decision[Record, AlterConfigsResponse]:
-        return configs.alter_configs(self.image, self._layers(), request)
+    def _alter_configs(
+        self, request: admin.AlterConfigsRequest, _: RequestContext
+    ) -> Decision[Record, admin.AlterConfigsResponse]:
+        decision = configs.alter_configs(self.image, self._layers(), request)
+        return Decision(self._with_consequences(decision.records), decision.reply)
 
-    def register_broker(
-        self, request: BrokerRegistrationRequest, now_ms: int
-    ) -> Decision[Record, BrokerRegistrationResponse]:
+    def _with_consequences(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Another min.insync.replicas makes another ELR, in the same batch as the value itself."""
+        if not any(isinstance(each, ConfigRecord) and each.name == features.MIN_ISR for each in records):
+            return records
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        return [*records, *self._replication(delta.apply()).after_min_isr_changed()]
+
+    def _register_broker(
+        self, request: broker_api.BrokerRegistrationRequest, context: RequestContext
+    ) -> Decision[Record, broker_api.BrokerRegistrationResponse]:
         broker_id = BrokerId(request.broker_id)
         decision = brokers.register_broker(
-            self.image, request, has_live_session=self._has_live_session(broker_id, now_ms)
+            self._replication(),
+            request,
+            context.next_offset,
+            is_taken=self._is_taken(request, context.now_ms),
         )
-        if decision.reply.error_code == ErrorCode.NONE:
-            self._last_contact_ms[broker_id] = now_ms
+        self._sessions.begin(broker_id, context.now_ms)
         return decision
 
-    def heartbeat(
-        self, request: BrokerHeartbeatRequest, now_ms: int
-    ) -> Decision[Record, BrokerHeartbeatResponse]:
-        decision = brokers.heartbeat(self.image, request)
-        if decision.reply.error_code == ErrorCode.NONE:
-            self._last_contact_ms[BrokerId(request.broker_id)] = now_ms
-        return decision
+    def _is_taken(self, request: broker_api.BrokerRegistrationRequest, now_ms: int) -> bool:
+        """Whether an earlier incarnation must be taken for alive. One that is leaving is not waited for.
 
-    def fence_stale_brokers(self, now_ms: int) -> Decision[Record, list[BrokerId]]:
-        """Fences one broker whose session has ended, if there is one; the reply names it.
-
-        One at a time, because the leaders that the next one loses depend on what the first has changed.
+        Nor is one whose data directories the new one has: a directory has one owner at a time, so the old process is gone
+        and there is no need to wait for its session to end.
         """
-        for broker in self.image.brokers.values():
-            self._last_contact_ms.setdefault(broker.id, now_ms)
-            if not broker.is_fenced and not self._has_live_session(broker.id, now_ms):
-                return Decision(brokers.fence_broker(self.image, broker.id), [broker.id])
-        return Decision([], [])
+        broker_id = BrokerId(request.broker_id)
+        registered = self.image.brokers.get(broker_id)
+        if registered is None or registered.is_in_controlled_shutdown:
+            return False
+        if request.log_dirs and tuple(request.log_dirs) == registered.log_dirs:
+            return False
+        if broker_id == self._config.node_id and not self._sessions.was_heard(broker_id):
+            return False
+        return self._sessions.is_live(registered, now_ms)
 
-    def allocate_producer_ids(
-        self, request: AllocateProducerIdsRequest
-    ) -> Decision[Record, AllocateProducerIdsResponse]:
+    def _heartbeat(
+        self, request: broker_api.BrokerHeartbeatRequest, context: RequestContext
+    ) -> Decision[Record, broker_api.BrokerHeartbeatResponse]:
+        broker = brokers.check_broker_epoch(self.image, request.broker_id, request.broker_epoch)
+        session = self._sessions.renew(broker.id, context.now_ms, request.current_metadata_offset)
+        return brokers.heartbeat(
+            self._replication(), self._sessions, broker, session, request, context.next_offset
+        )
+
+    def _unregister_broker(
+        self, request: replicas.UnregisterBrokerRequest, _: RequestContext
+    ) -> Decision[Record, replicas.UnregisterBrokerResponse]:
+        decision = brokers.unregister_broker(self._replication(), request)
+        self._sessions.end(BrokerId(request.broker_id))
+        return decision
+
+    def _allocate_producer_ids(
+        self, request: broker_api.AllocateProducerIdsRequest, _: RequestContext
+    ) -> Decision[Record, broker_api.AllocateProducerIdsResponse]:
         return brokers.allocate_producer_ids(self.image, request)
 
-    def check_invariants(self) -> None:
-        self.image.check_invariants()
+    def _register_controller(
+        self, request: broker_api.ControllerRegistrationRequest, _: RequestContext
+    ) -> Decision[Record, broker_api.ControllerRegistrationResponse]:
+        return brokers.register_controller(self.image, request)
 
-    def _has_live_session(self, broker_id: BrokerId, now_ms: int) -> bool:
-        last_contact_ms = self._last_contact_ms.get(broker_id)
-        return last_contact_ms is not None and now_ms - last_contact_ms < self._session_timeout_ms
+    def _alter_partition(
+        self, request: broker_api.AlterPartitionRequest, _: RequestContext
+    ) -> Decision[Record, broker_api.AlterPartitionResponse]:
+        return alter_partition.alter_partition(self._replication(), request)
 
-    def _layers(self) -> BrokerLayers:
-        return self.image.broker_layers(self._config.node_id, self._config.properties)
+    def _elect_leaders(
+        self, request: replicas.ElectLeadersRequest, _: RequestContext
+    ) -> Decision[Record, replicas.ElectLeadersResponse]:
+        return elections.elect_leaders(self._replication(), request)
+
+    def _alter_partition_reassignments(
+        self, request: replicas.AlterPartitionReassignmentsRequest, _: RequestContext
+    ) -> Decision[Record, replicas.AlterPartitionReassignmentsResponse]:
+        return reassignments.alter_partition_reassignments(self._replication(), request)
+
+    def _list_partition_reassignments(
+        self, request: replicas.ListPartitionReassignmentsRequest, _: RequestContext
+    ) -> Decision[Record, replicas.ListPartitionReassignmentsResponse]:
+        return Decision([], reassignments.list_partition_reassignments(self.image, request))
+
+    # -- what is due by itself -------------------------------------------------------------------------------
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When `tick` should be called next; a time that has passed means at once."""
+        due = (
+            self._sessions.deadline_ms(self.image),
+            self._balance_due_ms,
+            self._unclean_due_ms,
+            self._growth_due_ms,
+        )
+        return min((each for each in due if each is not None), default=None)
+
+    def tick(self, now_ms: int) -> Decision[Record, None]:
+        """One thing that is due, if there is one. Without records nothing is due before `deadline_ms`.
+
+        One at a time, because what the next one changes depends on what this one has changed.
+        """
+        for do in (self._fence_one, self._balance, self._elect_unclean, self._grow):
+            records = do(now_ms)
+            if records:
+                return Decision(records, None)
+        return Decision([], None)
+
+    def _fence_one(self, now_ms: int) -> Sequence[Record]:
+        stale = self._sessions.expired(self.image, now_ms)
+        return () if stale is None else brokers.fence_broker(self._replication(), stale)
+
+    def _balance(self, now_ms: int) -> Sequence[Record]:
+        if self._balance_due_ms is None or now_ms < self._balance_due_ms:
+            return ()
+        records = self._replication().preferred_elections()
+        if len(records) < ELECTIONS_PER_DECISION:
+            self._balance_due_ms = now_ms + self._config.replication.leader_imbalance_check_interval_ms
+        return records
+
+    def _elect_unclean(self, now_ms: int) -> Sequence[Record]:
+        if self._unclean_due_ms is None or now_ms < self._unclean_due_ms:
+            return ()
+        records = self._replication().unclean_elections()
+        if len(records) < ELECTIONS_PER_DECISION:
+            interval_ms = self._config.replication.unclean_leader_election_interval_check_ms
+            self._unclean_due_ms = now_ms + interval_ms
+        return records
+
+    def _grow(self, now_ms: int) -> Sequence[Record]:
+        if self._growth_due_ms is None or now_ms < self._growth_due_ms:
+            return ()
+        replication = self._replication()
+        growths = reassignments.grow_internal_topics(self.image, self._config)
+        changes = [reassignments.reassign(replication, *growth) for growth in growths]
+        if len(growths) < reassignments.GROWTH_PER_DECISION:
+            self._growth_due_ms = None
+        return [change for change in changes if change is not None]
+
+    # -- views -----------------------------------------------------------------------------------------------
+
+    def _layers(self, image: MetadataImage | None = None) -> BrokerLayers:
+        return (image or self.image).broker_layers(self._config.node_id, self._config.properties)
+
+    def _replication(self, image: MetadataImage | None = None) -> Replication:
+        seen = image or self.image
+        return Replication(seen, self._layers(seen))
+
+
+def _error_response(request: Request, error: ApiError) -> Response:
+    response: Any = api.RESPONSES[request.api_key]()
+    response.error_code = error.code
+    if hasattr(response, "error_message"):
+        response.error_message = error.message
+    return response  # type: ignore[no-any-return]
+
+
+# Every request that the controller decides.
+DECIDES: dict[type[Request], Callable[[Controller, Any, RequestContext], Decision[Record, Any]]] = {
+    admin.CreateTopicsRequest: Controller._create_topics,
+    admin.DeleteTopicsRequest: Controller._delete_topics,
+    admin.CreatePartitionsRequest: Controller._create_partitions,
+    admin.IncrementalAlterConfigsRequest: Controller._incremental_alter_configs,
+    admin.AlterConfigsRequest: Controller._alter_configs,
+    broker_api.BrokerRegistrationRequest: Controller._register_broker,
+    broker_api.BrokerHeartbeatRequest: Controller._heartbeat,
+    broker_api.AllocateProducerIdsRequest: Controller._allocate_producer_ids,
+    broker_api.AlterPartitionRequest: Controller._alter_partition,
+    broker_api.ControllerRegistrationRequest: Controller._register_controller,
+    replicas.UnregisterBrokerRequest: Controller._unregister_broker,
+    replicas.ElectLeadersRequest: Controller._elect_leaders,
+    replicas.AlterPartitionReassignmentsRequest: Controller._alter_partition_reassignments,
+    replicas.ListPartitionReassignmentsRequest: Controller._list_partition_reassignments,
+}

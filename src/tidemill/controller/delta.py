@@ -15,6 +15,7 @@ from typing import Any
 from tidemill.controller.image import (
     BrokerImage,
     ConfigResource,
+    ControllerImage,
     Endpoint,
     MetadataImage,
     PartitionImage,
@@ -24,6 +25,7 @@ from tidemill.controller.image import (
 from tidemill.protocol.api.metadata import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
+    ClusterIdRecord,
     ConfigRecord,
     FeatureLevelRecord,
     FenceBrokerRecord,
@@ -32,6 +34,7 @@ from tidemill.protocol.api.metadata import (
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RegisterControllerRecord,
     RemoveTopicRecord,
     TopicRecord,
     UnfenceBrokerRecord,
@@ -84,6 +87,8 @@ class MetadataDelta:
         self.changed_brokers: dict[BrokerId, BrokerImage | None] = {}
         self.changed_configs: dict[ConfigResource, dict[str, str]] = {}
         self.changed_features: dict[str, int] = {}
+        self.changed_controllers: dict[int, ControllerImage] = {}
+        self.cluster_id = image.cluster_id
         self.next_producer_id = image.next_producer_id
         self._names: dict[str, TopicId | None] = {}
 
@@ -105,7 +110,7 @@ class MetadataDelta:
             return self.image
         topics_by_name, topics_by_id = self._apply_topics()
         return MetadataImage(
-            cluster_id=self.image.cluster_id,
+            cluster_id=self.cluster_id,
             end_offset=self.end_offset,
             topics_by_name=topics_by_name,
             topics_by_id=topics_by_id,
@@ -118,6 +123,7 @@ class MetadataDelta:
                 self.image.features, {name: level or None for name, level in self.changed_features.items()}
             ),
             next_producer_id=self.next_producer_id,
+            controllers=_merged(self.image.controllers, self.changed_controllers),
         )
 
     def _apply_topics(self) -> tuple[Mapping[str, TopicImage], Mapping[TopicId, TopicImage]]:
@@ -173,26 +179,7 @@ class MetadataDelta:
     def _replay_partition_change(self, record: PartitionChangeRecord) -> None:
         topic = self._topic(TopicId(record.topic_id))
         before = topic.partition(record.partition_id)
-        changes: dict[str, Any] = {"partition_epoch": PartitionEpoch(before.partition_epoch + 1)}
-        if record.leader != _LEADER_UNCHANGED:
-            # Naming the leader, even the same one, begins a new leader epoch.
-            changes["leader"] = BrokerId(record.leader)
-            changes["leader_epoch"] = LeaderEpoch(before.leader_epoch + 1)
-        if record.leader_recovery_state != _RECOVERY_UNCHANGED:
-            changes["leader_recovery_state"] = record.leader_recovery_state
-        for name, ids in (
-            ("isr", record.isr),
-            ("replicas", record.replicas),
-            ("removing_replicas", record.removing_replicas),
-            ("adding_replicas", record.adding_replicas),
-            ("elr", record.eligible_leader_replicas),
-            ("last_known_elr", record.last_known_elr),
-        ):
-            if ids is not None:
-                changes[name] = _broker_ids(ids)
-        if record.directories is not None:
-            changes["directories"] = tuple(record.directories)
-        topic.changed[record.partition_id] = replace(before, **changes)
+        topic.changed[record.partition_id] = merge_change(before, record)
 
     def _replay_clear_elr(self, record: ClearElrRecord) -> None:
         names = [record.topic_name] if record.topic_name else list(self.image.topics_by_name)
@@ -203,7 +190,12 @@ class MetadataDelta:
             for index in range(count):
                 before = topic.partition(index)
                 if before.elr or before.last_known_elr:
-                    topic.changed[index] = replace(before, elr=(), last_known_elr=())
+                    topic.changed[index] = replace(
+                        before,
+                        elr=(),
+                        last_known_elr=(),
+                        partition_epoch=PartitionEpoch(before.partition_epoch + 1),
+                    )
 
     def _replay_config(self, record: ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)
@@ -221,17 +213,11 @@ class MetadataDelta:
             id=broker_id,
             epoch=BrokerEpoch(record.broker_epoch),
             incarnation_id=record.incarnation_id,
-            endpoints={
-                endpoint.name: Endpoint(endpoint.host, endpoint.port, endpoint.security_protocol)
-                for endpoint in record.end_points
-            },
+            endpoints=_endpoints(record.end_points),
             rack=record.rack,
             is_fenced=record.fenced,
             is_in_controlled_shutdown=record.in_controlled_shutdown,
-            features={
-                feature.name: (feature.min_supported_version, feature.max_supported_version)
-                for feature in record.features
-            },
+            features=_features(record.features),
             log_dirs=tuple(record.log_dirs),
         )
 
@@ -265,6 +251,18 @@ class MetadataDelta:
         assert broker.epoch == epoch, f"broker {broker_id} has epoch {broker.epoch}, the record {epoch}"
         return broker
 
+    def _replay_register_controller(self, record: RegisterControllerRecord) -> None:
+        self.changed_controllers[record.controller_id] = ControllerImage(
+            id=record.controller_id,
+            incarnation_id=record.incarnation_id,
+            endpoints=_endpoints(record.end_points),
+            features=_features(record.features),
+        )
+
+    def _replay_cluster_id(self, record: ClusterIdRecord) -> None:
+        assert self.cluster_id in ("", record.cluster_id), f"{self.cluster_id} is not {record.cluster_id}"
+        self.cluster_id = record.cluster_id
+
     def _replay_feature(self, record: FeatureLevelRecord) -> None:
         self.changed_features[record.name] = record.feature_level
 
@@ -287,14 +285,47 @@ _HANDLERS: dict[type[DataMessage], Callable[[MetadataDelta, Any], None]] = {
     BrokerRegistrationChangeRecord: MetadataDelta._replay_broker_change,
     FenceBrokerRecord: MetadataDelta._replay_fence,
     UnfenceBrokerRecord: MetadataDelta._replay_unfence,
+    RegisterControllerRecord: MetadataDelta._replay_register_controller,
+    ClusterIdRecord: MetadataDelta._replay_cluster_id,
     FeatureLevelRecord: MetadataDelta._replay_feature,
     ProducerIdsRecord: MetadataDelta._replay_producer_ids,
     NoOpRecord: MetadataDelta._replay_no_op,
 }
 
 
+def merge_change(before: PartitionImage, record: PartitionChangeRecord) -> PartitionImage:
+    changes: dict[str, Any] = {"partition_epoch": PartitionEpoch(before.partition_epoch + 1)}
+    if record.leader != _LEADER_UNCHANGED:
+        # Naming the leader, even the same one, begins a new leader epoch.
+        changes["leader"] = BrokerId(record.leader)
+        changes["leader_epoch"] = LeaderEpoch(before.leader_epoch + 1)
+    if record.leader_recovery_state != _RECOVERY_UNCHANGED:
+        changes["leader_recovery_state"] = record.leader_recovery_state
+    for name, ids in (
+        ("isr", record.isr),
+        ("replicas", record.replicas),
+        ("removing_replicas", record.removing_replicas),
+        ("adding_replicas", record.adding_replicas),
+        ("elr", record.eligible_leader_replicas),
+        ("last_known_elr", record.last_known_elr),
+    ):
+        if ids is not None:
+            changes[name] = _broker_ids(ids)
+    if record.directories is not None:
+        changes["directories"] = tuple(record.directories)
+    return replace(before, **changes)
+
+
 def _broker_ids(ids: Any) -> tuple[BrokerId, ...]:
     return tuple(ids)
+
+
+def _endpoints(listeners: Any) -> dict[str, Endpoint]:
+    return {each.name: Endpoint(each.host, each.port, each.security_protocol) for each in listeners}
+
+
+def _features(features: Any) -> dict[str, tuple[int, int]]:
+    return {each.name: (each.min_supported_version, each.max_supported_version) for each in features}
 
 
 def _merged(base: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Mapping[Any, Any]:

@@ -28,6 +28,8 @@ _FIRST_PARTITION_EPOCH = PartitionEpoch(0)
 _FIRST_OFFSET = Offset(0)
 _FIRST_PRODUCER_ID = ProducerId(0)
 
+NO_DIRECTORY = bytes(16)
+
 
 class ResourceType(IntEnum):
     """What a configuration belongs to; the numbers are those of the wire and of the log."""
@@ -78,8 +80,24 @@ class BrokerImage:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerImage:
+    """A controller as it told the active one of itself (KIP-919)."""
+
+    id: int
+    incarnation_id: bytes
+    endpoints: Mapping[str, Endpoint]
+    features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionImage:
-    """`isr` keeps the order of `replicas`; `leader` is NO_BROKER when no replica may lead."""
+    """`leader` is NO_BROKER when no replica may lead.
+
+    `elr`, the eligible leader replicas (KIP-966), were in sync when fewer than `min.insync.replicas` were left, so they have
+    every committed record; they are what is left to elect from when the ISR is empty. `last_known_elr` names the last
+    leader of a partition that lost even those. `directories` are the log directories of the replicas, in their order, or
+    nothing where none is known.
+    """
 
     replicas: tuple[BrokerId, ...]
     isr: tuple[BrokerId, ...]
@@ -97,6 +115,17 @@ class PartitionImage:
     def has_leader(self) -> bool:
         return self.leader != NO_BROKER
 
+    @property
+    def is_reassigned(self) -> bool:
+        return bool(self.adding_replicas or self.removing_replicas)
+
+    def directory(self, replica: BrokerId) -> bytes:
+        """The log directory of a replica; NO_DIRECTORY when none is known."""
+        for known, directory in zip(self.replicas, self.directories, strict=False):
+            if known == replica:
+                return directory
+        return NO_DIRECTORY
+
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
@@ -107,9 +136,9 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """`end_offset` is the offset of the first record that is not in the image."""
+    """`end_offset` is the offset of the first record that is not in the image. The cluster id is empty at first."""
 
-    cluster_id: str
+    cluster_id: str = ""
     end_offset: Offset = _FIRST_OFFSET
     topics_by_name: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[TopicId, TopicImage] = field(default_factory=dict)
@@ -117,6 +146,7 @@ class MetadataImage:
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
     next_producer_id: ProducerId = _FIRST_PRODUCER_ID
+    controllers: Mapping[int, ControllerImage] = field(default_factory=dict)
 
     def config(self, resource: ConfigResource) -> Mapping[str, str]:
         """What was set for the resource, without anything inherited."""
@@ -154,14 +184,18 @@ class MetadataImage:
                 assert resource.name in self.topics_by_name, resource
 
     def _check_partition(self, label: str, partition: PartitionImage) -> None:
+        replicas = set(partition.replicas)
         assert partition.replicas, label
-        assert len(set(partition.replicas)) == len(partition.replicas), label
-        assert partition.isr, label
-        assert len(set(partition.isr)) == len(partition.isr), label
-        assert set(partition.isr) <= set(partition.replicas), label
+        for ids in (partition.replicas, partition.isr, partition.elr, partition.last_known_elr):
+            assert len(set(ids)) == len(ids), label
+        assert set(partition.isr) <= replicas, label
+        assert set(partition.elr) <= replicas - set(partition.isr), label
+        assert set(partition.adding_replicas) | set(partition.removing_replicas) <= replicas, label
+        assert not partition.directories or len(partition.directories) == len(partition.replicas), label
         assert partition.leader_epoch >= 0, label
         assert partition.partition_epoch >= 0, label
         if partition.has_leader:
+            # An ISR may be empty only while nobody leads.
             assert partition.leader in partition.isr, label
             broker = self.brokers.get(partition.leader)
             assert broker is not None, label

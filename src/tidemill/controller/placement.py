@@ -1,8 +1,8 @@
 """Where the replicas of new partitions go.
 
 Every partition takes the least loaded brokers, one from each rack before a second from any, so that the loss
-of a rack costs a partition as few replicas as can be, and never two replicas on one broker. Of those brokers,
-the one that leads the fewest of the topic's partitions comes first, which makes it the preferred leader.
+of a rack costs a partition as few replicas as can be, and never two replicas on one broker. The first of them,
+the preferred leader, is the one that leads the fewest of the topic's partitions.
 Equals are ordered by a hash of seed, partition and broker: the same seed gives the same placement, and the
 partners of a broker differ from partition to partition, so that its load spreads over many when it dies.
 
@@ -12,7 +12,7 @@ Brokers that are not active are used last and never lead.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.types import BrokerId
@@ -51,23 +51,45 @@ def place_replicas(
     for index in range(first_index, first_index + partition_count):
         tie = {broker.id: _mix(seed, index, broker.id) for broker in brokers}
         chosen = _choose(brokers, replication_factor, load, leaderships, tie)
-        leader = min(
-            (broker for broker in chosen if broker.is_active),
-            key=lambda broker: (leaderships[broker.id], tie[broker.id]),
-        )
-        chosen.remove(leader)
-        replicas = (leader.id, *(broker.id for broker in chosen))
+        replicas = tuple(broker.id for broker in chosen)
         load.update(replicas)
-        leaderships[leader.id] += 1
+        leaderships[replicas[0]] += 1
         placed.append(replicas)
     return placed
 
 
+def extend_replicas(
+    brokers: Sequence[UsableBroker],
+    replicas: tuple[BrokerId, ...],
+    racks: Mapping[BrokerId, str | None],
+    replication_factor: int,
+    seed: int,
+    index: int,
+    load: Counter[BrokerId],
+) -> tuple[BrokerId, ...]:
+    """The replicas with more behind them, up to the factor or as far as the brokers go; `load` counts those added.
+
+    `racks` are those of all brokers, also of such as hold a replica and cannot be given another.
+    """
+    per_rack = Counter(racks.get(each) for each in replicas)
+    free = [broker for broker in brokers if broker.id not in replicas]
+    while free and len(replicas) < replication_factor:
+        chosen = min(
+            free,
+            key=lambda broker: (per_rack[broker.rack], load[broker.id], _mix(seed, index, broker.id)),
+        )
+        free.remove(chosen)
+        replicas = (*replicas, chosen.id)
+        per_rack[chosen.rack] += 1
+        load[chosen.id] += 1
+    return replicas
+
+
 def _check(brokers: Sequence[UsableBroker], replication_factor: int) -> None:
     if replication_factor > len(brokers):
-        raise PlacementError(f"only {len(brokers)} broker(s) are registered")
+        raise PlacementError(f"only {len(brokers)} broker(s) are registered and not shutting down")
     if not any(broker.is_active for broker in brokers):
-        raise PlacementError("all brokers are fenced or shutting down")
+        raise PlacementError("all brokers are fenced")
 
 
 def _choose(
@@ -77,15 +99,22 @@ def _choose(
     leaderships: Counter[BrokerId],
     tie: dict[BrokerId, int],
 ) -> list[UsableBroker]:
-    candidates = sorted(
-        brokers,
-        key=lambda broker: (not broker.is_active, load[broker.id], leaderships[broker.id], tie[broker.id]),
-    )
+    candidates = list(brokers)
     per_rack: Counter[str | None] = Counter()
     chosen: list[UsableBroker] = []
     while len(chosen) < replication_factor:
-        fewest = min(per_rack[broker.rack] for broker in candidates)
-        broker = next(broker for broker in candidates if per_rack[broker.rack] == fewest)
+        # Those that lead much follow now, which leaves those that lead little to lead the next partitions.
+        sign = -1 if chosen else 1
+        broker = min(
+            candidates,
+            key=lambda each: (
+                per_rack[each.rack],
+                not each.is_active,
+                load[each.id],
+                sign * leaderships[each.id],
+                tie[each.id],
+            ),
+        )
         candidates.remove(broker)
         chosen.append(broker)
         per_rack[broker.rack] += 1

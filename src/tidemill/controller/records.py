@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.controller.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from tidemill.controller.image import (
+    BrokerImage,
+    ControllerImage,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 from tidemill.protocol.api.metadata import (
     BrokerEndpoint,
     BrokerFeature,
+    ClusterIdRecord,
     ConfigRecord,
+    ControllerEndpoint,
+    ControllerFeature,
     FeatureLevelRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RegisterControllerRecord,
     TopicRecord,
     decode_record,
     encode_record,
@@ -24,14 +34,26 @@ from tidemill.protocol.api.metadata import (
 from tidemill.protocol.schema import DataMessage
 from tidemill.types import TopicId
 
-__all__ = ["Record", "decode_record", "encode_record", "image_records", "partition_record"]
+__all__ = [
+    "Record",
+    "broker_record",
+    "controller_record",
+    "decode_record",
+    "encode_record",
+    "image_records",
+    "partition_record",
+]
 
 Record = DataMessage
 
 
 def image_records(image: MetadataImage) -> Iterator[Record]:
+    if image.cluster_id:
+        yield ClusterIdRecord(cluster_id=image.cluster_id)
     for name, level in image.features.items():
         yield FeatureLevelRecord(name=name, feature_level=level)
+    for controller in image.controllers.values():
+        yield controller_record(controller)
     for broker in image.brokers.values():
         yield broker_record(broker)
     for topic in image.topics_by_id.values():
@@ -91,4 +113,24 @@ def broker_record(broker: BrokerImage) -> RegisterBrokerRecord:
         fenced=broker.is_fenced,
         in_controlled_shutdown=broker.is_in_controlled_shutdown,
         log_dirs=list(broker.log_dirs),
+    )
+
+
+def controller_record(controller: ControllerImage) -> RegisterControllerRecord:
+    return RegisterControllerRecord(
+        controller_id=controller.id,
+        incarnation_id=controller.incarnation_id,
+        end_points=[
+            ControllerEndpoint(
+                name=name,
+                host=endpoint.host,
+                port=endpoint.port,
+                security_protocol=endpoint.security_protocol,
+            )
+            for name, endpoint in controller.endpoints.items()
+        ],
+        features=[
+            ControllerFeature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, (low, high) in controller.features.items()
+        ],
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tidemill.config import BrokerLayers, ConfigSource, effective_topic_configs, validate_topic_configs
 from tidemill.controller.image import (
+    NO_DIRECTORY,
     MetadataImage,
     PartitionImage,
     TopicImage,
@@ -20,6 +21,7 @@ from tidemill.controller.image import (
 )
 from tidemill.controller.placement import PlacementError, UsableBroker, place_replicas
 from tidemill.controller.records import Record, partition_record
+from tidemill.controller.replication import only_directory
 from tidemill.controller.topic_names import check_topic_name, collision_key
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.machine import Decision
@@ -263,7 +265,12 @@ def _bad_assignment(message: str) -> ApiError:
 def _new_partition(image: MetadataImage, replicas: Sequence[BrokerId]) -> PartitionImage | None:
     """In sync are the replicas that are alive, and the first of them leads; None when there is none."""
     isr = tuple(replica for replica in replicas if image.brokers[replica].is_active)
-    return PartitionImage(tuple(replicas), isr, isr[0]) if isr else None
+    if not isr:
+        return None
+    directories = tuple(only_directory(image.brokers[replica].log_dirs) for replica in replicas)
+    if all(directory == NO_DIRECTORY for directory in directories):
+        directories = ()
+    return PartitionImage(tuple(replicas), isr, isr[0], directories=directories)
 
 
 def _placed_partitions(
@@ -289,7 +296,11 @@ def _placed_partitions(
 def _place(
     image: MetadataImage, count: int, factor: int, topic_id: TopicId, existing: Sequence[PartitionImage]
 ) -> list[PartitionImage]:
-    brokers = [UsableBroker(broker.id, broker.rack, broker.is_active) for broker in image.brokers.values()]
+    brokers = [
+        UsableBroker(broker.id, broker.rack, broker.is_active)
+        for broker in image.brokers.values()
+        if not broker.is_in_controlled_shutdown
+    ]
     seed = int.from_bytes(topic_id, "big")
     try:
         placed = place_replicas(brokers, count, factor, seed, [each.replicas for each in existing])
@@ -299,6 +310,15 @@ def _place(
         ) from None
     partitions = [_new_partition(image, replicas) for replicas in placed]
     return [partition for partition in partitions if partition is not None]
+
+
+def refuse_to_delete(request: DeleteTopicsRequest, version: int) -> DeleteTopicsResponse:
+    """The answer where `delete.topic.enable` is false; older clients do not know its own error code."""
+    code = ErrorCode.INVALID_REQUEST if version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+    names = [topic.name for topic in request.topics] or request.topic_names
+    return DeleteTopicsResponse(
+        responses=[DeletableTopicResult(name=name, error_code=code) for name in names]
+    )
 
 
 def delete_topics(

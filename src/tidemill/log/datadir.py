@@ -2,13 +2,15 @@
 
 The files are Kafka's: `meta.properties` says whose directory it is, `recovery-point-offset-checkpoint` and
 `log-start-offset-checkpoint` hold one offset for each partition, `cleaner-offset-checkpoint` says up to where compacted
-ones are clean, `.kafka_cleanshutdown` exists only between a clean shutdown and the next start. A folder
-`<topic>-<partition>` is a partition; its `partition.metadata` names the topic id, so that a recreated topic never inherits
-the old one's records. Folders that the metadata does not know are left alone.
+ones are clean, `replication-offset-checkpoint` up to where replicated ones were known to be committed,
+`.kafka_cleanshutdown` exists only between a clean shutdown and the next start. A folder `<topic>-<partition>` is a
+partition; its `partition.metadata` names the topic id, so that a recreated topic never inherits the old one's records.
+Folders that the metadata does not know are left alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -21,13 +23,18 @@ _CLEAN_MARK = ".kafka_cleanshutdown"
 _RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 _LOG_STARTS = "log-start-offset-checkpoint"
 _FIRST_DIRTY = "cleaner-offset-checkpoint"
+_HIGH_WATERMARKS = "replication-offset-checkpoint"
 _DELETED_SUFFIX = "-delete"
+_STRAY_SUFFIX = "-stray"
+_BROKER_EPOCH = re.compile(rb'"brokerEpoch":\s*"(-?\d+)"')
 _METADATA_START = "version: 0\ntopic_id: "
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    cluster_id: str
+    """`cluster_id` is None until the cluster has told it."""
+
+    cluster_id: str | None
     node_id: int
     directory_id: str
 
@@ -51,10 +58,13 @@ class DataDir:
         except OSError as error:
             raise StorageError(f"cannot use the data directory {path}: {error.strerror or error}") from error
         self.was_clean = files.exists(f"{path}/{_CLEAN_MARK}")
+        # Of the registration that the clean shutdown ended; -1 when it is not known.
+        self.clean_broker_epoch = self._clean_broker_epoch()
         try:
             self.recovery_points = self._read_checkpoint(_RECOVERY_POINTS)
             self.log_starts = self._read_checkpoint(_LOG_STARTS)
             self._first_dirty = self._read_checkpoint(_FIRST_DIRTY)
+            self.high_watermarks = self._read_checkpoint(_HIGH_WATERMARKS)
         except StorageError:
             self._unlock()
             raise
@@ -72,24 +82,28 @@ class DataDir:
         lines = self._files.read(path).decode(errors="replace").splitlines()
         values = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
         try:
-            return Identity(values["cluster.id"], int(values["node.id"]), values["directory.id"])
+            return Identity(values.get("cluster.id"), int(values["node.id"]), values["directory.id"])
         except (KeyError, ValueError) as error:
             raise StorageError(f"{path} is damaged: {error} is missing or wrong") from error
 
     def claim(self, identity: Identity) -> None:
         """Write whose directory this is, or refuse when it is somebody else's."""
         found = self.identity()
-        if found is None:
+        if found is not None:
+            is_other_cluster = None not in (found.cluster_id, identity.cluster_id) and (
+                found.cluster_id != identity.cluster_id
+            )
+            if found.node_id != identity.node_id or is_other_cluster:
+                raise StorageError(
+                    f"{self.path} belongs to node {found.node_id} of cluster {found.cluster_id or '(none yet)'}, "
+                    f"not to node {identity.node_id} of cluster {identity.cluster_id or '(none yet)'}"
+                )
+        if found is None or found.cluster_id != (identity.cluster_id or found.cluster_id):
+            cluster = f"cluster.id={identity.cluster_id}\n" if identity.cluster_id else ""
             content = (
-                f"version=1\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\n"
-                f"directory.id={identity.directory_id}\n"
+                f"version=1\n{cluster}node.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
             )
             self._files.replace(f"{self.path}/meta.properties", content.encode())
-        elif (found.cluster_id, found.node_id) != (identity.cluster_id, identity.node_id):
-            raise StorageError(
-                f"{self.path} belongs to node {found.node_id} of cluster {found.cluster_id}, "
-                f"not to node {identity.node_id} of cluster {identity.cluster_id}"
-            )
 
     # -- shutdown and checkpoints ----------------------------------------------------------------------------
 
@@ -98,8 +112,16 @@ class DataDir:
         self._files.remove(f"{self.path}/{_CLEAN_MARK}")
         self._files.sync_folder(self.path)
 
-    def mark_clean(self) -> None:
-        self._files.replace(f"{self.path}/{_CLEAN_MARK}", b'{"version":0,"brokerEpoch":"-1"}')
+    def mark_clean(self, broker_epoch: int) -> None:
+        """With the epoch in which this broker was registered: the controller then knows that nothing was lost."""
+        content = f'{{"version":0,"brokerEpoch":"{broker_epoch}"}}'
+        self._files.replace(f"{self.path}/{_CLEAN_MARK}", content.encode())
+
+    def _clean_broker_epoch(self) -> int:
+        if not self.was_clean:
+            return -1
+        epoch = _BROKER_EPOCH.search(self._files.read(f"{self.path}/{_CLEAN_MARK}"))
+        return int(epoch[1]) if epoch else -1
 
     def unlock(self) -> None:
         self._unlock()
@@ -110,6 +132,9 @@ class DataDir:
         self._checkpointed.update(recovery_points, log_starts)
         self._write_checkpoint(_RECOVERY_POINTS, recovery_points)
         self._write_checkpoint(_LOG_STARTS, log_starts)
+
+    def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._write_checkpoint(_HIGH_WATERMARKS, offsets)
 
     def first_dirty_offset(self, tp: TopicPartition) -> int | None:
         """Where the last finished cleaning of a partition ended; None when there was none."""
@@ -196,7 +221,17 @@ class DataDir:
     def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
         """Rename a partition's folder so that its name is free at once; returns what is left to remove."""
         renamed = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}{_DELETED_SUFFIX}"
+        # A partition may come back and leave again before its first folder is gone.
+        self._files.remove(renamed)
         self._files.rename(self.folder_of(tp), renamed)
+        return renamed
+
+    def set_folder_aside(self, tp: TopicPartition, topic_id: bytes) -> str:
+        """Rename a folder that belongs to another topic of this name. Nobody removes it."""
+        renamed = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}{_STRAY_SUFFIX}"
+        self._files.rename(self.folder_of(tp), renamed)
+        for offsets in (self.recovery_points, self.log_starts, self.high_watermarks):
+            offsets.pop(tp, None)
         return renamed
 
     def deleted_folders(self) -> list[str]:

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tidemill.config import TopicConfig
-from tidemill.errors import StorageError
+from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import Files, FileSlice
 from tidemill.log.producers import Producers
@@ -25,12 +25,13 @@ from tidemill.log.segment import (
     PlacedBatch,
     Segment,
     TimestampedOffset,
+    placed,
     segment_name,
 )
+from tidemill.log.snapshots import ProducerSnapshots
 from tidemill.log.swap_recovery import complete_swaps
-from tidemill.protocol.records import LENGTH_PREFIX, BatchHeader, stamp
+from tidemill.protocol.records import LENGTH_PREFIX, BatchHeader, InvalidBatch, stamp
 
-_SNAPSHOTS_KEPT = 2
 _LEFTOVERS = (".deleted", ".tmp", ".cleaned")
 
 
@@ -56,6 +57,7 @@ class Log:
         self.recovery_point = recovery_point
         self.recovered_bytes_cut = 0
         self.producers = Producers()
+        self._snapshots = ProducerSnapshots(files, folder)
         self.epochs = LeaderEpochs(files, f"{folder}/leader-epoch-checkpoint")
         # Counts what a sync of the folder has to cover, and what one has covered.
         self._folder_changes = self._folder_changes_synced = 0
@@ -158,21 +160,7 @@ class Log:
 
     def _restore_producers(self) -> None:
         """The newest usable snapshot, and every batch after it."""
-        self.producers.clear()
-        start = self._bases[0]
-        for offset in reversed(self._snapshot_offsets()):
-            path = self._snapshot_path(offset)
-            if not self._bases[0] <= offset <= self.log_end_offset:
-                # Of another course of events, or followed by batches that are gone: both would block a producer.
-                self._files.remove(path)
-                continue
-            try:
-                self.producers.restore(self._files.read(path))
-            except StorageError:
-                self._files.remove(path)
-                continue
-            start = offset
-            break
+        start = self._snapshots.restore(self.producers, self._bases[0], self.log_end_offset)
         if start >= self.log_end_offset:
             return
         first = max(0, bisect_right(self._bases, start) - 1)
@@ -194,26 +182,85 @@ class Log:
         """
         base_offset = offset = self.log_end_offset
         position = 0
-        placed: list[PlacedBatch] = []
+        placements: list[PlacedBatch] = []
         for header in headers:
             stamp(data, position, offset, leader_epoch)
             size = header.batch_length + LENGTH_PREFIX
             end_offset = offset + header.last_offset_delta + 1
-            placed.append((offset, end_offset - 1, header.max_timestamp, size))
+            placements.append((offset, end_offset - 1, header.max_timestamp, size))
             position += size
             offset = end_offset
         segment = self._segments[-1]
         if segment.size and self._must_roll(segment, position, offset - 1, headers[0].max_timestamp, now_ms):
             segment = self.roll(now_ms)
-        segment.append(data, placed)
+        segment.append(data, placements)
         self.size += position
         self.log_end_offset = offset
         if leader_epoch != self.epochs.latest:
             self.epochs.assign(leader_epoch, base_offset)
         for number, header in enumerate(headers):
             if header.producer_id >= 0:
-                self.producers.record(header._replace(base_offset=placed[number][0]))
+                self.producers.record(header._replace(base_offset=placements[number][0]))
         return base_offset
+
+    def append_fetched(self, data: memoryview, headers: Sequence[BatchHeader], now_ms: int) -> None:
+        """As a follower: the batches have their offsets and epochs. `InvalidBatch` when they do not continue the log.
+
+        The caller has checked the checksums.
+        """
+        self._check_continues(headers)
+        start = position = 0
+        run: list[BatchHeader] = []
+        segment = self._segments[-1]
+        size = segment.size
+        for header in headers:
+            if size and self._must_roll_at(segment, size, header, now_ms):
+                self._append_run(data[start:position], run)
+                segment = self.roll(now_ms)
+                start, size, run = position, 0, []
+            run.append(header)
+            position += header.size
+            size += header.size
+        self._append_run(data[start:position], run)
+
+    def _check_continues(self, headers: Sequence[BatchHeader]) -> None:
+        """Compaction leaves gaps, but nothing ever goes back: neither offsets nor epochs."""
+        offset, epoch = self.log_end_offset, self.epochs.latest
+        for header in headers:
+            if header.base_offset < offset or header.last_offset_delta < 0 or header.leader_epoch < epoch:
+                raise InvalidBatch(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"a batch at offset {header.base_offset} of epoch {header.leader_epoch} cannot follow offset "
+                    f"{offset - 1} of epoch {epoch}",
+                )
+            offset, epoch = header.next_offset, header.leader_epoch
+
+    def _must_roll_at(self, segment: Segment, size: int, header: BatchHeader, now_ms: int) -> bool:
+        """Whether a batch belongs into a new segment, when the active one has grown to `size`."""
+        if size != segment.size and size + header.size <= self.config.segment_bytes:
+            return header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+        added_bytes = size - segment.size + header.size
+        return self._must_roll(segment, added_bytes, header.last_offset, header.max_timestamp, now_ms)
+
+    def _append_run(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
+        if not headers:
+            return
+        self._segments[-1].append(data, [placed(header) for header in headers])
+        self.size += len(data)
+        self.log_end_offset = headers[-1].next_offset
+        for header in headers:
+            if header.leader_epoch != self.epochs.latest:
+                self.epochs.assign(header.leader_epoch, header.base_offset)
+            if header.producer_id >= 0 and not header.is_control:
+                self.producers.record(header)
+
+    @property
+    def latest_epoch(self) -> int:
+        return self.epochs.latest
+
+    def end_offset_of(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch in the log not above `epoch`, and where it ends; (-1, -1) when nothing is known."""
+        return self.epochs.end_offset_of(epoch, self.log_end_offset)
 
     def _must_roll(
         self, segment: Segment, added_bytes: int, last_offset: int, timestamp: int, now_ms: int
@@ -244,22 +291,8 @@ class Log:
         self._write_snapshot()
         return self._add_segment(self.log_end_offset, now_ms, create=True)
 
-    def _snapshot_path(self, offset: int) -> str:
-        return f"{self.folder}/{segment_name(offset)}.snapshot"
-
-    def _snapshot_offsets(self) -> list[int]:
-        names = self._files.list(self.folder)
-        return sorted(int(n[:-9]) for n in names if n.endswith(".snapshot") and n[:-9].isdigit())
-
     def _write_snapshot(self) -> None:
-        """Unsynced on purpose: a snapshot that a crash damages is ignored and the log replayed instead."""
-        file = self._files.open(self._snapshot_path(self.log_end_offset), create=True)
-        content = self.producers.snapshot()
-        file.truncate(0)
-        file.write(content, 0)
-        usable = [offset for offset in self._snapshot_offsets() if offset <= self.recovery_point]
-        for offset in usable[:-_SNAPSHOTS_KEPT]:
-            self._files.remove(self._snapshot_path(offset))
+        self._snapshots.write(self.log_end_offset, self.producers, self.recovery_point)
 
     def sync_work(self) -> SyncWork:
         first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
@@ -316,6 +349,25 @@ class Log:
         header = segment.header_at(segment.locate(end_offset))
         return end_offset if header is None else min(end_offset, header.base_offset)
 
+    def restart_at(self, offset: int, now_ms: int) -> None:
+        """Drop everything; the log is empty and goes on at `offset`.
+
+        The caller has checkpointed a recovery point of 0 and a log start that is not above `offset`.
+        """
+        self._note_removal()
+        doomed = [path for segment in self._segments for path in segment.mark_deleted()]
+        self._segments.clear()
+        self._bases.clear()
+        for path in doomed:
+            self._files.remove(path)
+        self.epochs.truncate_from_end(0)
+        self._add_segment(offset, now_ms, create=True)
+        self.log_start_offset = self.log_end_offset = offset
+        # Nothing is known to be on disk: whatever a crash leaves of the new beginning is right.
+        self.recovery_point = self._sync_end_max = self.size = 0
+        self._restore_producers()
+        self._files.sync_folder(self.folder)
+
     def truncate_to(self, end_offset: int) -> None:
         """Drop every batch that reaches `end_offset` or beyond.
 
@@ -323,6 +375,8 @@ class Log:
         cut off here would otherwise look like damage after a crash.
         """
         if end_offset >= self.log_end_offset:
+            # An epoch in which this replica led and wrote nothing is no part of the log either.
+            self.epochs.truncate_from_end(self.log_end_offset)
             return
         self._note_removal()
         while len(self._segments) > 1 and self._bases[-1] >= end_offset:
@@ -330,17 +384,17 @@ class Log:
                 self._files.remove(path)
             self._bases.pop()
         segment = self.active
-        segment.truncate_to_position(segment.locate(end_offset))
-        log_end_offset = segment.next_offset()
-        if log_end_offset is None:
-            raise StorageError(f"{segment.path_of('log')}: a batch below offset {end_offset} is damaged")
+        log_end_offset = segment.cut_back(segment.locate(end_offset))
         self.log_end_offset = log_end_offset
         self._sync_end_max = min(self._sync_end_max, log_end_offset)
         self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
         self.recovery_point = min(self.recovery_point, self.log_end_offset)
         self.epochs.truncate_from_end(self.log_end_offset)
         self.size = sum(segment.size for segment in self._segments)
-        self._restore_producers()
+        if len(self.producers):
+            self._restore_producers()
+        else:
+            self._snapshots.drop_after(self.log_end_offset)
         self._files.sync_folder(self.folder)
 
     # -- reading ---------------------------------------------------------------------------------------------

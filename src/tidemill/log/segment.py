@@ -273,6 +273,35 @@ class Segment:
         self.size = position
         self.rebuild_indexes()
 
+    def cut_back(self, position: int) -> int:
+        """Truncate a sound segment at a batch; the offset at which it now ends. Reads little: its indexes are cut too.
+
+        `StorageError` when a batch before it is damaged; the file is cut nevertheless.
+        """
+        self._file.truncate(position)
+        self._file.sync()
+        self.size = position
+        self._recent.clear()
+        index = self.offset_index
+        while index.last is not None and index.last.position >= position:
+            index.count -= 1
+        start = index.last.position if index.last is not None else 0
+        headers = [header for _, header, _ in self.batches(start)]
+        if start + sum(header.size for header in headers) != position:
+            raise StorageError(f"{self.path_of('log')}: a batch before position {position} is damaged")
+        end_offset = headers[-1].next_offset if headers else self.base_offset
+        while self._time_index.last is not None and self._time_index.last.offset >= end_offset:
+            self._time_index.count -= 1
+        newest = self._time_index.last
+        self.max_timestamp, self.max_timestamp_offset = newest or (-1, self.base_offset)
+        for header in headers:
+            if header.max_timestamp > self.max_timestamp:
+                self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+        if not position:
+            self._first_timestamp = None
+        self._bytes_since_index_entry = position - start
+        return end_offset
+
     def move_to(self, state: str) -> None:
         """Rename the files; readers do not notice."""
         self.close()

@@ -1,17 +1,20 @@
-"""Fetch responses without messages in between: records leave as slices of files, not as bytes.
+"""Fetch responses without messages in between: records leave as slices of files and arrive as views, never as copies.
 
 `pack_fetched` lays out the response of every version as a list of parts, in which a partition's records are whatever
-payload the caller has, as long as it knows its length. The message classes in `api/data.py` describe the same layout
-and are what this is tested against.
+payload the caller has, as long as it knows its length. `walk_fetched` reads what a follower gets, in place. The message
+classes in `api/data.py` describe the same layout and are what this is tested against.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from tidemill.protocol.wire import write_uvarint
+from tidemill.errors import ProtocolError
+from tidemill.protocol.api.data import FetchResponse, NodeEndpoint
+from tidemill.protocol.schema import encode
+from tidemill.protocol.wire import read_uvarint, skip_tagged_fields, write_uvarint
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -22,6 +25,7 @@ _ABORTED = struct.Struct(">qq")
 # Tag, size of the field, the field with no tags of its own.
 _DIVERGING = struct.Struct(">BBiqB")
 _CURRENT_LEADER = struct.Struct(">BBiiB")
+_EPOCH_END = struct.Struct(">iq")
 _NO_TAGS = b"\0"
 
 
@@ -56,6 +60,7 @@ def pack_fetched(
     *,
     error_code: int = 0,
     session_id: int = 0,
+    node_endpoints: Sequence[NodeEndpoint] = (),
 ) -> list[bytearray | PayloadT]:
     """The response body. Topics are named by what the version names them by."""
     flexible = version >= 12
@@ -87,8 +92,16 @@ def pack_fetched(
         if flexible:
             out += _NO_TAGS
     if flexible:
-        out += _NO_TAGS
+        out += _endpoint_tags(node_endpoints, version) if node_endpoints else _NO_TAGS
     return parts
+
+
+def _endpoint_tags(endpoints: Sequence[NodeEndpoint], version: int) -> bytes:
+    """KIP-951: where the leaders are that the partitions name. As the last field of an otherwise empty response."""
+    if version < 16:
+        return _NO_TAGS
+    empty = len(encode(FetchResponse(), version)) - len(_NO_TAGS)
+    return encode(FetchResponse(node_endpoints=list(endpoints)), version)[empty:]
 
 
 def _write_topic(out: bytearray, name: str | bytes, flexible: bool) -> None:
@@ -136,3 +149,83 @@ def _partition_tags(fetched: Fetched, version: int) -> bytes:
     if fetched.current_leader and version >= 16:  # KIP-951
         tags.append(_CURRENT_LEADER.pack(1, 9, *fetched.current_leader, 0))
     return bytes((len(tags),)) + b"".join(tags)
+
+
+# -- the follower's side -------------------------------------------------------------------------------------
+
+# The first version that names topics by id.
+WALKED_SINCE = 13
+
+
+class FetchedRecords(NamedTuple):
+    """One partition's part of a response, with its records where they lie."""
+
+    topic_id: bytes
+    partition: int
+    error_code: int
+    high_watermark: int
+    log_start_offset: int
+    diverging: tuple[int, int] | None
+    records: memoryview
+
+
+class FetchWalk(NamedTuple):
+    error_code: int
+    session_id: int
+    partitions: Iterator[FetchedRecords]
+
+
+def walk_fetched(body: memoryview, version: int) -> FetchWalk:
+    """The response of a version from 13 on; `ProtocolError` now, or while its partitions are read."""
+    if version < WALKED_SINCE:
+        raise ProtocolError(f"a Fetch response of version {version} names no topic ids")
+    try:
+        _, error_code, session_id = _TOP.unpack_from(body, 0)
+    except struct.error as error:
+        raise ProtocolError(f"a Fetch response is malformed: {error}") from None
+    return FetchWalk(error_code, session_id, _walk_partitions(body, _TOP.size))
+
+
+def _walk_partitions(body: memoryview, position: int) -> Iterator[FetchedRecords]:
+    try:
+        topic_count, position = read_uvarint(body, position)
+        for _ in range(topic_count - 1):
+            topic_id = bytes(body[position : position + 16])
+            partition_count, position = read_uvarint(body, position + 16)
+            for _ in range(partition_count - 1):
+                fetched, position = _walk_partition(body, position, topic_id)
+                yield fetched
+            position = skip_tagged_fields(body, position)
+    except (struct.error, IndexError) as error:
+        raise ProtocolError(f"a Fetch response is malformed: {error}") from None
+
+
+def _walk_partition(body: memoryview, position: int, topic_id: bytes) -> tuple[FetchedRecords, int]:
+    index, error_code, high_watermark, _, log_start_offset = _PARTITION_V5.unpack_from(body, position)
+    aborted_count, position = read_uvarint(body, position + _PARTITION_V5.size)
+    for _ in range(aborted_count - 1):
+        position = skip_tagged_fields(body, position + _ABORTED.size)
+    length, position = read_uvarint(body, position + _INT32.size)
+    end = position + max(0, length - 1)
+    if end > len(body):
+        raise ProtocolError(f"a Fetch response is cut off within {length - 1} bytes of records")
+    records = body[position:end]
+    diverging, position = _diverging_at(body, end)
+    fetched = FetchedRecords(
+        topic_id, index, error_code, high_watermark, log_start_offset, diverging, records
+    )
+    return fetched, position
+
+
+def _diverging_at(body: memoryview, position: int) -> tuple[tuple[int, int] | None, int]:
+    if body[position] == 0:
+        return None, position + 1
+    diverging = None
+    count, position = read_uvarint(body, position)
+    for _ in range(count):
+        tag, position = read_uvarint(body, position)
+        size, position = read_uvarint(body, position)
+        if tag == 0:
+            diverging = _EPOCH_END.unpack_from(body, position)
+        position += size
+    return diverging, position

@@ -51,6 +51,8 @@ class ProduceResult(NamedTuple):
     record_errors: Sequence[tuple[int, str]] = ()
     # The log end that must be synced before the producer may hear of success; None when it need not wait.
     sync_to: int | None = None
+    # The offset that the high watermark must reach first; None when it need not wait.
+    commit_to: int | None = None
 
 
 def walk_produce(frame: memoryview, position: int, version: int) -> ProduceWalk:

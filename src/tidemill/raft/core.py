@@ -48,6 +48,7 @@ from tidemill.raft.events import (
     RequestAbandoned,
     RequestFailed,
     ResignRequested,
+    SnapshotFoundDamaged,
     TimerExpired,
     UpdateVoterRequested,
     VoteAnswered,
@@ -72,8 +73,12 @@ class RaftMachine:
         jitter: Jitter,
         cluster_id: str | None,
         now_ms: int,
+        *,
+        is_incomplete: bool = False,
     ) -> None:
-        self._q = QuorumState(own, log, election, config, jitter, cluster_id, now_ms)
+        self._q = QuorumState(
+            own, log, election, config, jitter, cluster_id, now_ms, is_incomplete=is_incomplete
+        )
 
     # -- what others may know ----------------------------------------------------------------------------------
 
@@ -108,6 +113,14 @@ class RaftMachine:
     @property
     def is_voter(self) -> bool:
         return self._q.is_voter
+
+    @property
+    def cluster_id(self) -> str | None:
+        return self._q.cluster_id
+
+    def set_cluster_id(self, cluster_id: str) -> None:
+        """Known from now on: whoever names another is refused."""
+        self._q.cluster_id = cluster_id
 
     @property
     def is_leader(self) -> bool:
@@ -152,6 +165,7 @@ class RaftMachine:
                 | EndQuorumEpochAnswered()
                 | FetchAnswered()
                 | FetchSnapshotAnswered()
+                | SnapshotFoundDamaged()
                 | RequestFailed()
             ):
                 self._handle_answer(event, now_ms)
@@ -199,6 +213,10 @@ class RaftMachine:
                 follower.fetch_answered(q, sent, fetched, now_ms)
             case SendFetchSnapshot(), FetchSnapshotAnswered(response=snapshot):
                 follower.snapshot_answered(q, sent, snapshot, now_ms)
+            case SendFetchSnapshot(), SnapshotFoundDamaged():
+                follower.snapshot_damaged(q, sent, now_ms)
+            case SendFetch() | SendFetchSnapshot(), RequestFailed():
+                follower.connection_failed(q, sent.to, now_ms)
             case _:
                 q.requests.failed(sent.to, now_ms)
                 q.try_another_contact()

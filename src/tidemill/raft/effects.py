@@ -195,6 +195,11 @@ class InstallSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class CompleteLog:
+    """The log, once found incomplete, holds everything committed again: forget that it did not."""
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeLeader:
     """Elected. Nothing may be decided yet: the state is complete only with `ActivateLeader`."""
 
@@ -243,6 +248,7 @@ Effect: TypeAlias = (
     | AdvanceHighWatermark
     | AppendToSnapshot
     | InstallSnapshot
+    | CompleteLog
     | BecomeLeader
     | ActivateLeader
     | ResignLeadership

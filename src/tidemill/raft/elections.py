@@ -72,6 +72,8 @@ def is_up_to_date(q: QuorumState, last_epoch: int, end_offset: int) -> bool:
 
 
 def _would_vote(q: QuorumState, part: VoteRequestPartitionData) -> bool:
+    if q.is_incomplete:
+        return False
     match q.role:
         case Leader() | Follower(has_fetched=True):
             return False
@@ -89,6 +91,8 @@ def _votes(q: QuorumState, candidate: ReplicaKey, part: VoteRequestPartitionData
 
 
 def may_vote_for(q: QuorumState, candidate: ReplicaKey) -> bool:
+    if q.is_incomplete:
+        return False
     if q.election.voted is not None:
         return q.election.voted == candidate
     return q.election.leader_id is None

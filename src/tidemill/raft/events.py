@@ -97,6 +97,13 @@ class FetchSnapshotAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotFoundDamaged:
+    """The answer would have made the snapshot whole, but what was fetched of it is not what the leader has."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """No answer will come: not connected, connection lost, or the answer was damaged."""
 
@@ -174,6 +181,7 @@ PeerAnswer: TypeAlias = (
     | EndQuorumEpochAnswered
     | FetchAnswered
     | FetchSnapshotAnswered
+    | SnapshotFoundDamaged
     | RequestFailed
 )
 Event: TypeAlias = (

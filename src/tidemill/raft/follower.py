@@ -35,6 +35,10 @@ from tidemill.raft.roles import FetchingSnapshot, Follower
 from tidemill.raft.state import QuorumState
 from tidemill.raft.voters import ReplicaKey
 
+_FAILURES_MAX = 3
+# Followers that lose their leader at the same moment should not stand at the same moment.
+_SPREAD_MS = 150
+
 # -- hearing of a leader -------------------------------------------------------------------------------------
 
 
@@ -81,6 +85,8 @@ def begin_epoch_answered(
 
 def poll_follower(q: QuorumState, role: Follower, now_ms: int) -> None:
     _take_high_watermark(q, role)
+    if q.is_incomplete and has_all_committed(q, role):
+        q.complete()
     is_overdue = now_ms >= role.fetch_deadline_ms
     if is_overdue and q.is_voter:
         q.become_prospective(now_ms)
@@ -141,9 +147,28 @@ def fetch_answered(q: QuorumState, sent: SendFetch, response: FetchResponse, now
         return
     if asked.fetch_offset != q.log.log_end_offset:
         return
-    role.has_fetched = True
-    role.fetch_deadline_ms = now_ms + role.fetch_timeout_ms
+    _heard_from_leader(role, now_ms)
     _take(q, role, part)
+
+
+def _heard_from_leader(role: Follower, now_ms: int) -> None:
+    role.has_fetched = True
+    role.failures = 0
+    role.fetch_deadline_ms = now_ms + role.fetch_timeout_ms
+
+
+def connection_failed(q: QuorumState, to: int, now_ms: int) -> None:
+    """A leader that takes no connections is gone: no need to wait until it has been silent for long.
+
+    Should it be there after all, the others hear it, and their pre-votes refuse the election.
+    """
+    role = q.role
+    if isinstance(role, Follower) and to == role.leader_id:
+        role.failures += 1
+        if role.failures == _FAILURES_MAX:
+            role.has_fetched = False
+            role.fetch_deadline_ms = min(role.fetch_deadline_ms, now_ms + q.jitter(_SPREAD_MS))
+    _fetch_failed(q, to, now_ms)
 
 
 def _fetch_failed(q: QuorumState, to: int, now_ms: int) -> None:
@@ -177,6 +202,18 @@ def _take_high_watermark(q: QuorumState, role: Follower) -> None:
     q.advance_high_watermark(min(role.leader_high_watermark, q.synced_end_offset))
 
 
+def has_all_committed(q: QuorumState, role: Follower) -> bool:
+    """Whether everything that was ever committed is on this disk.
+
+    A leader's high watermark says so once it has passed the first record of the leader's own epoch; before, it may be older
+    than what earlier leaders committed.
+    """
+    if q.log.last_epoch != q.epoch:
+        return False
+    epoch_start_offset = q.log.end_offset_of(q.epoch - 1).end_offset
+    return epoch_start_offset < role.leader_high_watermark <= q.synced_end_offset
+
+
 # -- snapshots -----------------------------------------------------------------------------------------------
 
 
@@ -198,8 +235,7 @@ def snapshot_answered(
         return
     if role.snapshot is None or role.snapshot.position != part.position:
         return
-    role.fetch_deadline_ms = now_ms + role.fetch_timeout_ms
-    role.has_fetched = True
+    _heard_from_leader(role, now_ms)
     _take_part_of_snapshot(q, role, role.snapshot, part)
 
 
@@ -214,3 +250,10 @@ def _take_part_of_snapshot(
     if snapshot.position >= part.size:
         role.snapshot = None
         q.install_snapshot(snapshot.key)
+
+
+def snapshot_damaged(q: QuorumState, sent: SendFetchSnapshot, now_ms: int) -> None:
+    """Begin again: a fetch tells which snapshot to take."""
+    if isinstance(q.role, Follower):
+        q.role.snapshot = None
+    _fetch_failed(q, sent.to, now_ms)

@@ -52,8 +52,8 @@ from tidemill.raft.voters import ReplicaKey
 
 def lead(q: QuorumState, granted: set[int], now_ms: int) -> None:
     start_offset = q.log.log_end_offset
+    # Version 0, without directory ids: the only one that Kafka's readers of the log know.
     record = LeaderChangeMessage(
-        version=1,
         leader_id=q.own.id,
         voters=[_voter(key) for key in q.voters.keys],
         granting_voters=[_voter(key) for key in q.voters.keys if key.id in granted],

@@ -103,6 +103,8 @@ class Follower:
     # Whom it fetches from: an observer that hears nothing from its leader asks others.
     contact: int | None = None
     leader_high_watermark: int = -1
+    # Fetches in a row for which there was not even a connection.
+    failures: int = 0
     snapshot: FetchingSnapshot | None = None
 
 

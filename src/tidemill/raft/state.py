@@ -7,6 +7,9 @@ leadership where it left it: it begins again with the next epoch.
 
 Owns also how far the log is synced. A sync that began before a truncation says nothing about what was
 written after it, so its number is forgotten.
+
+A replica that has lost a part of its log, and knows it (`is_incomplete`), may have helped to commit what it lost. It only
+follows: it stands in no election and votes in none, until it holds everything that an active leader has committed.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 
 from tidemill.raft.effects import (
     AdvanceHighWatermark,
+    CompleteLog,
     Effect,
     ElectionState,
     FollowLeader,
@@ -63,6 +67,8 @@ class QuorumState:
         jitter: Jitter,
         cluster_id: str | None,
         now_ms: int,
+        *,
+        is_incomplete: bool,
     ) -> None:
         self.own = own
         self.log = log
@@ -71,13 +77,15 @@ class QuorumState:
         self.election = election
         self.requests = Requests(config.request_timeout_ms, config.retry_backoff_ms)
         self.effects: list[Effect] = []
-        # What the log has dropped was committed; more is not known before a leader says it.
-        self.high_watermark = log.log_start_offset
+        self.is_incomplete = is_incomplete
+        # What the log has dropped, and what a snapshot holds, was committed; more is not known before a leader says it.
+        snapshot = log.latest_snapshot
+        self.high_watermark = max(log.log_start_offset, snapshot.end_offset if snapshot else 0)
         self.synced_end_offset = log.log_end_offset
         self.elections_lost = 0
         # Leaders that this step ended: whoever waits for them is told when the step is over.
         self.dismissed: list[Leader] = []
-        self._jitter = jitter
+        self.jitter = jitter
         self._last_sync_number = 0
         self._last_synced_number = 0
         self._syncs_valid_from = 1
@@ -96,7 +104,7 @@ class QuorumState:
 
     def _following(self, leader_id: int, now_ms: int) -> Follower:
         # Spread a little: followers that lost the same leader at the same moment would split the votes.
-        timeout_ms = self.config.fetch_timeout_ms + self._jitter(self.config.fetch_timeout_ms // 4 + 1)
+        timeout_ms = self.config.fetch_timeout_ms + self.jitter(self.config.fetch_timeout_ms // 4 + 1)
         return Follower(leader_id, timeout_ms, now_ms + timeout_ms)
 
     # -- what everybody asks -----------------------------------------------------------------------------------
@@ -116,7 +124,8 @@ class QuorumState:
 
     @property
     def is_voter(self) -> bool:
-        return self.voters.has(self.own)
+        """Whether it may stand for election."""
+        return self.voters.has(self.own) and not self.is_incomplete
 
     @property
     def is_only_voter(self) -> bool:
@@ -145,12 +154,12 @@ class QuorumState:
 
     def _election_timeout_ms(self) -> int:
         """Between one and two election timeouts, so that two replicas seldom start at once."""
-        return self.config.election_timeout_ms + self._jitter(self.config.election_timeout_ms)
+        return self.config.election_timeout_ms + self.jitter(self.config.election_timeout_ms)
 
     def election_backoff_ms(self) -> int:
         """The more elections were lost, the longer the range from which the pause is drawn."""
         slots = 2 ** min(self.elections_lost, 10)
-        return min(100 * (1 + self._jitter(slots)), self.config.election_backoff_ms_max)
+        return min(100 * (1 + self.jitter(slots)), self.config.election_backoff_ms_max)
 
     # -- durable -----------------------------------------------------------------------------------------------
 
@@ -271,6 +280,10 @@ class QuorumState:
         self._syncs_valid_from = self._last_sync_number + 1
         self.start_sync()
         self.advance_high_watermark(snapshot.end_offset)
+
+    def complete(self) -> None:
+        self.is_incomplete = False
+        self.emit(CompleteLog())
 
     def advance_high_watermark(self, offset: int) -> None:
         if offset > self.high_watermark:

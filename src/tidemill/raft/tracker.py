@@ -1,9 +1,9 @@
 """What a leader knows of the others' logs, and the arithmetic of majorities.
 
-A replica's fetch offset says: everything before it is on my disk, and it is what the leader has. It can
-therefore only grow within one leader's epoch; a smaller one is an old request that arrived late. The leader
-itself counts with what it has *synced*, never with what it has only written, and only as long as it is a
-voter.
+A replica's fetch offset says: everything before it is on my disk, and it is what the leader has. The latest
+word counts, also when it is less than an earlier one: an old request that came late is put right by the next,
+and a replica that has lost its log must not be counted with what it had. The leader itself counts with what
+it has *synced*, never with what it has only written, and only as long as it is a voter.
 
 Pure arithmetic: nothing here decides whether an offset may be committed (leader.py does, by epoch).
 """
@@ -46,7 +46,7 @@ class Progress:
         elif offset >= self._previous_leader_end >= 0:
             self.last_caught_up_ms = max(self.last_caught_up_ms, self._previous_fetch_ms)
         self._previous_leader_end, self._previous_fetch_ms = leader_end_offset, now_ms
-        self.end_offset = max(self.end_offset, offset)
+        self.end_offset = offset
         self.last_fetch_ms = max(self.last_fetch_ms, now_ms)
 
 
@@ -86,9 +86,10 @@ class Tracker:
         progress.fetched(offset, leader_end_offset, now_ms)
 
     def heard(self, key: ReplicaKey, now_ms: int) -> None:
-        """It asked in this epoch, though its log does not match yet."""
+        """It asked in this epoch, though its log does not match: nothing of it counts."""
         progress = self.find(key)
         if progress is not None:
+            progress.end_offset = min(progress.end_offset, 0)
             progress.last_fetch_ms = max(progress.last_fetch_ms, now_ms)
 
     def forget_silent_observers(self, now_ms: int) -> None:

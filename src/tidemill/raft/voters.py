@@ -14,11 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidemill.protocol.api.quorum import Endpoint, VotersRecord, VotersVoter
+from tidemill.protocol.api.quorum import Endpoint, KRaftVersionFeature, VotersRecord, VotersVoter
 from tidemill.protocol.schema import NO_UUID
 
 # A voter set from the configuration stands before everything in the log.
 BOOTSTRAP_OFFSET = -1
+# kraft.version: 0 has a fixed set of voters, 1 keeps it in the log.
+KRAFT_VERSION_MAX = 1
 
 
 class ReplicaKey(NamedTuple):
@@ -111,6 +113,7 @@ class VoterSet:
                     voter_id=voter.key.id,
                     voter_directory_id=voter.key.directory_id,
                     endpoints=[Endpoint(name=e.name, host=e.host, port=e.port) for e in voter.endpoints],
+                    k_raft_version_feature=KRaftVersionFeature(max_supported_version=KRAFT_VERSION_MAX),
                 )
                 for voter in self
             ]
@@ -156,6 +159,6 @@ class VoterHistory:
         """A snapshot that ends at `end_offset` takes the place of all."""
         self._entries = [VotersAt(end_offset - 1, voters)]
 
-    def at(self, end_offset: int) -> VoterSet:
+    def at(self, end_offset: int) -> VotersAt:
         """The set in effect for a log that ends at `end_offset`: what a snapshot of that point must hold."""
-        return [entry for entry in self._entries if entry.offset < end_offset][-1].voters
+        return [entry for entry in self._entries if entry.offset < end_offset][-1]

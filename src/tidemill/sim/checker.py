@@ -274,6 +274,20 @@ def order_is_kept(history: History) -> Iterator[str]:
                 )
 
 
+def nothing_read_vanishes(history: History) -> Iterator[str]:
+    """What a consumer was shown is still there when the log is read to its end, acknowledged or not."""
+    ended = {event.partition for event in history if isinstance(event, LogEnded)}
+    found = {(event.partition, event.offset) for event in history if isinstance(event, Found)}
+    for event in history:
+        if (
+            isinstance(event, Delivered)
+            and event.partition in ended
+            and (event.partition, event.offset) not in found
+        ):
+            yield f"{event.member} read {event.message} at {_place(event)}, which is gone"
+            return
+
+
 # Groups: who owned what, and what became of it.
 
 
@@ -447,6 +461,7 @@ RULES: tuple[Rule, ...] = (
     no_acked_write_lost,
     every_acked_write_is_delivered,
     offsets_agree,
+    nothing_read_vanishes,
     nothing_is_invented,
     no_duplicate_from_an_idempotent_producer,
     order_is_kept,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -57,6 +57,9 @@ class Broker:
     def now_ms(self) -> int:
         return 1_000
 
+    def went_offline(self, partition: Partition, reason: str) -> None:
+        """A partition's host hears of it."""
+
     async def _run_blocking(self, function: Callable[[], Any]) -> Any:
         result = function()
         self.after_blocking()
@@ -66,16 +69,7 @@ class Broker:
         tp = TopicPartition(name, 0)
         config = config or topic_config(min_cleanable_dirty_ratio=0.3)
         log = Log(self.files, self.data_dir.create_folder(tp, TOPIC_ID), config, now_ms=0)
-        partition = Partition(
-            tp,
-            TOPIC_ID,
-            log,
-            config,
-            leader_epoch=0,
-            replicas=1,
-            in_sync_replicas=1,
-            on_offline=lambda _partition, _why: None,
-        )
+        partition = Partition(tp, TOPIC_ID, log, config, cast("Any", self))
         self.partitions.append(partition)
         return partition, log
 

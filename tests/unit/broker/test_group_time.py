@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.unit.broker.node_client import LIMIT_S, SESSION_MS, Client, group_config, join
 from tidemill.broker.clock import SteadyClock
 from tidemill.broker.node import Node
+from tidemill.broker.platform import real_platform
 
 HOUR_MS = 3_600_000
 
@@ -24,7 +25,7 @@ async def test_failure_28_a_clock_that_jumps_ends_no_session_and_keeps_no_silent
     tmp_path: Path,
 ) -> None:
     clock = JumpingClock()
-    node = Node(group_config(tmp_path), clock=clock)
+    node = Node(group_config(tmp_path), real_platform(clock=clock))
     await node.start()
     client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
     try:

@@ -63,6 +63,18 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         "groups reset g --topic t --all-topics --to end",
         "groups reset g --topic t --to end --by 1",
         "groups reset g --topic t --to whenever",
+        "cluster",
+        "cluster start --brokers 0",
+        "cluster start --base-port high",
+        "brokers drain",
+        "brokers drain three",
+        "brokers remove 3 --throttle 0",
+        "reassign execute",
+        "reassign plan --brokers 1,x",
+        "reassign plan --brokers 1,1",
+        "reassign throttle fast",
+        "topics elect --unclean",
+        "topics elect a b --partition 0",
     ],
 )
 def test_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,11 +109,13 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     [
         *(
             f"topics {verb}"
-            for verb in ("list", "describe", "create", "delete", "add-partitions", "delete-records")
+            for verb in ("list", "describe", "create", "delete", "add-partitions", "delete-records", "elect")
         ),
         *(f"configs {verb}" for verb in ("describe", "set", "unset")),
         *(f"groups {verb}" for verb in ("list", "describe", "reset", "delete", "delete-offsets")),
-        "cluster describe",
+        *(f"cluster {verb}" for verb in ("describe", "status")),
+        *(f"brokers {verb}" for verb in ("list", "drain", "remove")),
+        *(f"reassign {verb}" for verb in ("plan", "execute", "status", "cancel", "throttle")),
         "produce",
         "consume",
     ],

@@ -126,3 +126,15 @@ def test_effective_configs_name_the_layer_and_keep_own_text() -> None:
     assert (entries["retention.ms"].value, entries["retention.ms"].source) == ("360000000", STATIC)
     assert (entries["max.message.bytes"].value, entries["max.message.bytes"].source) == ("7", CLUSTER)
     assert entries["segment.ms"].source is DEFAULT
+
+
+def test_replication_throttles_are_listed_only_when_set() -> None:
+    """As Apache Kafka 4.3 does it."""
+    name = "leader.replication.throttled.rate"
+    assert name not in by_name(describe_broker_configs({}, {}, {}))
+    entry = by_name(describe_broker_configs({}, {name: "78"}, {name: "77"}))[name]
+    assert (entry.value, entry.source, entry.type) == ("78", DYNAMIC, ConfigType.LONG)
+    assert not entry.is_read_only
+    assert not entry.is_sensitive
+    (default,) = describe_cluster_default_configs({name: "77"})
+    assert (default.value, default.source) == ("77", CLUSTER)

@@ -1,195 +1,319 @@
-"""Brokers come, go, and come back; leaders and ISRs follow."""
+"""Brokers come, go, and come back: registrations, sessions, heartbeats, controlled shutdown.
+
+What happens to their partitions is in test_partitions.py.
+"""
 
 from __future__ import annotations
 
-from tests.unit.controller.cluster import CLUSTER_ID, Cluster, creatable
-from tidemill.controller.image import PartitionImage
+import pytest
+
+from tests.unit.controller.cluster import CLUSTER_ID, Cluster, creatable, directory
+from tidemill.controller.image import ConfigResource, MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.brokers import (
     AllocateProducerIdsRequest,
     BrokerHeartbeatRequest,
-    BrokerRegistrationRequest,
-    BrokerRegistrationResponse,
+    ControllerRegistrationRequest,
+    Feature,
     Listener,
 )
+from tidemill.protocol.api.metadata import ClusterIdRecord, ConfigRecord, FeatureLevelRecord
+from tidemill.protocol.api.replicas import UnregisterBrokerRequest
 from tidemill.types import NO_BROKER, BrokerId
 
 
-def partition(cluster: Cluster, topic: str = "t", index: int = 0) -> PartitionImage:
-    found = cluster.image.partition(topic, index)
-    assert found is not None
-    return found
+def broker_epoch(cluster: Cluster, broker_id: int) -> int:
+    return cluster.image.brokers[BrokerId(broker_id)].epoch
 
 
-def registration(
-    broker_id: int = 1, cluster_id: str = CLUSTER_ID, **fields: object
-) -> BrokerRegistrationRequest:
-    request = BrokerRegistrationRequest(
-        broker_id=broker_id,
-        cluster_id=cluster_id,
-        incarnation_id=b"i" * 16,
-        listeners=[Listener(name="PLAINTEXT", host="h", port=9092)],
+class TestFirstRecords:
+    def test_the_cluster_id_comes_first(self) -> None:
+        cluster = Cluster(brokers=0)
+        assert cluster.log[0] == ClusterIdRecord(cluster_id=CLUSTER_ID)
+        assert cluster.image.cluster_id == CLUSTER_ID
+        assert cluster.image.features == {
+            "metadata.version": 30,
+            "eligible.leader.replicas.version": 1,
+            "group.version": 1,
+            "transaction.version": 2,
+        }
+
+    def test_they_are_written_once(self) -> None:
+        assert Cluster().controller.first_records("another id") == []
+
+    def test_what_is_missing_is_added(self) -> None:
+        cluster = Cluster(brokers=0)
+        older = MetadataImage(
+            features={"metadata.version": 7}, configs={ConfigResource(4, "1"): {"min.insync.replicas": "3"}}
+        )
+        cluster.activate(older)
+        records = cluster.controller.first_records("x")
+        assert records[0] == ClusterIdRecord(cluster_id="x")
+        assert [record.name for record in records if isinstance(record, FeatureLevelRecord)] == [
+            "eligible.leader.replicas.version",
+            "group.version",
+            "transaction.version",
+        ]
+        assert [
+            (record.resource_name, record.value) for record in records if isinstance(record, ConfigRecord)
+        ] == [("1", None), ("", "1")]
+
+
+OTHER_DISK = [b"some other disk "]
+
+
+class TestRegistration:
+    def test_the_epoch_is_the_offset_of_the_record(self) -> None:
+        cluster = Cluster(brokers=0)
+        end_offset = len(cluster.log)
+        assert cluster.register(1) == end_offset
+        cluster.beat(1)
+        cluster.create(creatable("t"))
+        cluster.pass_time(9_000)
+        end_offset = len(cluster.log)
+        # The partition's change comes first: the broker stopped uncleanly.
+        assert cluster.register(1) == end_offset + 1 == broker_epoch(cluster, 1)
+
+    def test_what_is_stored(self) -> None:
+        cluster = Cluster(brokers=0)
+        cluster.register(
+            1, rack="r", features=[Feature(name="f", min_supported_version=1, max_supported_version=3)]
+        )
+        broker = cluster.image.brokers[BrokerId(1)]
+        assert broker.is_fenced
+        assert broker.endpoints["PLAINTEXT"].host == "host1"
+        assert (broker.rack, broker.features, broker.log_dirs) == ("r", {"f": (1, 3)}, (directory(1),))
+
+    def test_refused(self) -> None:
+        cluster = Cluster()
+        too_old = Feature(name="metadata.version", min_supported_version=7, max_supported_version=20)
+        for request, code in (
+            (cluster.registration(1, cluster_id="other"), ErrorCode.INCONSISTENT_CLUSTER_ID),
+            (cluster.registration(2, listeners=[]), ErrorCode.INVALID_REGISTRATION),
+            (cluster.registration(2, features=[too_old]), ErrorCode.UNSUPPORTED_VERSION),
+            (cluster.registration(1, log_dirs=OTHER_DISK), ErrorCode.DUPLICATE_BROKER_REGISTRATION),
+        ):
+            end_offset = len(cluster.log)
+            assert cluster.ask(request).error_code == code
+            assert len(cluster.log) == end_offset
+
+    def test_the_same_incarnation_may_register_again(self) -> None:
+        cluster = Cluster(brokers=0)
+        first = cluster.register(1, incarnation_id=b"i" * 16)
+        end_offset = len(cluster.log)
+        assert cluster.register(1, incarnation_id=b"i" * 16) == first
+        assert len(cluster.log) == end_offset
+
+    def test_a_refused_registration_does_not_prolong_the_session(self) -> None:
+        cluster = Cluster()
+        cluster.now_ms = 8_999
+        reply = cluster.ask(cluster.registration(1, log_dirs=OTHER_DISK))
+        assert reply.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        cluster.pass_time(1)
+        assert cluster.image.brokers[BrokerId(1)].is_fenced
+        cluster.register(1)
+
+    def test_who_is_leaving_may_be_replaced_at_once(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        assert not cluster.beat(1, want_shut_down=True).should_shut_down
+        assert cluster.register(1) == broker_epoch(cluster, 1)
+
+    def test_a_new_controller_holds_the_place_of_a_broker_it_has_not_heard(self) -> None:
+        cluster = Cluster()
+        cluster.activate()
+        reply = cluster.ask(cluster.registration(1, log_dirs=OTHER_DISK))
+        assert reply.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+    def test_the_controllers_own_node_need_not_wait_after_a_restart(self) -> None:
+        cluster = Cluster(brokers=2, node_id=1)
+        cluster.activate()
+        cluster.register(1)
+        cluster.beat(1)
+        for broker_id in (1, 2):
+            reply = cluster.ask(cluster.registration(broker_id, log_dirs=OTHER_DISK))
+            assert reply.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+    def test_who_holds_the_data_directory_need_not_wait_for_the_session_of_the_dead(self) -> None:
+        cluster = Cluster(brokers=2)
+        first = broker_epoch(cluster, 1)
+        assert cluster.register(1) > first
+
+
+class TestHeartbeats:
+    def test_a_new_broker_is_fenced_until_it_has_caught_up(self) -> None:
+        cluster = Cluster(brokers=1)
+        epoch = cluster.register(2)
+        reply = cluster.beat(2, current_metadata_offset=epoch - 1)
+        assert (reply.is_caught_up, reply.is_fenced) == (False, True)
+        reply = cluster.beat(2, current_metadata_offset=epoch, want_fence=True)
+        assert (reply.is_caught_up, reply.is_fenced) == (True, True)
+        reply = cluster.beat(2, current_metadata_offset=epoch)
+        assert (reply.is_caught_up, reply.is_fenced) == (True, False)
+        assert not cluster.image.brokers[BrokerId(2)].is_fenced
+
+    def test_stale_and_unknown(self) -> None:
+        cluster = Cluster()
+        for broker_id, epoch in ((1, 99), (9, 0)):
+            request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=epoch)
+            assert cluster.ask(request).error_code == ErrorCode.STALE_BROKER_EPOCH
+
+    def test_a_fenced_broker_may_stop_at_once(self) -> None:
+        cluster = Cluster()
+        cluster.fence(1)
+        reply = cluster.beat(1, want_shut_down=True)
+        assert (reply.is_fenced, reply.should_shut_down) == (True, True)
+
+    def test_a_failed_directory(self) -> None:
+        dirs = [b"a" * 16, b"b" * 16]
+        cluster = Cluster(brokers=0)
+        cluster.join(1, log_dirs=dirs)
+        cluster.beat(1, offline_log_dirs=[b"a" * 16])
+        assert cluster.image.brokers[BrokerId(1)].log_dirs == (b"b" * 16,)
+        end_offset = len(cluster.log)
+        cluster.beat(1, offline_log_dirs=[b"a" * 16])
+        assert len(cluster.log) == end_offset
+
+    def test_a_broker_without_a_directory_is_fenced(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        assert cluster.beat(1, offline_log_dirs=[directory(1)]).is_fenced
+        assert cluster.state() == (2, (2,), ())
+        assert cluster.beat(1, offline_log_dirs=[directory(1)]).is_fenced
+
+
+class TestControlledShutdown:
+    def test_leaders_move_before_the_broker_stops(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.create(creatable("t", assignments=[(0, [1, 2, 3]), (1, [2, 1, 3])]))
+        first = cluster.beat(1, want_shut_down=True)
+        assert (first.should_shut_down, first.is_fenced) == (False, False)
+        assert (cluster.state(), cluster.state(index=1)) == ((2, (2, 3), ()), (2, (2, 3), ()))
+        assert cluster.image.brokers[BrokerId(1)].is_in_controlled_shutdown
+
+    def test_the_broker_stops_when_all_others_know_their_leaders(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
+        cluster.beat(1, want_shut_down=True)
+        last = len(cluster.log) - 1
+        cluster.beat(2, current_metadata_offset=last)
+        cluster.beat(3, current_metadata_offset=last - 1)
+        assert not cluster.beat(1, want_shut_down=True).should_shut_down
+        cluster.beat(3, current_metadata_offset=last)
+        reply = cluster.beat(1, want_shut_down=True)
+        assert (reply.should_shut_down, reply.is_fenced) == (True, True)
+        assert cluster.image.brokers[BrokerId(1)].is_fenced
+
+    def test_a_broker_that_leads_nothing_stops_at_once(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        assert cluster.beat(2, want_shut_down=True).should_shut_down
+        assert cluster.state() == (1, (1,), ())
+
+    def test_a_late_heartbeat_does_not_bring_it_back(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        assert cluster.beat(2, want_shut_down=True).should_shut_down
+        assert cluster.beat(2).is_fenced
+        # But the next incarnation need not wait for the session to end.
+        cluster.join(2, previous_broker_epoch=broker_epoch(cluster, 2))
+
+    def test_the_only_broker(self) -> None:
+        cluster = Cluster()
+        cluster.create(creatable("t"))
+        assert not cluster.beat(1, want_shut_down=True).should_shut_down
+        assert cluster.beat(1, want_shut_down=True).should_shut_down
+        assert cluster.state() == (NO_BROKER, (), (1,))
+
+    def test_it_goes_on_under_a_new_controller(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        cluster.beat(1, want_shut_down=True)
+        cluster.activate()
+        assert not cluster.beat(1, want_shut_down=True).should_shut_down
+        cluster.beat(2)
+        assert cluster.beat(1, want_shut_down=True).should_shut_down
+
+
+class TestSessions:
+    def test_silent_brokers_are_fenced_one_by_one(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
+        cluster.now_ms = 8_999
+        cluster.beat(3)
+        assert not cluster.controller.tick(8_999).records
+        assert cluster.controller.deadline_ms == 9_000
+        cluster.now_ms = 9_000
+        cluster.write(cluster.controller.tick(9_000).records)
+        assert [broker.is_fenced for broker in cluster.image.brokers.values()] == [True, False, False]
+        cluster.tick()
+        assert [broker.is_fenced for broker in cluster.image.brokers.values()] == [True, True, False]
+        assert cluster.state() == (3, (3,), ())
+        assert cluster.controller.deadline_ms == 17_999
+
+    def test_the_session_timeout_is_configured(self) -> None:
+        cluster = Cluster(broker_session_timeout_ms="2000")
+        cluster.pass_time(1_999)
+        assert cluster.controller.deadline_ms == 2_000
+
+    def test_a_new_controller_gives_everyone_a_fresh_session(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.now_ms = 1_000_000
+        cluster.activate()
+        cluster.pass_time(8_999)
+        assert not any(broker.is_fenced for broker in cluster.image.brokers.values())
+        cluster.pass_time(1)
+        assert all(broker.is_fenced for broker in cluster.image.brokers.values())
+
+
+class TestUnregistration:
+    def test_the_broker_is_gone_and_leads_nothing(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])], configs={"min.insync.replicas": "2"}))
+        reply = cluster.ask(UnregisterBrokerRequest(broker_id=1))
+        assert reply.error_code == ErrorCode.NONE
+        assert list(cluster.image.brokers) == [2]
+        # It is not eligible either: nobody waits for what will not come back.
+        assert cluster.state() == (2, (2,), ())
+
+    def test_unknown(self) -> None:
+        reply = Cluster().ask(UnregisterBrokerRequest(broker_id=7))
+        assert reply.error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+        assert reply.error_message
+
+
+class TestProducerIds:
+    def test_they_come_in_blocks_that_never_overlap(self) -> None:
+        cluster = Cluster(brokers=2)
+        starts = []
+        for broker_id in (1, 2, 1):
+            request = AllocateProducerIdsRequest(
+                broker_id=broker_id, broker_epoch=broker_epoch(cluster, broker_id)
+            )
+            reply = cluster.ask(request)
+            assert (reply.error_code, reply.producer_id_len) == (ErrorCode.NONE, 1000)
+            starts.append(reply.producer_id_start)
+        assert starts == [0, 1000, 2000]
+        assert cluster.image.next_producer_id == 3000
+
+    @pytest.mark.parametrize(("broker_id", "epoch"), [(1, 77), (5, 0)])
+    def test_only_for_registered_brokers(self, broker_id: int, epoch: int) -> None:
+        cluster = Cluster()
+        request = AllocateProducerIdsRequest(broker_id=broker_id, broker_epoch=epoch)
+        assert cluster.ask(request).error_code == ErrorCode.STALE_BROKER_EPOCH
+        assert cluster.image.next_producer_id == 0
+
+
+def test_controllers_are_recorded_when_they_change() -> None:
+    cluster = Cluster(brokers=0)
+    request = ControllerRegistrationRequest(
+        controller_id=7, incarnation_id=b"i" * 16, listeners=[Listener(name="C", host="h", port=1)]
     )
-    for name, value in fields.items():
-        setattr(request, name, value)
-    return request
-
-
-def register(cluster: Cluster, request: BrokerRegistrationRequest) -> BrokerRegistrationResponse:
-    return cluster.commit(cluster.controller.register_broker(request, cluster.now_ms))
-
-
-def test_epoch_is_the_offset_of_the_registration_record() -> None:
-    cluster = Cluster(brokers=0)
-    assert cluster.register(1) == 0
-    cluster.beat(1)
-    cluster.create(creatable("t"))
-    end_offset = cluster.image.end_offset
-    assert cluster.register(2) == end_offset
-    assert int(cluster.image.brokers[BrokerId(2)].epoch) == end_offset
-
-
-def test_a_new_broker_is_fenced_until_it_has_caught_up() -> None:
-    cluster = Cluster(brokers=0)
-    cluster.create(creatable("ignored"))
-    cluster.register(1)
-    cluster.register(2)
-    broker = cluster.image.brokers[BrokerId(2)]
-    assert broker.is_fenced
-    assert broker.endpoints["PLAINTEXT"].host == "host2"
-    behind = BrokerHeartbeatRequest(broker_id=2, broker_epoch=broker.epoch, current_metadata_offset=0)
-    reply = cluster.commit(cluster.controller.heartbeat(behind, 0))
-    assert (reply.is_caught_up, reply.is_fenced) == (False, True)
-    assert not cluster.beat(2).is_fenced
-    assert not cluster.image.brokers[BrokerId(2)].is_fenced
-
-
-def test_refused_registrations() -> None:
-    cluster = Cluster()
-    for request, code in (
-        (registration(cluster_id="other"), ErrorCode.INCONSISTENT_CLUSTER_ID),
-        (registration(listeners=[]), ErrorCode.INVALID_REGISTRATION),
-        (registration(broker_id=1), ErrorCode.DUPLICATE_BROKER_REGISTRATION),
-    ):
-        assert register(cluster, request).error_code == code
-    assert cluster.image.brokers[BrokerId(1)].incarnation_id != b"i" * 16
-
-
-def test_the_same_incarnation_may_register_again() -> None:
-    cluster = Cluster(brokers=0)
-    first = cluster.register(1, incarnation=b"i" * 16)
-    end_offset = cluster.image.end_offset
-    assert cluster.register(1, incarnation=b"i" * 16) == first
-    assert cluster.image.end_offset == end_offset
-
-
-def test_a_restarted_broker_takes_its_place_when_its_session_is_over() -> None:
-    cluster = Cluster()
-    cluster.create(creatable("t", 2))
-    cluster.now_ms = 9_000
-    epoch = cluster.register(1)
-    assert cluster.image.brokers[BrokerId(1)].epoch == epoch
-    assert partition(cluster).leader == NO_BROKER
-    assert partition(cluster).isr == (1,)
-    cluster.beat(1)
-    assert partition(cluster).leader == 1
-    assert partition(cluster).leader_epoch == 2
-
-
-def test_stale_and_unknown_heartbeats() -> None:
-    cluster = Cluster()
-    for request, code in (
-        (BrokerHeartbeatRequest(broker_id=1, broker_epoch=99), ErrorCode.STALE_BROKER_EPOCH),
-        (BrokerHeartbeatRequest(broker_id=9, broker_epoch=0), ErrorCode.BROKER_ID_NOT_REGISTERED),
-    ):
-        assert cluster.commit(cluster.controller.heartbeat(request, 0)).error_code == code
-
-
-def test_fencing_moves_leaders_to_in_sync_replicas() -> None:
-    cluster = Cluster(brokers=3)
-    cluster.create(creatable("t", assignments=[(0, [1, 2, 3]), (1, [2, 1, 3]), (2, [1, 3, 2])]))
-    assert cluster.beat(1, want_fence=True).is_fenced
-    assert [each.leader for each in cluster.image.topics_by_name["t"].partitions] == [2, 2, 3]
-    assert [each.isr for each in cluster.image.topics_by_name["t"].partitions] == [(2, 3), (2, 3), (3, 2)]
-    assert [each.leader_epoch for each in cluster.image.topics_by_name["t"].partitions] == [1, 0, 1]
-    assert [each.partition_epoch for each in cluster.image.topics_by_name["t"].partitions] == [1, 1, 1]
-
-
-def test_the_last_in_sync_replica_stays_in_the_isr_without_leading() -> None:
-    cluster = Cluster(brokers=2)
-    cluster.create(creatable("t", assignments=[(0, [1, 2])]))
-    cluster.beat(2, want_fence=True)
-    cluster.beat(1, want_fence=True)
-    assert (partition(cluster).isr, partition(cluster).leader) == ((1,), NO_BROKER)
-    cluster.beat(2)
-    assert partition(cluster).leader == NO_BROKER
-    cluster.beat(1)
-    assert partition(cluster).leader == 1
-
-
-def test_controlled_shutdown() -> None:
-    cluster = Cluster(brokers=2)
-    cluster.create(creatable("t", assignments=[(0, [1, 2])]))
-    first = cluster.beat(1, want_shut_down=True)
-    assert (first.should_shut_down, first.is_fenced) == (False, False)
-    assert (partition(cluster).leader, partition(cluster).isr) == (2, (2,))
-    assert cluster.image.brokers[BrokerId(1)].is_in_controlled_shutdown
-    second = cluster.beat(1, want_shut_down=True)
-    assert (second.should_shut_down, second.is_fenced) == (True, True)
-    assert cluster.image.brokers[BrokerId(1)].is_fenced
-    assert cluster.beat(1, want_shut_down=True).should_shut_down
-
-
-def test_controlled_shutdown_of_the_only_broker() -> None:
-    cluster = Cluster()
-    cluster.create(creatable("t"))
-    assert not cluster.beat(1, want_shut_down=True).should_shut_down
-    assert cluster.beat(1, want_shut_down=True).should_shut_down
-    assert (partition(cluster).leader, partition(cluster).isr) == (NO_BROKER, (1,))
-
-
-def test_silent_brokers_are_fenced_one_by_one() -> None:
-    cluster = Cluster(brokers=3)
-    cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
-    cluster.now_ms = 8_999
-    cluster.beat(3)
-    assert cluster.commit(cluster.controller.fence_stale_brokers(cluster.now_ms)) == []
-    cluster.now_ms = 9_000
-    assert cluster.commit(cluster.controller.fence_stale_brokers(cluster.now_ms)) == [1]
-    assert cluster.commit(cluster.controller.fence_stale_brokers(cluster.now_ms)) == [2]
-    assert cluster.commit(cluster.controller.fence_stale_brokers(cluster.now_ms)) == []
-    assert (partition(cluster).leader, partition(cluster).isr) == (3, (3,))
-
-
-def test_a_new_controller_gives_everyone_a_fresh_session() -> None:
-    old = Cluster(brokers=2)
-    new = Cluster(brokers=0)
-    for record in old.log:
-        new.controller.replay(record)
-    assert new.commit(new.controller.fence_stale_brokers(1_000_000)) == []
-    assert new.commit(new.controller.fence_stale_brokers(1_008_999)) == []
-    assert new.commit(new.controller.fence_stale_brokers(1_009_000)) == [1]
-
-
-def test_producer_ids_come_in_blocks_that_never_overlap() -> None:
-    cluster = Cluster(brokers=2)
-    starts = []
-    for broker_id in (1, 2, 1):
-        epoch = cluster.image.brokers[BrokerId(broker_id)].epoch
-        request = AllocateProducerIdsRequest(broker_id=broker_id, broker_epoch=epoch)
-        reply = cluster.commit(cluster.controller.allocate_producer_ids(request))
-        assert (reply.error_code, reply.producer_id_len) == (ErrorCode.NONE, 1000)
-        starts.append(reply.producer_id_start)
-    assert starts == [0, 1000, 2000]
-    assert cluster.image.next_producer_id == 3000
-
-
-def test_producer_ids_only_for_registered_brokers() -> None:
-    cluster = Cluster()
-    for broker_id, epoch, code in (
-        (1, 77, ErrorCode.STALE_BROKER_EPOCH),
-        (5, 0, ErrorCode.BROKER_ID_NOT_REGISTERED),
-    ):
-        request = AllocateProducerIdsRequest(broker_id=broker_id, broker_epoch=epoch)
-        assert cluster.commit(cluster.controller.allocate_producer_ids(request)).error_code == code
-    assert cluster.image.next_producer_id == 0
+    assert cluster.ask(request).error_code == ErrorCode.NONE
+    assert cluster.image.controllers[7].endpoints["C"].port == 1
+    end_offset = len(cluster.log)
+    cluster.ask(request)
+    assert len(cluster.log) == end_offset
+    request.listeners[0].port = 2
+    cluster.ask(request)
+    assert cluster.image.controllers[7].endpoints["C"].port == 2

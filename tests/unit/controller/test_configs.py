@@ -26,12 +26,14 @@ from tidemill.protocol.api.admin import (
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, BROKER = 2, 4
 BROKER_1 = ConfigResource(ResourceType.BROKER, "1")
+# What the first controller of a cluster sets.
+AT_FIRST = {CLUSTER_DEFAULT: {"min.insync.replicas": "1"}}
 Op = tuple[str, int, str | None]
 
 
 @pytest.fixture
 def cluster() -> Cluster:
-    cluster = Cluster()
+    cluster = Cluster(node_id=1)
     cluster.create(creatable("t"))
     return cluster
 
@@ -53,7 +55,8 @@ def alter(
         ],
         validate_only=validate_only,
     )
-    return cluster.commit(cluster.controller.incremental_alter_configs(request)).responses
+    responses: list[AlterConfigsResourceResponse] = cluster.ask(request).responses
+    return responses
 
 
 def alter_all(
@@ -70,7 +73,8 @@ def alter_all(
         ],
         validate_only=validate_only,
     )
-    return cluster.commit(cluster.controller.alter_configs(request)).responses
+    responses: list[AlterConfigsResourceResponse] = cluster.ask(request).responses
+    return responses
 
 
 def test_set_and_delete(cluster: Cluster) -> None:
@@ -81,7 +85,7 @@ def test_set_and_delete(cluster: Cluster) -> None:
     alter(cluster, (TOPIC, "t", [("retention.ms", DELETE, "junk")]))
     assert cluster.image.topic_config("t") == {"flush.ms": "6"}
     alter(cluster, (TOPIC, "t", [("flush.ms", DELETE, None), ("never.set", DELETE, None)]))
-    assert cluster.image.configs == {}
+    assert cluster.image.configs == AT_FIRST
 
 
 def test_append_and_subtract_start_from_the_default(cluster: Cluster) -> None:
@@ -171,7 +175,7 @@ def test_each_resource_stands_alone(cluster: Cluster) -> None:
 def test_a_resource_may_occur_once(cluster: Cluster) -> None:
     responses = alter(cluster, (TOPIC, "t", [("retention.ms", SET, "5")]), (TOPIC, "t", []))
     assert [each.error_code for each in responses] == [ErrorCode.INVALID_REQUEST] * 2
-    assert cluster.image.configs == {}
+    assert cluster.image.configs == AT_FIRST
 
 
 def test_validate_only_changes_nothing(cluster: Cluster) -> None:
@@ -179,13 +183,13 @@ def test_validate_only_changes_nothing(cluster: Cluster) -> None:
     (bad,) = alter(cluster, (TOPIC, "t", [("retention.ms", SET, "x")]), validate_only=True)
     assert (good.error_code, bad.error_code) == (ErrorCode.NONE, ErrorCode.INVALID_CONFIG)
     alter_all(cluster, (TOPIC, "t", [("retention.ms", "5")]), validate_only=True)
-    assert cluster.image.configs == {}
+    assert cluster.image.configs == AT_FIRST
 
 
 def test_brokers_and_the_default_of_all_brokers(cluster: Cluster) -> None:
     alter(cluster, (BROKER, "", [("log.retention.ms", SET, "5")]))
     alter(cluster, (BROKER, "1", [("log.retention.ms", SET, "6"), ("node.id", DELETE, None)]))
-    assert cluster.image.config(CLUSTER_DEFAULT) == {"log.retention.ms": "5"}
+    assert cluster.image.config(CLUSTER_DEFAULT) == {"min.insync.replicas": "1", "log.retention.ms": "5"}
     assert cluster.image.config(BROKER_1) == {"log.retention.ms": "6"}
     (result,) = cluster.create(creatable("u"), validate_only=True)
     retention = next(config for config in result.configs or [] if config.name == "retention.ms")
@@ -198,7 +202,7 @@ def test_legacy_alteration_replaces_everything(cluster: Cluster) -> None:
     assert response.error_code == ErrorCode.NONE
     assert cluster.image.topic_config("t") == {"segment.ms": "7"}
     alter_all(cluster, (TOPIC, "t", []))
-    assert cluster.image.configs == {}
+    assert cluster.image.configs == AT_FIRST
 
 
 @pytest.mark.parametrize(
@@ -219,3 +223,23 @@ def test_legacy_refused(
     (response,) = alter_all(cluster, (kind, name, configs))
     assert response.error_code == code
     assert cluster.image.topic_config("t") == {"flush.ms": "6"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("1", "2", ErrorCode.INVALID_CONFIG),
+        ("", "2", ErrorCode.NONE),
+        ("", None, ErrorCode.INVALID_CONFIG),
+    ],
+)
+def test_min_insync_replicas_is_one_number_for_all_brokers(
+    cluster: Cluster, name: str, value: str | None, code: ErrorCode
+) -> None:
+    operation = DELETE if value is None else SET
+    (response,) = alter(cluster, (BROKER, name, [("min.insync.replicas", operation, value)]))
+    assert response.error_code == code
+    expected = value if code == ErrorCode.NONE else "1"
+    assert cluster.image.configs == {CLUSTER_DEFAULT: {"min.insync.replicas": expected}}
+    (response,) = alter_all(cluster, (BROKER, "", []))
+    assert response.error_code == ErrorCode.INVALID_CONFIG

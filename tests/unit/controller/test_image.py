@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.controller.cluster import CLUSTER_ID, Cluster, creatable
+from tests.unit.controller.cluster import Cluster, creatable
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
 from tidemill.controller.records import decode_record, encode_record, image_records
@@ -137,13 +137,13 @@ def test_configs_features_and_no_ops() -> None:
     changed = delta.apply()
     assert list(delta.changed_configs) == [resource]
     assert changed.config(resource) == {"retention.ms": "5"}
-    assert changed.features == {"metadata.version": 7}
+    assert changed.features == {**image.features, "metadata.version": 7}
     assert changed.topics_by_name is image.topics_by_name
     after = MetadataDelta(changed)
     after.replay(ConfigRecord(resource_type=2, resource_name="a", name="retention.ms", value=None))
     after.replay(FeatureLevelRecord(name="metadata.version", feature_level=0))
-    assert after.apply().configs == {}
-    assert after.apply().features == {}
+    assert after.apply().configs == image.configs
+    assert "metadata.version" not in after.apply().features
 
 
 def test_an_applied_image_does_not_change_when_the_delta_goes_on() -> None:
@@ -155,7 +155,7 @@ def test_an_applied_image_does_not_change_when_the_delta_goes_on() -> None:
 
 
 def test_offsets_may_have_gaps() -> None:
-    delta = MetadataDelta(MetadataImage(CLUSTER_ID))
+    delta = MetadataDelta(MetadataImage())
     delta.replay(NoOpRecord(), offset=41)
     assert delta.apply().end_offset == 42
 
@@ -186,7 +186,7 @@ def test_snapshot_gives_the_image_again() -> None:
     cluster = two_topics()
     cluster.create(creatable("c", configs={"retention.ms": "5"}))
     cluster.controller.replay(FeatureLevelRecord(name="metadata.version", feature_level=7))
-    delta = MetadataDelta(MetadataImage(CLUSTER_ID))
+    delta = MetadataDelta(MetadataImage())
     for record in image_records(cluster.image):
         delta.replay(decode_record(encode_record(record)))
     rebuilt = delta.apply()

@@ -38,7 +38,7 @@ def test_without_racks_the_load_differs_by_one_at_most(
         assert len(replicas) == size[1]
         assert len(set(replicas)) == size[1]
     assert spread(brokers, Counter(each for replicas in placed for each in replicas)) <= 1
-    assert spread(brokers, Counter(replicas[0] for replicas in placed)) <= 2
+    assert spread(brokers, Counter(replicas[0] for replicas in placed)) <= 1
 
 
 @settings(max_examples=60, deadline=None)

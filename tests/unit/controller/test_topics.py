@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.controller.cluster import Cluster, creatable
+from tests.unit.controller.cluster import Cluster, creatable, directory
 from tidemill.config import ConfigSource
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
@@ -26,9 +26,8 @@ from tidemill.types import NO_TOPIC_ID
 
 
 def delete(cluster: Cluster, *states: DeleteTopicState) -> list[DeletableTopicResult]:
-    return cluster.commit(
-        cluster.controller.delete_topics(DeleteTopicsRequest(topics=list(states)))
-    ).responses
+    results: list[DeletableTopicResult] = cluster.ask(DeleteTopicsRequest(topics=list(states))).responses
+    return results
 
 
 def grow(
@@ -49,7 +48,8 @@ def grow(
         ],
         validate_only=validate_only,
     )
-    return cluster.commit(cluster.controller.create_partitions(request)).results
+    results: list[CreatePartitionsTopicResult] = cluster.ask(request).results
+    return results
 
 
 class TestCreate:
@@ -220,7 +220,7 @@ class TestDelete:
         cluster = Cluster()
         cluster.create(creatable("a"))
         request = DeleteTopicsRequest(topic_names=["a", "zz"])
-        results = cluster.commit(cluster.controller.delete_topics(request)).responses
+        results = cluster.ask(request).responses
         assert [each.error_code for each in results] == [
             ErrorCode.NONE,
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -359,3 +359,54 @@ def test_4000_partitions_and_4000_topics() -> None:
     results = cluster.create(*(creatable(f"t{index}", 1, 1) for index in range(4_000)))
     assert {each.error_code for each in results} == {ErrorCode.NONE}
     assert len(cluster.image.topics_by_id) == 4_001
+
+
+class TestOnManyBrokers:
+    def test_fenced_brokers_hold_replicas_only_when_needed_and_are_not_in_sync(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.fence(2)
+        cluster.create(creatable("two", 6, 2), creatable("three", 6, 3))
+        for partition in cluster.image.topics_by_name["two"].partitions:
+            assert set(partition.replicas) == {1, 3}
+        for partition in cluster.image.topics_by_name["three"].partitions:
+            assert set(partition.isr) == {1, 3}
+            assert partition.leader == partition.replicas[0]
+
+    def test_brokers_that_are_leaving_get_nothing_new(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [2, 1])]))
+        assert not cluster.beat(2, want_shut_down=True).should_shut_down
+        (result,) = cluster.create(creatable("u", 4, 2))
+        assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+        cluster.create(creatable("u", 4, 1))
+        assert all(each.replicas == (1,) for each in cluster.image.topics_by_name["u"].partitions)
+
+    def test_a_manual_assignment_is_in_sync_where_brokers_are_alive(self) -> None:
+        cluster = Cluster(brokers=3)
+        cluster.fence(1)
+        cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
+        assert cluster.state() == (2, (2, 3), ())
+        (refused,) = cluster.create(creatable("u", assignments=[(0, [1])]))
+        assert refused.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+    def test_the_directory_of_each_replica_is_written_down(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.join(3, log_dirs=[b"a" * 16, b"b" * 16])
+        cluster.create(creatable("t", assignments=[(0, [1, 3, 2])]))
+        assert cluster.partition().directories == (directory(1), bytes(16), directory(2))
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(1, ErrorCode.INVALID_REQUEST), (6, ErrorCode.TOPIC_DELETION_DISABLED)]
+)
+def test_deletion_may_be_switched_off(version: int, code: ErrorCode) -> None:
+    cluster = Cluster(delete_topic_enable="false")
+    cluster.create(creatable("t"))
+    request = DeleteTopicsRequest()
+    if version < 6:
+        request.topic_names = ["t"]
+    else:
+        request.topics = [DeleteTopicState(name="t")]
+    (result,) = cluster.ask(request, version).responses
+    assert (result.name, result.error_code) == ("t", code)
+    assert "t" in cluster.image.topics_by_name

@@ -97,13 +97,32 @@ def test_a_damaged_checkpoint_is_refused_and_the_lock_released(disk: SimulatedDi
 def test_the_clean_mark_holds_until_the_next_start(disk: SimulatedDisk) -> None:
     data_dir = DataDir(disk, "/data", 1)
     assert not data_dir.was_clean
-    data_dir.mark_clean()
+    assert data_dir.clean_broker_epoch == -1
+    data_dir.mark_clean(17)
     data_dir.unlock()
     data_dir = DataDir(disk, "/data", 1)
     assert data_dir.was_clean
+    assert data_dir.clean_broker_epoch == 17
     data_dir.mark_in_use()
     data_dir.unlock()
-    assert not DataDir(disk, "/data", 1).was_clean
+    data_dir = DataDir(disk, "/data", 1)
+    assert not data_dir.was_clean
+    assert data_dir.clean_broker_epoch == -1
+
+
+def test_a_directory_gets_its_cluster_id_later_and_keeps_it(disk: SimulatedDisk) -> None:
+    data_dir = DataDir(disk, "/data", 1)
+    data_dir.claim(Identity(None, 7, "dir"))
+    assert data_dir.identity() == Identity(None, 7, "dir")
+    data_dir.claim(Identity("cluster-a", 7, "dir"))
+    data_dir.claim(Identity(None, 7, "dir"))
+    assert data_dir.identity() == Identity("cluster-a", 7, "dir")
+    with pytest.raises(
+        StorageError, match=r"node 7 of cluster cluster-a, not to node 7 of cluster cluster-b"
+    ):
+        data_dir.claim(Identity("cluster-b", 7, "dir"))
+    with pytest.raises(StorageError, match="node 7 of cluster cluster-a, not to node 8"):
+        data_dir.claim(Identity("cluster-a", 8, "dir"))
 
 
 def test_partition_metadata_is_kafkas_file(disk: SimulatedDisk) -> None:

@@ -95,7 +95,7 @@ def test_a_broken_metadata_record_is_refused(raw: str) -> None:
 
 
 def test_record_types_have_their_own_keys() -> None:
-    assert len(RECORDS) == 25
+    assert len(RECORDS) == 26
     assert RECORDS[20] is NoOpRecord
     assert all(cls.api_key == key for key, cls in RECORDS.items())
     for table in (GROUP_RECORDS, TRANSACTION_RECORDS, SHARE_RECORDS):

@@ -25,6 +25,7 @@ class Invariants:
         self._votes: dict[tuple[int, int], ReplicaKey] = {}
         self._votes_asked: dict[Token, VoteRequested] = {}
         self._high_watermarks: dict[int, int] = {}
+        self._committed_when_lost: dict[int, int] = {}
         # The one log of everything that anybody ever called committed.
         self.committed_entries: list[Entry] = []
 
@@ -81,9 +82,23 @@ class Invariants:
     def _check_durable(self, node: Node, entries: list[Entry]) -> None:
         voters = node.log.voters.voters
         end = len(entries)
-        holders = [voter for voter in voters.ids if self._nodes[voter].disk.entries[:end] == entries]
+        holders = [
+            voter
+            for voter in voters.ids
+            # One that lost its log may have been counted before: it elects nobody until it has everything again.
+            if self._nodes[voter].disk.entries[:end] == entries or self._nodes[voter].disk.is_incomplete
+        ]
         if not voters.is_majority(holders):
             raise Violation(f"DurableMajority: only {holders} of {voters.ids} have {end} records on disk")
+
+    def lost_log(self, node_id: int) -> None:
+        self._committed_when_lost[node_id] = len(self.committed_entries)
+
+    def completed(self, node_id: int) -> None:
+        """It may have helped to commit all that was committed when it lost its log."""
+        entries, end = self._nodes[node_id].disk.entries, self._committed_when_lost[node_id]
+        if entries[:end] != self.committed_entries[:end]:
+            raise Violation(f"Completeness: {node_id} calls its log complete without a committed record")
 
     def log_changed(self, node_id: int) -> None:
         own = self._nodes[node_id].log.entries

@@ -122,6 +122,10 @@ class Disk:
     start: int = 0
     snapshot: SnapshotKey | None = None
     last_sync: int = 0
+    is_incomplete: bool = False
+
+    def lose_log(self) -> None:
+        self.entries, self.start, self.snapshot, self.is_incomplete = [], 0, None, True
 
     def sync(self, number: int, entries: list[Entry]) -> None:
         """The log as it was when the sync began. One that began earlier and ends later changes nothing."""

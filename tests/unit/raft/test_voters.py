@@ -39,8 +39,8 @@ def test_truncation_takes_a_voter_set_back() -> None:
     history.append(9, voter_set(1, 2, 3))
     history.truncate(9)
     assert history.latest == (5, voter_set(1, 2))
-    assert history.at(5) == voter_set(1)
-    assert history.at(6) == voter_set(1, 2)
+    assert history.at(5).voters == voter_set(1)
+    assert history.at(6).voters == voter_set(1, 2)
     with pytest.raises(ValueError):
         history.append(5, voter_set(1))
 
@@ -50,4 +50,4 @@ def test_a_snapshot_replaces_the_history() -> None:
     history.append(5, voter_set(1, 2))
     history.install(20, voter_set(2, 3))
     assert history.latest == (19, voter_set(2, 3))
-    assert history.at(20) == voter_set(2, 3)
+    assert history.at(20).voters == voter_set(2, 3)

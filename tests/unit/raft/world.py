@@ -89,6 +89,7 @@ class World:
         self.fetched_entries_max = 4
         self.observe: Callable[[int, Effect], None] | None = None
         self.answered: dict[object, object] = {}
+        self.lost_generations: dict[int, int] = {}
         self._jitter = jitter or (lambda _, bound: self.random.randrange(bound))
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
@@ -134,6 +135,7 @@ class World:
             lambda bound: self._jitter(node_id, bound),
             "cluster",
             self.now_ms,
+            is_incomplete=node.disk.is_incomplete,
         )
         self.invariants.started(node_id)
         self.step(node, on.TimerExpired())
@@ -145,6 +147,16 @@ class World:
         node.disk.crash(node.log, self.random)
         node.log.entries = list(node.disk.entries)
         self.trace.append(f"{self.now_ms} {node_id} crashed")
+
+    def lose_log(self, node_id: int) -> None:
+        """Of a node that is down: its log is damaged, and the node will know it. Its connections died with it."""
+        node = self.nodes[node_id]
+        assert not node.is_up
+        node.disk.lose_log()
+        node.log.entries = []
+        self.lost_generations[node_id] = node.generation
+        self.invariants.lost_log(node_id)
+        self.trace.append(f"{self.now_ms} {node_id} lost its log")
 
     def leaders(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.is_up and node.machine.is_leader]
@@ -240,6 +252,9 @@ class World:
                 self._answer(node, effect)
             case do.RejectAppend(token):
                 self.answered[token] = effect
+            case do.CompleteLog():
+                disk.is_incomplete = False
+                self.invariants.completed(node.id)
             case do.ActivateLeader() | do.ResignLeadership() | do.FollowLeader():
                 pass
 
@@ -290,7 +305,15 @@ class World:
         receiver = self.nodes.get(sent.to)
         if receiver is not None:
             self.invariants.asked(token, event)
-            self._deliver(node.id, sent.to, lambda: self.step(receiver, event))
+            self._deliver(node.id, sent.to, lambda: self._receive(receiver, token, event))
+
+    def _receive(self, receiver: Node, token: Token, event: Event) -> None:
+        sender = self.nodes[token.node_id]
+        if not receiver.is_up and sender.generation == token.generation:
+            # Nobody listens there: the sender hears that at once.
+            self.step(sender, on.RequestFailed(token.number))
+        elif token.generation >= self.lost_generations.get(token.node_id, 0):
+            self.step(receiver, event)
 
     def _answer(self, node: Node, effect: do.Answer | do.AnswerFetch | do.AnswerFetchSnapshot) -> None:
         token, response = effect.token, effect.response

@@ -134,6 +134,11 @@ def _marks() -> list[pytest.Mark]:
             script().acked(0, 0).assigned(A, 1).delivered(A, 0, 1, number=1),
             "t-0 offset 0 is p/0 and also p/1",
         ),
+        (
+            "nothing_read_vanishes",
+            script().assigned(A, None).delivered(A, 0).delivered(A, 1).found(0, 0).ended(),
+            "a of g read p/1 at t-0 offset 1, which is gone",
+        ),
         ("nothing_is_invented", script().found(99, 0), "p/99 at t-0 offset 0 was never sent"),
         (
             "no_duplicate_from_an_idempotent_producer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.broker.dispatch import Call, serves
+from tidemill.broker.dispatch import Call, Scope, serves
 from tidemill.controller.image import PartitionImage, TopicImage
 from tidemill.controller.topic_names import is_valid_topic_name
 from tidemill.errors import ErrorCode
@@ -43,13 +43,13 @@ _BROKER_ENDPOINTS = 1
 _CONTROLLER_ENDPOINTS = 2
 
 
-@serves(ApiVersionsRequest, versions=(0, 4))
+@serves(ApiVersionsRequest, versions=(0, 4), scope=Scope.BOTH)
 def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
     if call.version >= 3 and not _is_software_name(
         request.client_software_name, request.client_software_version
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    return broker.api_versions()
+    return broker.api_versions(call.connection.listener_name)
 
 
 def _is_software_name(name: str, version: str) -> bool:
@@ -122,7 +122,7 @@ async def _auto_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -
     request = CreateTopicsRequest(
         topics=[CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in missing]
     )
-    await broker.controller.submit(lambda controller: controller.create_topics(request, broker.new_uuid))
+    await broker.controller.ask(request)
 
 
 def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
@@ -190,29 +190,43 @@ def _offline(broker: Broker, topic: str, index: int, partition: PartitionImage) 
     ]
 
 
-@serves(DescribeClusterRequest)
+@serves(DescribeClusterRequest, scope=Scope.BOTH)
 def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
-    image = broker.image
-    response = DescribeClusterResponse(cluster_id=image.cluster_id)
-    if request.endpoint_type != _BROKER_ENDPOINTS:
-        is_known = request.endpoint_type == _CONTROLLER_ENDPOINTS
+    """Brokers at a broker's listener, controllers (KIP-919) at a controller's."""
+    response = DescribeClusterResponse(
+        cluster_id=broker.image.cluster_id, endpoint_type=request.endpoint_type
+    )
+    is_controller = broker.is_controller_listener(call.connection.listener_name)
+    if request.endpoint_type != (_CONTROLLER_ENDPOINTS if is_controller else _BROKER_ENDPOINTS):
+        is_known = request.endpoint_type in (_BROKER_ENDPOINTS, _CONTROLLER_ENDPOINTS)
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        kind = "controller" if is_controller else "broker"
         response.error_code = code
-        response.error_message = "This is a broker: it tells the endpoints of brokers (type 1) only."
+        response.error_message = f"This is a {kind}: it tells the endpoints of {kind}s only."
+        response.endpoint_type = _BROKER_ENDPOINTS
         return response
-    response.controller_id = broker.config.node_id
-    for member in image.brokers.values():
-        if member.is_fenced and not request.include_fenced_brokers:
-            continue
-        host, port = broker.address_of(member, call.connection)
-        response.brokers.append(
-            DescribeClusterBroker(
-                broker_id=member.id, host=host, port=port, rack=member.rack, is_fenced=member.is_fenced
-            )
-        )
+    if is_controller:
+        response.controller_id = -1 if broker.quorum.leader_id is None else broker.quorum.leader_id
+        response.brokers = [
+            DescribeClusterBroker(broker_id=node_id, host=address.host, port=address.port)
+            for node_id, address in broker.quorum.voter_addresses().items()
+        ]
+    else:
+        response.controller_id = broker.config.node_id
+        response.brokers = list(_known_brokers(broker, call, with_fenced=request.include_fenced_brokers))
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
     return response
+
+
+def _known_brokers(broker: Broker, call: Call, *, with_fenced: bool) -> Iterable[DescribeClusterBroker]:
+    for member in broker.image.brokers.values():
+        if member.is_fenced and not with_fenced:
+            continue
+        host, port = broker.address_of(member, call.connection)
+        yield DescribeClusterBroker(
+            broker_id=member.id, host=host, port=port, rack=member.rack, is_fenced=member.is_fenced
+        )
 
 
 @serves(DescribeTopicPartitionsRequest)

@@ -1,4 +1,4 @@
-"""DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), and DescribeLogDirs (35)."""
+"""DescribeConfigs (32) and DescribeLogDirs (35). Changing configurations is the controller's: `controller.py`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from tidemill.controller.image import ConfigResource, ResourceType
 from tidemill.controller.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (
-    AlterConfigsRequest,
-    AlterConfigsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
     DescribeConfigsSynonym,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
 )
 from tidemill.protocol.api.replicas import (
     DescribeLogDirsPartition,
@@ -37,18 +33,6 @@ from tidemill.protocol.api.replicas import (
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
-
-
-@serves(AlterConfigsRequest)
-async def alter_configs(broker: Broker, call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    return await broker.controller.submit(lambda controller: controller.alter_configs(request))
-
-
-@serves(IncrementalAlterConfigsRequest)
-async def incremental_alter_configs(
-    broker: Broker, call: Call, request: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
-    return await broker.controller.submit(lambda controller: controller.incremental_alter_configs(request))
 
 
 @serves(DescribeConfigsRequest)

@@ -7,44 +7,68 @@ answers when that adds up, or when `max_wait_ms` is over. It answers by reading 
 Partitions share `max_bytes` in the order of the session; those that returned data go to its end. The first batch of
 a response is returned whole even when it is larger than every limit.
 
+Consumers read from the leader, from version 11 on also from a follower, and always below the high watermark. With a
+`replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack (KIP-392). A fetch
+by a follower goes to `replica_fetch.py`, one of the metadata log to the quorum.
+
 Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries the diverging epoch; 13 names topics by id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tidemill.broker.dispatch import Call, serves_raw
+from tidemill.broker.dispatch import Call, Scope, serves_raw
 from tidemill.broker.partition import Partition
-from tidemill.broker.sessions import CachedPartition, FetchSession, WireKey
+from tidemill.broker.replica_fetch import Answer, ReplicaFetch, by_topic, is_news, leader_endpoints
+from tidemill.broker.sessions import CachedPartition, FetchSession, ReplicaSession, is_replica
+from tidemill.broker.waiters import WireKey
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
 from tidemill.log.log import OffsetOutOfRange
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
 from tidemill.protocol.schema import decode
+from tidemill.types import BrokerId
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
 
     from tidemill.broker.context import Broker
 
-Answer = tuple[WireKey, Fetched, FileSlice | None]
 _READ_COMMITTED = 1
+_FOLLOWERS_SERVE_SINCE = 11
+_METADATA_TOPIC = "__cluster_metadata"
+_METADATA_TOPIC_ID = bytes(15) + b"\1"
+_RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
-@serves_raw(FetchRequest)
+@serves_raw(FetchRequest, scope=Scope.BOTH)
 def fetch(broker: Broker, call: Call) -> None:
     request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
     call.expect_reply()
+    if _is_of_metadata(request):
+        broker.quorum.fetch(call, request)
+        return
     session = broker.fetch_sessions.resolve(request, call.version, broker.clock.now_ms())
     if isinstance(session, ErrorCode):
         call.respond(pack_fetched((), call.version, error_code=session))
         return
-    is_replica = request.replica_id >= 0 or request.replica_state.replica_id >= 0
-    (_ReplicaFetch if is_replica else _Fetch)(broker, call, request, session).start()
+    if is_replica(request):
+        if session is None:
+            session = ReplicaSession(0, uses_ids=call.version >= 13)
+            session.update(request)
+        assert isinstance(session, ReplicaSession)
+        ReplicaFetch(broker, call, request, session).start()
+    else:
+        _Fetch(broker, call, request, session).start()
+
+
+def _is_of_metadata(request: FetchRequest) -> bool:
+    if len(request.topics) != 1:
+        return False
+    topic = request.topics[0]
+    return topic.topic == _METADATA_TOPIC or topic.topic_id == _METADATA_TOPIC_ID
 
 
 class _Fetch:
@@ -102,14 +126,22 @@ class _Fetch:
         for key, wanted, _ in self._wanted:
             partition, error = self._broker.replicas.find(key)
             if partition is None:
-                answers.append((key, Fetched(wanted.partition, error, aborted=[]), None))
+                fetched = Fetched(wanted.partition, error, aborted=[])
+                if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    fetched = fetched._replace(current_leader=self._broker.replicas.leader_of(key))
+                answers.append((key, fetched, None))
                 continue
             can_grow = True
             fetched, records = self._read_partition(partition, wanted, left, at_least_one=found_bytes == 0)
             if records is not None:
                 found_bytes += records.length
                 left = max(0, left - records.length)
-            is_urgent = is_urgent or fetched.error_code != 0 or fetched.diverging is not None
+            is_urgent = (
+                is_urgent
+                or fetched.error_code != 0
+                or fetched.diverging is not None
+                or fetched.preferred_read_replica >= 0
+            )
             answers.append((key, fetched, records))
         return answers, found_bytes, is_urgent or not can_grow
 
@@ -120,8 +152,10 @@ class _Fetch:
         if log is None:
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
-        if error and wanted.current_leader_epoch >= 0:
-            return Fetched(index, error), None
+        if not error and not partition.is_leader and self._call.version < _FOLLOWERS_SERVE_SINCE:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if error and (wanted.current_leader_epoch >= 0 or not partition.is_leader):
+            return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch)), None
         end_offset = partition.high_watermark
         fetched = Fetched(
             index,
@@ -131,6 +165,10 @@ class _Fetch:
             log.log_start_offset,
             [] if self._request.isolation_level == _READ_COMMITTED else None,
         )
+        if self._request.rack_id and partition.is_leader:
+            closest = self._closest_replica(partition, wanted.fetch_offset)
+            if closest >= 0:
+                return fetched._replace(preferred_read_replica=closest), None
         if wanted.last_fetched_epoch >= 0:
             epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
             if epoch < 0:
@@ -146,6 +184,28 @@ class _Fetch:
             self._broker.replicas.report_damage(partition, str(failure))
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
         return fetched, records
+
+    def _closest_replica(self, partition: Partition, fetch_offset: int) -> int:
+        """The in-sync replica in the consumer's rack that has the most of what it wants; -1 for the leader."""
+        broker = self._broker
+        leader = partition.leader
+        if broker.config.replication.selector_class != _RACK_AWARE_SELECTOR or leader is None:
+            return -1
+        rack, brokers = self._request.rack_id, broker.image.brokers
+        if broker.config.rack == rack:
+            return -1
+        candidates = [
+            state
+            for state in leader.followers.values()
+            if state.broker_id in leader.isr
+            and state.log_start_offset <= fetch_offset <= state.log_end_offset
+            and (known := brokers.get(BrokerId(state.broker_id))) is not None
+            and known.rack == rack
+            and not known.is_fenced
+        ]
+        if not candidates:
+            return -1
+        return max(candidates, key=lambda s: (s.log_end_offset, s.caught_up_ms, -s.broker_id)).broker_id
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -191,46 +251,11 @@ class _Fetch:
             session_id = session.id
             is_full = self._request.session_epoch == 0
             session.rotate([key for key, _, records in answers if records is not None and records.length])
-            news = [answer for answer in answers if _is_news(session.partitions.get(answer[0]), answer)]
+            news = [answer for answer in answers if is_news(session.partitions.get(answer[0]), answer)]
             answers = answers if is_full else news
-        self._call.respond(pack_fetched(_by_topic(answers), self._call.version, session_id=session_id))
-
-
-class _ReplicaFetch(_Fetch):
-    """A fetch in the name of a broker: partitions have no followers yet, so nobody may copy them."""
-
-    __slots__ = ()
-
-    def _read_partition(
-        self,
-        partition: Partition,
-        wanted: FetchPartition,
-        left: int,  # noqa: ARG002
-        *,
-        at_least_one: bool,  # noqa: ARG002
-    ) -> tuple[Fetched, FileSlice | None]:
-        leader = (self._broker.config.node_id, partition.leader_epoch)
-        code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return Fetched(wanted.partition, code, current_leader=leader), None
-
-
-def _is_news(cached: CachedPartition | None, answer: Answer) -> bool:
-    """Whether an incremental response must mention the partition; remembers what the client now hears."""
-    _, fetched, records = answer
-    if cached is None:
-        return True
-    if fetched.error_code:
-        cached.high_watermark = cached.log_start_offset = None
-        return True
-    changed = (
-        cached.high_watermark != fetched.high_watermark or cached.log_start_offset != fetched.log_start_offset
-    )
-    cached.high_watermark, cached.log_start_offset = fetched.high_watermark, fetched.log_start_offset
-    return changed or fetched.diverging is not None or (records is not None and records.length > 0)
-
-
-def _by_topic(
-    answers: list[Answer],
-) -> Iterable[tuple[str | bytes, list[tuple[Fetched, FileSlice | None]]]]:
-    for name, group in groupby(answers, key=lambda answer: answer[0][0]):
-        yield name, [(fetched, records) for _, fetched, records in group]
+        endpoints = leader_endpoints(self._broker, self._call, answers)
+        self._call.respond(
+            pack_fetched(
+                by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
+            )
+        )

@@ -1,7 +1,13 @@
-"""ListOffsets (2), DeleteRecords (21), OffsetForLeaderEpoch (23): where a log begins, ends and belongs to whom."""
+"""ListOffsets (2), DeleteRecords (21), OffsetForLeaderEpoch (23): where a log begins, ends and belongs to whom.
+
+The leader answers. Consumers hear of what is committed, replicas of all that the leader has; a debugging client (replica
+id -2) may ask any replica. A new leader that has not heard from its followers yet does not know the latest offset and says
+so. DeleteRecords is answered when every live replica has dropped the records.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -47,6 +53,9 @@ _SPECIAL_SINCE = {
 }
 _NO_VERSION = 1 << 15
 _HIGH_WATERMARK = -1
+_CONSUMER = -1
+_DEBUGGER = -2
+_OFFSET_NOT_AVAILABLE_SINCE = 5
 
 
 @serves(ListOffsetsRequest)
@@ -64,18 +73,20 @@ def list_offsets(broker: Broker, call: Call, request: ListOffsetsRequest) -> Lis
                     ListOffsetsPartitionResponse(partition_index=wanted.partition_index, error_code=code)
                 )
             else:
-                answers.append(_list_offset(broker, call.version, topic.name, wanted))
+                answers.append(_list_offset(broker, call.version, topic.name, wanted, request.replica_id))
         response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return response
 
 
 def _list_offset(
-    broker: Broker, version: int, topic: str, wanted: ListOffsetsPartition
+    broker: Broker, version: int, topic: str, wanted: ListOffsetsPartition, replica_id: int
 ) -> ListOffsetsPartitionResponse:
     answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
     partition, error = broker.replicas.find((topic, wanted.partition_index))
     if partition is not None:
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
+        if not error and not partition.is_leader and replica_id != _DEBUGGER and partition.log is not None:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     if not error and wanted.timestamp < 0 and version < _SPECIAL_SINCE.get(wanted.timestamp, _NO_VERSION):
         error = ErrorCode.UNSUPPORTED_VERSION
     if not error and partition is not None and partition.log is None:
@@ -83,8 +94,13 @@ def _list_offset(
     if error or partition is None or partition.log is None:
         answer.error_code = error
         return answer
+    is_consumer = replica_id == _CONSUMER
     try:
-        found = _offset_at(partition, partition.log, wanted.timestamp)
+        found = _offset_at(partition, partition.log, wanted.timestamp, is_consumer)
+    except _NotKnownYet:
+        is_new = version >= _OFFSET_NOT_AVAILABLE_SINCE
+        answer.error_code = ErrorCode.OFFSET_NOT_AVAILABLE if is_new else ErrorCode.LEADER_NOT_AVAILABLE
+        return answer
     except (StorageError, ProtocolError) as failure:
         broker.replicas.report_damage(partition, str(failure))
         answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
@@ -94,9 +110,16 @@ def _list_offset(
     return answer
 
 
-def _offset_at(partition: Partition, log: Log, timestamp: int) -> TimestampedOffset | None:
+class _NotKnownYet(Exception):
+    """The leader is new and has not heard from those in sync: what was committed before it is not known here."""
+
+
+def _offset_at(partition: Partition, log: Log, timestamp: int, is_consumer: bool) -> TimestampedOffset | None:
+    end_offset = partition.high_watermark if is_consumer else log.log_end_offset
     if timestamp == _LATEST:
-        return TimestampedOffset(-1, partition.high_watermark, partition.leader_epoch)
+        if is_consumer and partition.is_high_watermark_behind:
+            raise _NotKnownYet
+        return TimestampedOffset(-1, end_offset, partition.leader_epoch)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         start = log.log_start_offset
         epoch = log.epochs.epoch_of(start) if start < log.log_end_offset else partition.leader_epoch
@@ -104,7 +127,9 @@ def _offset_at(partition: Partition, log: Log, timestamp: int) -> TimestampedOff
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return None  # nothing is tiered
     found = log.newest() if timestamp == _MAX_TIMESTAMP else log.first_at_or_after(timestamp)
-    if found is not None and found.offset >= partition.high_watermark:
+    if found is not None and found.offset >= end_offset:
+        if is_consumer and partition.is_high_watermark_behind:
+            raise _NotKnownYet
         return None
     return found
 
@@ -112,38 +137,55 @@ def _offset_at(partition: Partition, log: Log, timestamp: int) -> TimestampedOff
 @serves(DeleteRecordsRequest)
 async def delete_records(broker: Broker, call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     response = DeleteRecordsResponse()
-    moved = False
+    waiting: list[tuple[DeleteRecordsPartitionResult, asyncio.Future[ErrorCode]]] = []
     for topic in request.topics:
         results = []
         for wanted in topic.partitions:
             partition, error = broker.replicas.find((topic.name, wanted.partition_index))
-            low_watermark = -1
+            result = DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=-1)
             if partition is not None:
-                error, low_watermark = _delete_before(broker, partition, wanted.offset)
-                moved = moved or not error
-            results.append(
-                DeleteRecordsPartitionResult(
-                    partition_index=wanted.partition_index, low_watermark=low_watermark, error_code=error
-                )
-            )
+                error = _delete_before(broker, partition, wanted.offset)
+                if not error and partition.log is not None:
+                    result.low_watermark = partition.log.log_start_offset
+                    waiting.append((result, _deleted_everywhere(broker, partition, result.low_watermark)))
+            result.error_code = error
+            results.append(result)
         response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
-    if moved:
+    if waiting:
         # What was deleted on request must not come back with a crash.
         await broker.replicas.checkpoint()
+        await asyncio.wait([deleted for _, deleted in waiting], timeout=request.timeout_ms / 1000)
+    for result, deleted in waiting:
+        result.error_code = deleted.result() if deleted.done() else ErrorCode.REQUEST_TIMED_OUT
+        if result.error_code:
+            result.low_watermark = -1
     return response
 
 
-def _delete_before(broker: Broker, partition: Partition, offset: int) -> tuple[ErrorCode, int]:
+def _delete_before(broker: Broker, partition: Partition, offset: int) -> ErrorCode:
     if partition.log is None:
-        return ErrorCode.KAFKA_STORAGE_ERROR, -1
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    if not partition.is_leader:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if "delete" not in partition.config.cleanup_policy:
-        return ErrorCode.POLICY_VIOLATION, -1
+        return ErrorCode.POLICY_VIOLATION
     if offset == _HIGH_WATERMARK:
         offset = partition.high_watermark
     if not 0 <= offset <= partition.high_watermark:
-        return ErrorCode.OFFSET_OUT_OF_RANGE, -1
+        return ErrorCode.OFFSET_OUT_OF_RANGE
     broker.replicas.move_start(partition, offset)
-    return ErrorCode.NONE, partition.log.log_start_offset
+    return ErrorCode.NONE
+
+
+def _deleted_everywhere(broker: Broker, partition: Partition, offset: int) -> asyncio.Future[ErrorCode]:
+    future: asyncio.Future[ErrorCode] = broker.loop.create_future()
+
+    def settled(code: ErrorCode) -> None:
+        if not future.done():
+            future.set_result(code)
+
+    partition.when_deleted(offset, settled)
+    return future
 
 
 @serves(OffsetForLeaderEpochRequest)
@@ -168,6 +210,8 @@ def _epoch_end(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> 
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
         if not error and partition.log is None:
             error = ErrorCode.KAFKA_STORAGE_ERROR
+        if not error and not partition.is_leader:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     if error or partition is None or partition.log is None:
         answer.error_code = error
         return answer

@@ -1,7 +1,8 @@
 """Produce (0): the hot path.
 
 The request is walked in place; each partition's batch goes to `Partition.append` as a view of the frame. When every
-partition succeeded without waiting, the response is packed directly, otherwise it is built as a message.
+partition succeeded without waiting, the response is packed directly, otherwise it is built as a message. With `acks=all`
+the answer waits until the high watermark has passed the batch; a broker that stops to lead meanwhile says so.
 
 Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
 10 adds the current leader; 13 names topics by id. ApiVersions says 0–13, because librdkafka takes a missing 0–2 for
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.dispatch import Call, serves_raw
 from tidemill.broker.partition import Partition
+from tidemill.broker.replica_fetch import node_endpoints
+from tidemill.broker.waiters import Waiter
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -29,6 +33,8 @@ from tidemill.protocol.schema import encode
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
+
+_NAMES_LEADERS_SINCE = 10
 
 Results = list[tuple[bytes, list[ProduceResult]]]
 
@@ -51,7 +57,7 @@ def produce(broker: Broker, call: Call) -> None:
     topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
     now_ms = broker.clock.now_ms()
     results: Results = []
-    unsynced: list[_Unsynced] = []
+    unsettled: list[_Unsettled] = []
     all_good = True
     for wire_name, partitions in walk.topics:
         hosted = topics.get(wire_name)
@@ -59,13 +65,13 @@ def produce(broker: Broker, call: Call) -> None:
         for index, start, end in partitions:
             partition = hosted.get(index) if hosted is not None else None
             if partition is None:
-                result = ProduceResult(index, _missing(version, hosted is None))
+                result = ProduceResult(index, _missing(broker, version, wire_name, index))
             elif start < 0:
                 result = ProduceResult(index, ErrorCode.INVALID_RECORD, message="no records were sent")
             else:
                 result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
-                if result.sync_to is not None:
-                    unsynced.append(_Unsynced(partition, topic_results, len(topic_results), end - start))
+                if result.sync_to is not None or result.commit_to is not None:
+                    unsettled.append(_Unsettled(partition, topic_results, len(topic_results)))
             if result.error:
                 all_good = False
                 if result.error is ErrorCode.INVALID_TXN_STATE and not walk.is_transactional:
@@ -75,31 +81,29 @@ def produce(broker: Broker, call: Call) -> None:
             topic_results.append(result)
         if topic_results:
             results.append((wire_name, topic_results))
-    if unsynced:
-        _Parked(broker, call, acks, results, unsynced, walk.timeout_ms)
+    if unsettled:
+        _Parked(broker, call, acks, results, unsettled, walk.timeout_ms)
     else:
-        _answer(call, acks, results, all_good)
+        _answer(broker, call, acks, results, all_good)
 
 
-def _missing(version: int, is_topic: bool) -> ErrorCode:
-    if version >= 13 and is_topic:
-        return ErrorCode.UNKNOWN_TOPIC_ID
-    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+def _missing(broker: Broker, version: int, wire_name: bytes, index: int) -> ErrorCode:
+    """Why a partition is not hosted here."""
+    return broker.replicas.find((wire_name if version >= 13 else wire_name.decode(), index))[1]
 
 
-class _Unsynced(NamedTuple):
-    """A result that holds once the partition's log is synced: where it stands, and how much it will show."""
+class _Unsettled(NamedTuple):
+    """A result that does not hold yet, and where it stands."""
 
     partition: Partition
     results: list[ProduceResult]
     position: int
-    size: int
 
 
 class _Parked:
-    """A produce that is answered when the logs it wrote to are synced."""
+    """A produce that is answered when what it wrote is as safe as its `acks` and its topics ask for."""
 
-    __slots__ = ("_acks", "_call", "_results", "_timer", "_unsynced")
+    __slots__ = ("_acks", "_broker", "_call", "_results", "_timer", "_unsettled", "_waiters")
 
     def __init__(
         self,
@@ -107,53 +111,62 @@ class _Parked:
         call: Call,
         acks: int,
         results: Results,
-        unsynced: list[_Unsynced],
+        unsettled: list[_Unsettled],
         timeout_ms: int,
     ) -> None:
+        self._broker = broker
         self._call = call
         self._acks = acks
         self._results = results
-        self._unsynced = dict(enumerate(unsynced))
+        self._unsettled = dict(enumerate(unsettled))
+        self._waiters: list[Waiter] = []
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
-        for number, each in self._unsynced.items():
-            end_offset = each.results[each.position].sync_to
-            assert each.partition.log is not None
-            assert end_offset is not None
-            broker.syncer.sync(each.partition.log, partial(self._synced, number, end_offset))
+        for number, each in enumerate(unsettled):
+            result = each.results[each.position]
+            if result.sync_to is not None:
+                self._waiters.append(
+                    each.partition.when_synced(result.sync_to, partial(self._synced, number))
+                )
+            else:
+                self._synced(number, ErrorCode.NONE)
 
-    def _synced(self, number: int, end_offset: int, error: OSError | None) -> None:
-        each = self._unsynced.pop(number)
-        partition = each.partition
-        if error is None:
-            partition.advance_high_watermark(end_offset, each.size)
+    def _synced(self, number: int, code: ErrorCode) -> None:
+        each = self._unsettled[number]
+        result = each.results[each.position]
+        if code or result.commit_to is None:
+            self._settled(number, code)
         else:
-            reason = f"cannot sync {partition.name}: {error.strerror or error}"
-            partition.fence(reason)
-            each.results[each.position] = ProduceResult(
-                partition.index, ErrorCode.KAFKA_STORAGE_ERROR, message=reason
+            self._waiters.append(
+                each.partition.when_committed(result.commit_to, partial(self._settled, number))
             )
-        if not self._unsynced:
+
+    def _settled(self, number: int, code: ErrorCode) -> None:
+        each = self._unsettled.pop(number)
+        if code:
+            each.results[each.position] = ProduceResult(each.partition.index, code, message=code.message)
+        if not self._unsettled:
             self._finish()
 
     def _timed_out(self) -> None:
-        for partition, results, position, _ in self._unsynced.values():
+        for partition, results, position in self._unsettled.values():
             results[position] = ProduceResult(
-                partition.index, ErrorCode.REQUEST_TIMED_OUT, message="the disk did not sync in time"
+                partition.index,
+                ErrorCode.REQUEST_TIMED_OUT,
+                message="the disk or the other replicas did not confirm in time",
             )
         self._finish()
 
     def _finish(self) -> None:
-        if self._timer is None and self._acks:
-            return  # the client has heard of the time-out already
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        for waiter in self._waiters:
+            waiter.cancel()
         if self._call.is_wanted:
             all_good = not any(result.error for _, results in self._results for result in results)
-            _answer(self._call, self._acks, self._results, all_good)
+            _answer(self._broker, self._call, self._acks, self._results, all_good)
 
 
-def _answer(call: Call, acks: int, results: Results, all_good: bool) -> None:
+def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: bool) -> None:
     if acks == 0:
         if not all_good:
             # The only way to tell a client that asked for no answer.
@@ -162,7 +175,25 @@ def _answer(call: Call, acks: int, results: Results, all_good: bool) -> None:
     if all_good:
         call.respond((pack_produced(results, call.version),))
     else:
-        call.respond((encode(_message(results, call.version), call.version),))
+        message = _message(results, call.version)
+        _name_leaders(broker, call, message)
+        call.respond((encode(message, call.version),))
+
+
+def _name_leaders(broker: Broker, call: Call, message: ProduceResponse) -> None:
+    """KIP-951: a producer that asked the wrong broker hears which one is right."""
+    if call.version < _NAMES_LEADERS_SINCE:
+        return
+    leaders: dict[int, None] = {}
+    for topic in message.responses:
+        for answer in topic.partition_responses:
+            if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                name = topic.topic_id if call.version >= 13 else topic.name
+                leader, epoch = broker.replicas.leader_of((name, answer.index))
+                answer.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
+                leaders[leader] = None
+    if leaders:
+        message.node_endpoints = node_endpoints(broker, call, leaders)
 
 
 def _message(results: Results, version: int) -> ProduceResponse:

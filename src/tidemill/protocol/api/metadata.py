@@ -246,6 +246,12 @@ class NoOpRecord(DataMessage, api_key=20, versions=(0, 0), flexible=0):
     pass
 
 
+class ClusterIdRecord(DataMessage, api_key=20_000, versions=(0, 0), flexible=0):
+    """Tidemill's own, the first record of a cluster: no disk is formatted with an id, the quorum agrees on it."""
+
+    cluster_id: String = ""
+
+
 _FRAME_VERSION = 1
 
 # A tuple, not a search through subclasses: what the log may hold is part of the format.
@@ -275,6 +281,7 @@ _RECORD_TYPES: tuple[type[DataMessage], ...] = (
     EndTransactionRecord,
     AbortTransactionRecord,
     NoOpRecord,
+    ClusterIdRecord,
 )
 RECORDS: dict[int, type[DataMessage]] = {record_type.api_key: record_type for record_type in _RECORD_TYPES}
 

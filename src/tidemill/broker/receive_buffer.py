@@ -1,0 +1,87 @@
+"""The bytes that arrived on a socket, cut into frames where they lie.
+
+The kernel receives into the frame's own place; a frame is handed out as a view and is overwritten by what is received
+later. The buffer grows with what has arrived, never with what a length prefix claims. It belongs to one connection,
+whichever side opened it.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from tidemill.errors import ProtocolError
+
+_SIZE = struct.Struct(">i")
+# A silent connection costs little; one that has filled its first buffer gets a roomy one.
+_RECEIVE_BYTES_MIN = 2 * 1024
+_RECEIVE_BYTES_ROOMY = 64 * 1024
+
+
+class ReceiveBuffer:
+    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_needed", "_receive_end", "_start", "_view")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray(_RECEIVE_BYTES_MIN)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._receive_end = _RECEIVE_BYTES_MIN
+        # How many bytes the unfinished frame at the front takes in all, as far as is known.
+        self._needed = 4
+
+    def receive_from(self, sock: socket.socket) -> int:
+        """How many bytes came; 0 at the end of the stream. Call `make_room` before the next time."""
+        received = sock.recv_into(self._view[self._end : self._receive_end])
+        self._end += received
+        return received
+
+    def next_frame(self) -> memoryview | None:
+        """The next whole frame without its length, valid until `make_room`; None when the rest is still to come."""
+        start = self._start
+        arrived = self._end - start - 4
+        if arrived < 0:
+            self._needed = 4
+            return None
+        size: int = _SIZE.unpack_from(self._view, start)[0]
+        if not 0 < size <= self._frame_bytes_max:
+            raise ProtocolError(f"a frame of {size} bytes; the limit is {self._frame_bytes_max}")
+        if arrived < size:
+            self._needed = size + 4
+            return None
+        self._needed = 4
+        self._start = end = start + 4 + size
+        return self._view[start + 4 : end]
+
+    def make_room(self) -> None:
+        """For what is still to come of the frame at the front."""
+        needed = self._needed
+        pending = self._end - self._start
+        capacity = len(self._buffer)
+        if needed > capacity:
+            # Twice what has arrived, or the whole frame if that is less: a length prefix alone buys no memory.
+            self._replace(min(needed, max(2 * pending, _RECEIVE_BYTES_ROOMY)))
+        elif self._end == capacity < _RECEIVE_BYTES_ROOMY:
+            self._replace(_RECEIVE_BYTES_ROOMY)
+        elif pending == 0:
+            self._start = self._end = 0
+        elif self._start + needed > capacity:
+            self._buffer[:pending] = self._view[self._start : self._end].tobytes()
+            self._start, self._end = 0, pending
+        # A large frame is received exactly to its end: its successor then begins at the front and never moves.
+        capacity = len(self._buffer)
+        self._receive_end = min(self._start + needed, capacity) if needed > _RECEIVE_BYTES_ROOMY else capacity
+
+    def release_memory(self) -> None:
+        """Give back a large buffer that holds nothing."""
+        if self._start == self._end and len(self._buffer) > _RECEIVE_BYTES_ROOMY:
+            self._replace(_RECEIVE_BYTES_MIN)
+            self._receive_end = _RECEIVE_BYTES_MIN
+
+    def _replace(self, capacity: int) -> None:
+        pending = self._end - self._start
+        buffer = bytearray(capacity)
+        buffer[:pending] = self._view[self._start : self._end]
+        self._buffer, self._view = buffer, memoryview(buffer)
+        self._start, self._end = 0, pending

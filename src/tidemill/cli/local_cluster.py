@@ -1,0 +1,313 @@
+"""`tidemill cluster start`: a cluster on this machine, in the foreground, one process for each broker.
+
+Every node is broker and voter. Its `server.properties` is written to `DIR/broker-N/` at the first start and used as it
+stands from then on, so that a change made there holds; running the command again continues the cluster. The nodes'
+output appears with their name in front. A node that dies is reported and not restarted: the others go on without it,
+which is what a cluster is for, and it can be started by hand with `tidemill serve --config`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidemill.cli.failures import CommandError
+from tidemill.cli.options import natural, positive
+from tidemill.cli.table import plural
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.config import load_broker_config, parse_properties
+from tidemill.errors import ConfigError, TidemillError
+
+_HOST = "127.0.0.1"
+_DEFAULT_BASE_PORT = 9092
+_DEFAULT_DATA_DIR = "cluster-data"
+_PROBE_S = 0.2
+_STOP_LIMIT_S = 30.0
+# A log line may hold a long record or a traceback.
+_LINE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    id: int
+    config_path: Path
+    port: int
+
+    @property
+    def name(self) -> str:
+        return f"broker-{self.id}"
+
+    @property
+    def address(self) -> str:
+        return f"{_HOST}:{self.port}"
+
+
+def add_verb_start(verbs: Any) -> None:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "start",
+        help="run a cluster on this machine until Ctrl-C",
+        description="Run a cluster on this machine until Ctrl-C, one process for each broker.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=(
+            "examples:\n"
+            "  tidemill cluster start --brokers 3\n"
+            "  tidemill cluster start --brokers 3 --data-dir /var/tmp/three --base-port 19092"
+        ),
+    )
+    parser.set_defaults(run_verb=_start, program=parser.prog)
+    parser.add_argument(
+        "--brokers", metavar="N", type=positive, help="how many (default 3, or as many as there are)"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", default=_DEFAULT_DATA_DIR, help="default ./cluster-data")
+    parser.add_argument(
+        "--base-port",
+        metavar="PORT",
+        type=natural,
+        help=f"of the first broker, the others follow, then the controllers; 0 lets the kernel choose "
+        f"(default {_DEFAULT_BASE_PORT})",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set one configuration key of all nodes for this run; repeatable",
+    )
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    nodes = prepare(Path(arguments.data_dir), arguments.brokers, arguments.base_port)
+    options = [word for setting in arguments.set for word in ("--set", setting)]
+    return asyncio.run(_Runner(nodes, [*options, "--log-level", arguments.log_level]).run())
+
+
+# --- files ---
+
+
+def prepare(data_dir: Path, brokers: int | None, base_port: int | None) -> list[LocalNode]:
+    """The nodes that the directory holds; a directory without any gets them."""
+    existing = sorted(data_dir.glob("broker-*/server.properties"), key=lambda path: _number(path.parent))
+    if existing:
+        return _existing(data_dir, existing, brokers, base_port)
+    count = brokers or 3
+    try:
+        nodes = _written(data_dir, count, _ports(2 * count, base_port))
+    except OSError as error:
+        raise CommandError(f"cannot write to {data_dir}: {error}") from None
+    return nodes
+
+
+def _existing(
+    data_dir: Path, paths: list[Path], brokers: int | None, base_port: int | None
+) -> list[LocalNode]:
+    if brokers is not None and brokers != len(paths):
+        raise CommandError(
+            f"{data_dir} holds a cluster of {plural(len(paths), 'broker')}, not {brokers}; leave --brokers out to "
+            "continue it, or name another --data-dir"
+        )
+    nodes = [_read_node(path) for path in paths]
+    if base_port and base_port != nodes[0].port:
+        raise CommandError(
+            f"the cluster in {data_dir} begins at port {nodes[0].port}, not {base_port}; leave --base-port out to "
+            "continue it, or change the ports in its server.properties files"
+        )
+    return nodes
+
+
+def _read_node(path: Path) -> LocalNode:
+    try:
+        config, _ = load_broker_config(parse_properties(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise CommandError(f"{path}: {error}") from None
+    if not config.network.listeners:
+        raise CommandError(
+            f"{path} describes no broker; `tidemill cluster start` runs nodes that are brokers"
+        )
+    return LocalNode(config.node_id, path, config.network.listeners[0].port)
+
+
+def _written(data_dir: Path, count: int, ports: list[int]) -> list[LocalNode]:
+    voters = ",".join(f"{index + 1}@{_HOST}:{ports[count + index]}" for index in range(count))
+    nodes = []
+    for index in range(count):
+        home = (data_dir / f"broker-{index + 1}").resolve()
+        home.mkdir(parents=True, exist_ok=True)
+        node = LocalNode(index + 1, home / "server.properties", ports[index])
+        node.config_path.write_text(
+            _properties_text(node, ports[count + index], voters, count), encoding="utf-8"
+        )
+        nodes.append(node)
+    return nodes
+
+
+def _properties_text(node: LocalNode, controller_port: int, voters: str, count: int) -> str:
+    copies = min(3, count)
+    settings = {
+        "node.id": node.id,
+        "process.roles": "broker,controller",
+        "listeners": f"PLAINTEXT://{node.address},CONTROLLER://{_HOST}:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.voters": voters,
+        "log.dirs": node.config_path.parent / "data",
+        "default.replication.factor": copies,
+        "min.insync.replicas": max(1, copies - 1),
+        "offsets.topic.replication.factor": copies,
+    }
+    lines = [f"{key}={value}".replace("\\", "\\\\") for key, value in settings.items()]
+    return "\n".join(["# Written once by `tidemill cluster start`; changes made here stay.", *lines, ""])
+
+
+def _ports(count: int, base_port: int | None) -> list[int]:
+    if base_port != 0:
+        first = base_port or _DEFAULT_BASE_PORT
+        if first + count > 65_536:
+            raise CommandError(f"--base-port {first} leaves no room for {count} ports")
+        return list(range(first, first + count))
+    held = [socket.socket() for _ in range(count)]
+    try:
+        # All at once, so that they differ.
+        for each in held:
+            each.bind((_HOST, 0))
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+def _number(home: Path) -> int:
+    text = home.name.rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0
+
+
+# --- processes ---
+
+
+class _Runner:
+    def __init__(self, nodes: list[LocalNode], options: list[str]) -> None:
+        self._nodes = nodes
+        self._options = options
+        self._processes: dict[LocalNode, Process] = {}
+        self._stop_signals = 0
+        self._stopping = asyncio.Event()
+        self._is_failed = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._request_stop)
+        lives = [loop.create_task(self._live(node)) for node in self._nodes]
+        announcing = loop.create_task(self._announce())
+        stopping = loop.create_task(self._stopping.wait())
+        try:
+            everyone = asyncio.gather(*lives)
+            await asyncio.wait((everyone, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not everyone.done():
+                await self._stop(everyone)
+        finally:
+            for task in (announcing, stopping):
+                task.cancel()
+            await asyncio.gather(announcing, stopping, return_exceptions=True)
+        return 1 if self._is_failed else 0
+
+    def _request_stop(self) -> None:
+        self._stop_signals += 1
+        self._stopping.set()
+        if self._stop_signals > 1:
+            self._signal(signal.SIGKILL)
+
+    async def _live(self, node: LocalNode) -> None:
+        """A node's process from its start to its end, and what it says."""
+        command = [
+            sys.executable,
+            "-m",
+            "tidemill",
+            "serve",
+            "--config",
+            str(node.config_path),
+            *self._options,
+        ]
+        # In a session of its own: Ctrl-C at the terminal is for this process, which tells the nodes.
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+        )
+        self._processes[node] = process
+        if self._stopping.is_set():
+            process.terminate()
+        assert process.stdout is not None
+        async for line in process.stdout:
+            # A node's own hint speaks of stopping that node, which is not what Ctrl-C does here.
+            if not line.startswith(b"Try:"):
+                self._say(node.name, line.decode(errors="replace").rstrip("\n"))
+        code = await process.wait()
+        if code or not self._stopping.is_set():
+            self._is_failed = True
+            self._say(
+                node.name,
+                f"ended with {_end_text(code)}; it is not started again ({self._restart_hint(node)})",
+            )
+
+    def _restart_hint(self, node: LocalNode) -> str:
+        return f"tidemill serve --config {node.config_path} starts it"
+
+    async def _announce(self) -> None:
+        """Says once that all brokers are up; until then, asks them."""
+        bootstrap = ",".join(node.address for node in self._nodes)
+        while not await asyncio.to_thread(_is_up, bootstrap, len(self._nodes)):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _PROBE_S)
+                return
+        print(f"A cluster of {plural(len(self._nodes), 'broker')} is up at {bootstrap}")
+        print(
+            f"Try:  tidemill cluster status --bootstrap {self._nodes[0].address}      (Ctrl-C stops the cluster)",
+            flush=True,
+        )
+
+    async def _stop(self, everyone: asyncio.Future[list[None]]) -> None:
+        self._signal(signal.SIGTERM)
+        done, _ = await asyncio.wait((everyone,), timeout=_STOP_LIMIT_S)
+        if not done:
+            self._say("cluster", f"nodes that did not stop within {_STOP_LIMIT_S:g} s are killed")
+            self._signal(signal.SIGKILL)
+        await everyone
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._running():
+            process.send_signal(number)
+
+    def _running(self) -> Iterable[Process]:
+        return [process for process in self._processes.values() if process.returncode is None]
+
+    def _say(self, name: str, text: str) -> None:
+        print(f"{name} | {text}", flush=True)
+
+
+def _is_up(bootstrap: str, count: int) -> bool:
+    try:
+        with Cluster(bootstrap, client_id="tidemill-cli", timeout_s=2.0) as cluster:
+            cluster.load_metadata([])
+            brokers = Admin(cluster).describe_cluster().brokers
+    except TidemillError:
+        return False
+    return sum(not broker.is_fenced for broker in brokers) >= count
+
+
+def _end_text(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

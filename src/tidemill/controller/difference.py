@@ -1,0 +1,40 @@
+"""The delta between two images that no run of records connects: what a snapshot changes for those who follow it."""
+
+from __future__ import annotations
+
+from tidemill.controller.delta import MetadataDelta, TopicDelta
+from tidemill.controller.image import MetadataImage, TopicImage
+
+
+def difference(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
+    """What to look at when `new` takes the place of `old`. It tells what changed and is not to be applied."""
+    delta = MetadataDelta(old)
+    delta.end_offset = new.end_offset
+    for topic_id, topic in old.topics_by_id.items():
+        if topic_id not in new.topics_by_id:
+            delta.deleted_topics[topic_id] = topic
+    for topic_id, topic in new.topics_by_id.items():
+        before = old.topics_by_id.get(topic_id)
+        if before is not topic:
+            _compare_partitions(delta, before, topic)
+    for broker_id in {**old.brokers, **new.brokers}:
+        if old.brokers.get(broker_id) != new.brokers.get(broker_id):
+            delta.changed_brokers[broker_id] = new.brokers.get(broker_id)
+    for resource in {**old.configs, **new.configs}:
+        if old.config(resource) != new.config(resource):
+            delta.changed_configs[resource] = dict(new.config(resource))
+    for name in {**old.features, **new.features}:
+        if old.features.get(name) != new.features.get(name):
+            delta.changed_features[name] = new.features.get(name, 0)
+    delta.next_producer_id = new.next_producer_id
+    return delta
+
+
+def _compare_partitions(delta: MetadataDelta, before: TopicImage | None, topic: TopicImage) -> None:
+    change = TopicDelta(before or TopicImage(topic.name, topic.id), is_new=before is None)
+    known = before.partitions if before else ()
+    for index, partition in enumerate(topic.partitions):
+        if index >= len(known) or known[index] != partition:
+            change.changed[index] = partition
+    if change.is_new or change.changed:
+        delta.changed_topics[topic.id] = change

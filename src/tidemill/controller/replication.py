@@ -1,0 +1,205 @@
+"""What happens to partitions when brokers come and go, and when configurations change.
+
+`Replication` looks at one image: it knows which brokers may lead which replicas, how many replicas a topic
+wants in sync, and whether it allows unclean elections. Each of its questions is answered with the records of
+all partitions concerned; the rules for one partition are in partition_changes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from tidemill.config import TOPIC_KEYS_BY_NAME, BrokerLayers
+from tidemill.config.topics import effective_topic_text
+from tidemill.controller.image import NO_DIRECTORY, BrokerImage, MetadataImage, PartitionImage, TopicImage
+from tidemill.controller.partition_changes import Election, PartitionChange
+from tidemill.controller.records import Record
+from tidemill.types import BrokerId
+
+_MIN_ISR = TOPIC_KEYS_BY_NAME["min.insync.replicas"]
+_UNCLEAN = TOPIC_KEYS_BY_NAME["unclean.leader.election.enable"]
+
+# What a background decision may write at once, so that no batch holds the controller for long.
+ELECTIONS_PER_DECISION = 1_000
+
+
+class Replication:
+    def __init__(self, image: MetadataImage, layers: BrokerLayers) -> None:
+        self.image = image
+        self._layers = layers
+        self._min_isr: dict[str, int] = {}
+        self._unclean: dict[str, bool] = {}
+
+    def partitions(self) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
+        for topic in self.image.topics_by_id.values():
+            for index, partition in enumerate(topic.partitions):
+                yield topic, index, partition
+
+    def min_isr(self, topic: TopicImage) -> int:
+        configured = self._min_isr.get(topic.name)
+        if configured is None:
+            text = effective_topic_text(_MIN_ISR, self.image.topic_config(topic.name), self._layers)
+            configured = self._min_isr[topic.name] = int(text)
+        return configured
+
+    def allows_unclean(self, topic: TopicImage) -> bool:
+        allowed = self._unclean.get(topic.name)
+        if allowed is None:
+            text = effective_topic_text(_UNCLEAN, self.image.topic_config(topic.name), self._layers)
+            allowed = self._unclean[topic.name] = _UNCLEAN.parse(text) is True
+        return allowed
+
+    def change(
+        self,
+        topic: TopicImage,
+        index: int,
+        *,
+        election: Election | None = None,
+        added: BrokerId | None = None,
+        removed: Collection[BrokerId] = (),
+    ) -> PartitionChange:
+        """A change to be filled in. `added` may lead though it is fenced, `removed` may not though it is active."""
+        partition = topic.partitions[index]
+        if election is None:
+            election = Election.UNCLEAN if self.allows_unclean(topic) else Election.ONLINE
+        return PartitionChange(
+            topic.id,
+            index,
+            partition,
+            min_isr=self.min_isr(topic),
+            may_lead=self._may_lead(partition, added, removed),
+            election=election,
+        )
+
+    def _may_lead(
+        self, partition: PartitionImage, added: BrokerId | None, removed: Collection[BrokerId]
+    ) -> Callable[[BrokerId], bool]:
+        def may_lead(replica: BrokerId) -> bool:
+            broker = self.image.brokers.get(replica)
+            if broker is None or replica in removed or not (replica == added or broker.is_active):
+                return False
+            directory = partition.directory(replica)
+            return directory == NO_DIRECTORY or not broker.log_dirs or directory in broker.log_dirs
+
+        return may_lead
+
+    # -- brokers that come and go ----------------------------------------------------------------------------
+
+    def without(self, broker_id: BrokerId) -> list[Record]:
+        """The broker can no longer be in sync; it keeps what it has."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            if broker_id in partition.isr or partition.leader == broker_id:
+                change = self.change(topic, index, removed=(broker_id,))
+                change.isr = tuple(each for each in partition.isr if each != broker_id)
+                _collect(records, change)
+        return records
+
+    def after_unclean_stop(self, broker_id: BrokerId, log_dirs: Collection[bytes]) -> list[Record]:
+        """The broker may have lost the end of its logs: it is in no ISR and no ELR, until it has caught up."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            is_lost = self._is_lost(partition, broker_id, log_dirs)
+            if is_lost or broker_id in partition.isr or broker_id in partition.elr:
+                records += self._distrust(topic, index, broker_id, is_lost=is_lost, log_dirs=log_dirs)
+        return records
+
+    def after_loss(self, broker_id: BrokerId, log_dirs: Collection[bytes]) -> list[Record]:
+        """What it stopped with was whole, but some of it lay in directories that it no longer has."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            if self._is_lost(partition, broker_id, log_dirs):
+                records += self._distrust(topic, index, broker_id, is_lost=True, log_dirs=log_dirs)
+        return records
+
+    def _distrust(
+        self,
+        topic: TopicImage,
+        index: int,
+        broker_id: BrokerId,
+        *,
+        is_lost: bool,
+        log_dirs: Collection[bytes],
+    ) -> list[Record]:
+        change = self.change(topic, index, removed=(broker_id,))
+        change.isr = tuple(each for each in change.before.isr if each != broker_id)
+        change.unclean = (broker_id,)
+        if is_lost:
+            # A last known leader with an empty disk would make its followers throw away what they still have.
+            change.lost = (broker_id,)
+            change.directories[broker_id] = only_directory(log_dirs)
+        records: list[Record] = []
+        _collect(records, change)
+        return records
+
+    def _is_lost(self, partition: PartitionImage, broker_id: BrokerId, log_dirs: Collection[bytes]) -> bool:
+        if broker_id not in partition.replicas or not log_dirs:
+            return False
+        directory = partition.directory(broker_id)
+        if directory != NO_DIRECTORY:
+            return directory not in log_dirs
+        known = self.image.brokers.get(broker_id)
+        return known is not None and any(each not in log_dirs for each in known.log_dirs)
+
+    def with_unfenced(self, broker_id: BrokerId) -> list[Record]:
+        """The broker may lead again: partitions without a leader may find one."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            if not partition.has_leader:
+                _collect(records, self.change(topic, index, added=broker_id))
+        return records
+
+    def without_directories(self, broker: BrokerImage, offline: Collection[bytes]) -> list[Record]:
+        """Replicas in directories that failed cannot be in sync."""
+        records: list[Record] = []
+        only = only_directory(broker.log_dirs)
+        for topic, index, partition in self.partitions():
+            if broker.id not in partition.isr:
+                continue
+            directory = partition.directory(broker.id)
+            if (only if directory == NO_DIRECTORY else directory) in offline:
+                change = self.change(topic, index, removed=(broker.id,))
+                change.isr = tuple(each for each in partition.isr if each != broker.id)
+                _collect(records, change)
+        return records
+
+    def after_min_isr_changed(self) -> list[Record]:
+        """Where enough are in sync by the new measure, the high watermark moves on, and the ELR falls behind it."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            if partition.elr and len(partition.isr) >= min(self.min_isr(topic), len(partition.replicas)):
+                _collect(records, self.change(topic, index, election=Election.ONLINE))
+        return records
+
+    # -- elections nobody asked for --------------------------------------------------------------------------
+
+    def preferred_elections(self) -> list[Record]:
+        """Leaders back to where placement put them, as many as one decision may change."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            if partition.has_leader and partition.leader != partition.replicas[0]:
+                _collect(records, self.change(topic, index, election=Election.PREFERRED))
+                if len(records) >= ELECTIONS_PER_DECISION:
+                    break
+        return records
+
+    def unclean_elections(self) -> list[Record]:
+        """Leaders for partitions that have none, where the topic would rather lose records than wait."""
+        records: list[Record] = []
+        for topic, index, partition in self.partitions():
+            if not partition.has_leader and self.allows_unclean(topic):
+                _collect(records, self.change(topic, index, election=Election.UNCLEAN))
+                if len(records) >= ELECTIONS_PER_DECISION:
+                    break
+        return records
+
+
+def only_directory(log_dirs: Collection[bytes]) -> bytes:
+    """Where a broker with one log directory keeps every replica; with several, only itself knows."""
+    return next(iter(log_dirs)) if len(log_dirs) == 1 else NO_DIRECTORY
+
+
+def _collect(records: list[Record], change: PartitionChange) -> None:
+    record = change.record()
+    if record is not None:
+        records.append(record)

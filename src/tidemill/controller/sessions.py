@@ -1,0 +1,87 @@
+"""When each broker was last heard of, and how far it follows the metadata.
+
+None of this is in the log: it is what one controller has seen while it was active. A new one gives every broker
+a fresh session, since it cannot know when the old one heard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidemill.controller.image import BrokerImage, MetadataImage
+from tidemill.types import BrokerId
+
+_NEVER_TOLD = -1
+
+
+@dataclass(slots=True)
+class Session:
+    last_contact_ms: int
+    # Whether it was the broker itself that began or renewed the session, not a new controller's good will.
+    was_heard: bool = False
+    metadata_offset: int = _NEVER_TOLD
+    # The last record that a controlled shutdown wrote: others must know it before the broker may stop.
+    shutdown_offset: int | None = None
+
+
+class Sessions:
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self._by_broker: dict[BrokerId, Session] = {}
+
+    def restart(self, brokers: Iterable[BrokerId], now_ms: int) -> None:
+        self._by_broker = {broker_id: Session(now_ms) for broker_id in brokers}
+
+    def begin(self, broker_id: BrokerId, now_ms: int) -> None:
+        self._by_broker[broker_id] = Session(now_ms, was_heard=True)
+
+    def renew(self, broker_id: BrokerId, now_ms: int, metadata_offset: int) -> Session:
+        session = self._by_broker.setdefault(broker_id, Session(now_ms))
+        session.last_contact_ms = now_ms
+        session.was_heard = True
+        session.metadata_offset = metadata_offset
+        return session
+
+    def end(self, broker_id: BrokerId) -> None:
+        self._by_broker.pop(broker_id, None)
+
+    def is_live(self, broker: BrokerImage, now_ms: int) -> bool:
+        """A fenced broker has no session: nothing depends on it."""
+        session = self._by_broker.get(broker.id)
+        return session is not None and not broker.is_fenced and now_ms < self._end_ms(session)
+
+    def was_heard(self, broker_id: BrokerId) -> bool:
+        session = self._by_broker.get(broker_id)
+        return session is not None and session.was_heard
+
+    def deadline_ms(self, image: MetadataImage) -> int | None:
+        """When the first session ends; 0 for a broker that never had one."""
+        return min((self._broker_end_ms(broker) for broker in _unfenced(image)), default=None)
+
+    def expired(self, image: MetadataImage, now_ms: int) -> BrokerImage | None:
+        """A broker that has to be fenced; of several the one that was silent for longest."""
+        stale = min(_unfenced(image), key=self._broker_end_ms, default=None)
+        return stale if stale is not None and self._broker_end_ms(stale) <= now_ms else None
+
+    def lowest_active_offset(self, image: MetadataImage) -> int | None:
+        """How far the slowest of those that carry on follows the metadata; None when nobody does."""
+        return min(
+            (
+                session.metadata_offset if (session := self._by_broker.get(broker.id)) else _NEVER_TOLD
+                for broker in image.brokers.values()
+                if broker.is_active
+            ),
+            default=None,
+        )
+
+    def _broker_end_ms(self, broker: BrokerImage) -> int:
+        session = self._by_broker.get(broker.id)
+        return 0 if session is None else self._end_ms(session)
+
+    def _end_ms(self, session: Session) -> int:
+        return session.last_contact_ms + self._timeout_ms
+
+
+def _unfenced(image: MetadataImage) -> list[BrokerImage]:
+    return [broker for broker in image.brokers.values() if not broker.is_fenced]

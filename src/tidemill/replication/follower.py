@@ -1,0 +1,171 @@
+"""What a follower of a partition decides in one leader epoch: what to fetch next, and where its log leaves the leader's.
+
+Each method is an event; effects come back. Every fetch names the epoch of the follower's last record, so that the leader
+answers with records that continue the log or with the point where the two logs part. The follower then cuts its log: at
+the end of the leader's epoch where both know it, otherwise at the end of its own last epoch below that, and asks again.
+It never cuts by its own high watermark, which says what was committed once and not what the leader has (failure 1).
+
+A follower that is behind the leader's log start begins anew there. One that has a wrong idea of the leader epoch waits
+until the image brings a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from tidemill.errors import ErrorCode
+
+_NO_EPOCH = -1
+
+
+class FollowerLog(Protocol):
+    """The log as the machine sees it."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def log_end_offset(self) -> int: ...
+    @property
+    def latest_epoch(self) -> int:
+        """The epoch of the last record; -1 when the log knows none."""
+
+    def end_offset_of(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch in the log not above `epoch`, and where it ends; (-1, -1) when nothing is known."""
+
+
+class FetchState(Enum):
+    FETCHING = "fetching"
+    # The log is being cut; the next fetch waits for that.
+    TRUNCATING = "truncating"
+    # Something failed, or a throttle holds it: not before `retry_ms`.
+    BACKING_OFF = "backing off"
+    # The leader knows another leader epoch: nothing to do until the image brings one.
+    AWAITING_IMAGE = "awaiting the image"
+
+
+class TruncateTo(NamedTuple):
+    """Cut the log, then tell `truncated`."""
+
+    end_offset: int
+
+
+class RestartAt(NamedTuple):
+    """Drop everything and begin anew at this offset, then tell `truncated`."""
+
+    offset: int
+
+
+class FollowHighWatermark(NamedTuple):
+    offset: int
+
+
+class FollowLogStart(NamedTuple):
+    offset: int
+
+
+Effect = TruncateTo | RestartAt | FollowHighWatermark | FollowLogStart
+NOTHING: Sequence[Effect] = ()
+
+# The leader has not heard of its leadership yet, as a rule: it will in a moment.
+_LEADER_IS_BEHIND = frozenset({ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER})
+_LEADER_RETRY_MS = 50
+
+
+class FetchPosition(NamedTuple):
+    """What the next fetch asks for."""
+
+    fetch_offset: int
+    last_fetched_epoch: int
+    leader_epoch: int
+    log_start_offset: int
+
+
+class PartitionFollower:
+    __slots__ = ("_backoff_ms", "_log", "leader_epoch", "leader_id", "retry_ms", "state")
+
+    def __init__(self, log: FollowerLog, leader_id: int, leader_epoch: int, backoff_ms: int) -> None:
+        self._log = log
+        self.leader_id = leader_id
+        self.leader_epoch = leader_epoch
+        self._backoff_ms = backoff_ms
+        self.state = FetchState.FETCHING
+        self.retry_ms = 0
+
+    def position(self) -> FetchPosition:
+        log = self._log
+        return FetchPosition(log.log_end_offset, log.latest_epoch, self.leader_epoch, log.log_start_offset)
+
+    def is_ready(self, now_ms: int) -> bool:
+        if self.state is FetchState.BACKING_OFF and now_ms >= self.retry_ms:
+            self.state = FetchState.FETCHING
+        return self.state is FetchState.FETCHING
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def expects(self, fetch_offset: int) -> bool:
+        """Whether an answer to a fetch at that offset still fits: the log may have been cut since."""
+        return self.state is FetchState.FETCHING and fetch_offset == self._log.log_end_offset
+
+    def appended(self, high_watermark: int, log_start_offset: int) -> Sequence[Effect]:
+        """What came with the records, once they are in the log."""
+        effects: list[Effect] = []
+        if high_watermark >= 0:
+            effects.append(FollowHighWatermark(min(high_watermark, self._log.log_end_offset)))
+        if log_start_offset > self._log.log_start_offset:
+            effects.append(FollowLogStart(min(log_start_offset, self._log.log_end_offset)))
+        return effects
+
+    def diverged(self, fetch_offset: int, epoch: int, end_offset: int) -> Sequence[Effect]:
+        """The leader's log parts from this one: it knows `epoch`, up to `end_offset`, and not the one asked for."""
+        log = self._log
+        if not self.expects(fetch_offset):
+            return NOTHING
+        own_epoch, own_end = log.end_offset_of(epoch)
+        if own_epoch == _NO_EPOCH:
+            cut = end_offset
+        elif own_epoch != epoch:
+            cut = own_end
+        else:
+            cut = min(own_end, end_offset)
+        return self._cut(min(cut, log.log_end_offset))
+
+    def _cut(self, offset: int) -> Sequence[Effect]:
+        self.state = FetchState.TRUNCATING
+        if offset < self._log.log_start_offset:
+            return [RestartAt(offset)]
+        return [TruncateTo(offset)]
+
+    def refused(
+        self, code: ErrorCode, fetch_offset: int, log_start_offset: int, now_ms: int
+    ) -> Sequence[Effect]:
+        """The leader answered with an error."""
+        if self.state is not FetchState.FETCHING:
+            return NOTHING
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and fetch_offset == self._log.log_end_offset:
+            if log_start_offset > self._log.log_end_offset:
+                self.state = FetchState.TRUNCATING
+                return [RestartAt(log_start_offset)]
+        elif code is ErrorCode.FENCED_LEADER_EPOCH:
+            self.state = FetchState.AWAITING_IMAGE
+            return NOTHING
+        self.failed(now_ms)
+        if code in _LEADER_IS_BEHIND:
+            self.retry_ms = now_ms + min(self._backoff_ms, _LEADER_RETRY_MS)
+        return NOTHING
+
+    def failed(self, now_ms: int) -> None:
+        """What was fetched could not be used, or the leader could not serve: try again in a while."""
+        self.state = FetchState.BACKING_OFF
+        self.retry_ms = now_ms + self._backoff_ms
+
+    def held_back(self, until_ms: int) -> None:
+        """It may not fetch before: a throttle."""
+        if self.state is FetchState.FETCHING:
+            self.state = FetchState.BACKING_OFF
+            self.retry_ms = until_ms
+
+    def truncated(self) -> None:
+        """The cut was made."""
+        self.state = FetchState.FETCHING

@@ -1,0 +1,37 @@
+"""A limit on bytes per second that is checked before sending and charged afterwards.
+
+As with Kafka's replication quotas, one more send may start while anything is left, however large it is: what went beyond
+is paid back before the next.
+"""
+
+from __future__ import annotations
+
+UNLIMITED = (1 << 63) - 1
+_RETRY_MS_MAX = 1_000
+
+
+class RateLimit:
+    __slots__ = ("_balance", "_last_ms", "bytes_per_s")
+
+    def __init__(self, bytes_per_s: int = UNLIMITED) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._balance = 0.0
+        self._last_ms = 0
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long nothing may be sent; 0 when something may."""
+        rate = self.bytes_per_s
+        if rate == UNLIMITED:
+            return 0
+        earned = (now_ms - self._last_ms) * rate / 1000
+        self._last_ms = now_ms
+        # What was not used does not add up to more than a second's worth.
+        self._balance = min(rate, self._balance + earned)
+        if self._balance > 0:
+            return 0
+        if not rate:
+            return _RETRY_MS_MAX
+        return min(_RETRY_MS_MAX, int(-self._balance * 1000 / rate) + 1)
+
+    def charge(self, size: int) -> None:
+        self._balance -= size

@@ -1,0 +1,183 @@
+"""What every simulated client does: find the cluster, know its leaders, ask again when it should.
+
+A client is a process with an event loop and a host of its own; its requests go through `broker/channel.py` over the
+simulated network. It knows the cluster only by what Metadata and FindCoordinator say, and asks anew after every refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+from tidemill.broker.channel import Channel, Channels, PeerUnavailable
+from tidemill.broker.network import Address
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.cluster import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from tidemill.protocol.schema import Request, Response
+from tidemill.sim.checker import Event
+from tidemill.sim.loops import SimulatedLoop
+from tidemill.sim.network import ProcessNetwork
+from tidemill.sim.platform import EPOCH_MS
+from tidemill.types import TopicPartition
+
+REQUEST_TIMEOUT_S = 12.0
+_FRAME_BYTES_MAX = 16 << 20
+_BACKOFF_S = 0.1
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+
+@dataclass(slots=True)
+class Record:
+    """Where the clients of one world write down what they saw, and whether they should come to an end."""
+
+    now_s: Callable[[], float]
+    # Something that no client of a working cluster may ever see.
+    accuse: Callable[[str], None]
+    history: list[Event] = field(default_factory=list)
+    # Set when faults are over: producers stop making new messages.
+    is_ending: bool = False
+
+    def now_ms(self) -> int:
+        """The wall time of clients, whose clocks are right."""
+        return EPOCH_MS + int(self.now_s() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    id: int
+    epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class Client:
+    """One client process."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: SimulatedLoop,
+        network: ProcessNetwork,
+        rng: Random,
+        bootstrap: Sequence[Address],
+        record: Record,
+    ) -> None:
+        self.name = name
+        self.loop = loop
+        self.rng = rng
+        self.record = record
+        self._bootstrap = list(bootstrap)
+        self._channels = Channels(network, loop, client_id=name, frame_bytes_max=_FRAME_BYTES_MAX)
+        self.brokers: dict[int, Address] = {}
+        self.topic_ids: dict[str, bytes] = {}
+        self.leaders: dict[TopicPartition, Leader] = {}
+        self._coordinators: dict[str, Address] = {}
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        address: Address,
+        message: Request,
+        response_type: type[ResponseT],
+        *,
+        purpose: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> ResponseT | None:
+        """The answer; None when there is none, whatever the reason."""
+        try:
+            return await self._channels.to(address, purpose).request(
+                message, response_type, timeout_s=timeout_s
+            )
+        except PeerUnavailable:
+            return None
+
+    async def ask_any(self, message: Request, response_type: type[ResponseT]) -> ResponseT:
+        """Some broker's answer, as soon as there is one."""
+        while True:
+            known = list(self.brokers.values()) or self._bootstrap
+            # Now and then the addresses it was started with: all it knows may be gone.
+            choices = known if self.rng.random() < 0.8 else self._bootstrap
+            answer = await self.ask(self.rng.choice(choices), message, response_type, timeout_s=5.0)
+            if answer is not None:
+                return answer
+            await self.back_off()
+
+    async def back_off(self) -> None:
+        await asyncio.sleep(_BACKOFF_S * (1 + self.rng.random()))
+
+    # -- knowing the cluster ---------------------------------------------------------------------------------
+
+    async def refresh(self, topics: Sequence[str]) -> None:
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(name=topic) for topic in topics], allow_auto_topic_creation=False
+        )
+        answer = await self.ask_any(request, MetadataResponse)
+        if answer.brokers:
+            self.brokers = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        for topic in answer.topics:
+            if topic.error_code or topic.name is None:
+                continue
+            self.topic_ids[topic.name] = bytes(topic.topic_id)
+            for partition in topic.partitions:
+                self._learn(TopicPartition(topic.name, partition.partition_index), partition)
+
+    def _learn(self, tp: TopicPartition, partition: object) -> None:
+        leader = Leader(
+            partition.leader_id,  # type: ignore[attr-defined]
+            partition.leader_epoch,  # type: ignore[attr-defined]
+            tuple(partition.replica_nodes),  # type: ignore[attr-defined]
+            tuple(partition.isr_nodes),  # type: ignore[attr-defined]
+        )
+        known = self.leaders.get(tp)
+        # KIP-320: metadata from a broker that is behind does not undo what is known.
+        if known is None or leader.epoch >= known.epoch:
+            self.leaders[tp] = leader
+
+    def leader_of(self, tp: TopicPartition) -> tuple[Address, Leader] | None:
+        leader = self.leaders.get(tp)
+        if leader is None or leader.id not in self.brokers:
+            return None
+        return self.brokers[leader.id], leader
+
+    async def find_leader(self, tp: TopicPartition) -> tuple[Address, Leader]:
+        while (found := self.leader_of(tp)) is None:
+            await self.refresh([tp.topic])
+            if self.leader_of(tp) is None:
+                await self.back_off()
+        return found
+
+    def partitions_of(self, topic: str) -> list[TopicPartition]:
+        return sorted(tp for tp in self.leaders if tp.topic == topic)
+
+    # -- the coordinator -------------------------------------------------------------------------------------
+
+    async def coordinator_of(self, group: str) -> Address:
+        while group not in self._coordinators:
+            request = FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group])
+            answer = await self.ask_any(request, FindCoordinatorResponse)
+            found = answer.coordinators[0] if answer.coordinators else None
+            if found is not None and found.error_code == ErrorCode.NONE:
+                self._coordinators[group] = Address(found.host, found.port)
+            else:
+                await self.back_off()
+        return self._coordinators[group]
+
+    def forget_coordinator(self, group: str) -> None:
+        self._coordinators.pop(group, None)
+
+    def channel(self, address: Address, purpose: str) -> Channel:
+        return self._channels.to(address, purpose)
+
+    def close(self) -> None:
+        self._channels.close()

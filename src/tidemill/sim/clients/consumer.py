@@ -1,0 +1,64 @@
+"""Simulated consumers without a group: one that reads along, and one that reads everything at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tidemill.sim.checker import Assigned, Delivered, Drained, Found, LogEnded, MemberName
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.fetching import Position
+from tidemill.types import TopicPartition
+
+_WAIT_MS = 2_000
+
+
+class Reader:
+    """Reads partitions from their beginning, along with those who write them."""
+
+    def __init__(self, client: Client, partitions: Sequence[TopicPartition], rack: str = "") -> None:
+        self._client = client
+        self._member = MemberName(client.name, client.name)
+        self._positions = [Position(client, tp, rack=rack) for tp in partitions]
+        # Where to stop; not known before everybody has written everything.
+        self.end_offsets: dict[TopicPartition, int] | None = None
+        self.is_done = False
+
+    async def run(self) -> None:
+        record = self._client.record
+        tps = tuple(position.tp for position in self._positions)
+        record.history.append(Assigned(record.now_s(), self._member, tps))
+        await asyncio.gather(*(self._read(position) for position in self._positions))
+        record.history.append(Drained(record.now_s(), self._member.group))
+        self.is_done = True
+
+    async def _read(self, position: Position) -> None:
+        record = self._client.record
+        while self.end_offsets is None or position.offset < self.end_offsets[position.tp]:
+            for offset, message in await position.fetch(_WAIT_MS):
+                event = Delivered(record.now_s(), self._member, position.tp, offset, message)
+                record.history.append(event)
+
+
+class Auditor:
+    """At the end: finds where each partition ends, then reads all of it."""
+
+    def __init__(self, client: Client, partitions: Sequence[TopicPartition]) -> None:
+        self._client = client
+        self._partitions = partitions
+        self.end_offsets: dict[TopicPartition, int] | None = None
+        self.is_done = False
+
+    async def run(self) -> None:
+        positions = [Position(self._client, tp) for tp in self._partitions]
+        self.end_offsets = {position.tp: await position.end_offset() for position in positions}
+        await asyncio.gather(*(self._read(position) for position in positions))
+        self.is_done = True
+
+    async def _read(self, position: Position) -> None:
+        assert self.end_offsets is not None
+        record, tp = self._client.record, position.tp
+        while position.offset < self.end_offsets[tp]:
+            for offset, message in await position.fetch(_WAIT_MS):
+                record.history.append(Found(record.now_s(), tp, offset, message))
+        record.history.append(LogEnded(record.now_s(), tp))

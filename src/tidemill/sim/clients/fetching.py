@@ -1,0 +1,158 @@
+"""Reading one partition as a consumer does: at the leader or at a follower, up to the high watermark, never past it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidemill.errors import ErrorCode, ProtocolError
+from tidemill.protocol.api.data import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidemill.protocol.records import InvalidBatch, iterate_records, split_batches
+from tidemill.sim.checker import MessageId
+from tidemill.sim.clients.base import Client
+from tidemill.types import TopicPartition
+
+_FETCH_BYTES_MAX = 64 * 1024
+_LATEST = -1
+
+
+class Position:
+    """Where a consumer is in a partition, and whom it asks."""
+
+    def __init__(self, client: Client, tp: TopicPartition, offset: int = 0, rack: str = "") -> None:
+        self.offset = offset
+        self.tp = tp
+        self._client = client
+        self._rack = rack
+        self._last_epoch = -1
+        self._follower: int | None = None
+
+    async def fetch(self, max_wait_ms: int) -> list[tuple[int, MessageId]]:
+        """The messages from here on, as far as one answer goes; none when there are none or nobody answers."""
+        client = self._client
+        address, leader = await client.find_leader(self.tp)
+        asked_follower = self._follower
+        if asked_follower is not None:
+            address = client.brokers.get(asked_follower, address)
+        answer = await client.ask(
+            address,
+            self._request(leader.epoch, max_wait_ms),
+            FetchResponse,
+            purpose=f"fetch {self.tp}",
+            timeout_s=max_wait_ms / 1000 + 5,
+        )
+        if answer is None or not answer.responses:
+            await self._look_around()
+            return []
+        data = answer.responses[0].partitions[0]
+        if data.error_code:
+            self._refused(ErrorCode(data.error_code), asked_follower, data.high_watermark)
+            await self._look_around()
+            return []
+        if data.preferred_read_replica >= 0:
+            self._follower = data.preferred_read_replica
+            if self._follower not in client.brokers:
+                await client.back_off()
+                await client.refresh([self.tp.topic])
+            return []
+        return list(self._taken(bytes(data.records or b""), data.high_watermark, address.host))
+
+    def _request(self, leader_epoch: int, max_wait_ms: int) -> FetchRequest:
+        client, tp = self._client, self.tp
+        partition = FetchPartition(
+            partition=tp.partition,
+            current_leader_epoch=leader_epoch,
+            fetch_offset=self.offset,
+            last_fetched_epoch=self._last_epoch,
+            partition_max_bytes=_FETCH_BYTES_MAX,
+        )
+        topic = FetchTopic(topic=tp.topic, topic_id=client.topic_ids[tp.topic], partitions=[partition])
+        return FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            max_bytes=_FETCH_BYTES_MAX,
+            topics=[topic],
+            rack_id=self._rack,
+        )
+
+    async def _look_around(self) -> None:
+        self._follower = None
+        await self._client.back_off()
+        await self._client.refresh([self.tp.topic])
+
+    def _refused(self, code: ErrorCode, follower: int | None, high_watermark: int) -> None:
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE and follower is None:
+            self._client.record.accuse(
+                f"{self._client.name} read {self.tp} up to {self.offset}, and its leader says OFFSET_OUT_OF_RANGE "
+                f"(high watermark {high_watermark})"
+            )
+
+    def _taken(self, records: bytes, high_watermark: int, host: str) -> Iterator[tuple[int, MessageId]]:
+        accuse = self._client.record.accuse
+        where = f"{self._client.name} read {self.tp} at {self.offset} from {host}"
+        view = memoryview(records)
+        try:
+            headers = split_batches(view)
+        except InvalidBatch as error:
+            accuse(f"{where}: {error}")
+            return
+        position = 0
+        for header in headers:
+            batch = view[position : position + header.size]
+            position += header.size
+            if header.next_offset > high_watermark:
+                accuse(
+                    f"{where}: offset {header.last_offset} is not below the high watermark {high_watermark}"
+                )
+            if header.leader_epoch < self._last_epoch:
+                accuse(f"{where}: epoch {header.leader_epoch} after {self._last_epoch}")
+            if header.next_offset <= self.offset:
+                continue
+            self._last_epoch = header.leader_epoch
+            try:
+                for record in iterate_records(batch, header):
+                    if record.offset >= self.offset:
+                        yield record.offset, message_of(record.value or b"")
+            except (ProtocolError, ValueError) as error:
+                accuse(f"{where}: {error}")
+                return
+            self.offset = header.next_offset
+
+    async def end_offset(self) -> int:
+        """The high watermark, as the leader tells it."""
+        while True:
+            address, leader = await self._client.find_leader(self.tp)
+            request = ListOffsetsRequest(
+                replica_id=-1,
+                topics=[
+                    ListOffsetsTopic(
+                        name=self.tp.topic,
+                        partitions=[
+                            ListOffsetsPartition(
+                                partition_index=self.tp.partition,
+                                current_leader_epoch=leader.epoch,
+                                timestamp=_LATEST,
+                            )
+                        ],
+                    )
+                ],
+            )
+            answer = await self._client.ask(address, request, ListOffsetsResponse)
+            if answer is not None and answer.topics:
+                result = answer.topics[0].partitions[0]
+                if result.error_code == ErrorCode.NONE:
+                    return result.offset
+            await self._look_around()
+
+
+def message_of(value: bytes) -> MessageId:
+    producer, _, number = value.decode().rpartition("/")
+    return MessageId(producer, int(number))

@@ -1,0 +1,212 @@
+"""What goes wrong, and when: chosen by the seed, within what the guarantees allow.
+
+Two kinds of faults. *Harmless* ones cost availability at most, so any number may overlap: pauses, cut and slow networks,
+broken connections, slow disks, clocks that jump. *Harmful* ones end a process or lose what a machine had not synced. With
+three replicas and `min.insync.replicas=2` the cluster promises to survive one such victim at a time, where a victim counts
+until it is back in every ISR. So a harmful fault begins only when every replica of every partition is in sync and every
+node is up, and the next one waits until that is so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from tidemill.sim.cluster import Cluster, Machine
+
+_PAUSE_S_MAX = 15.0
+_CUT_S_MAX = 30.0
+_DOWN_S_MAX = 20.0
+_CLOCK_JUMP_MS_MAX = 3_600_000
+_SLOW_DISK_S_MAX = 1.0
+
+
+class Faults:
+    def __init__(
+        self,
+        cluster: Cluster,
+        rng: Random,
+        is_healthy: Callable[[], bool],
+        client_hosts: list[str],
+        *,
+        mean_interval_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._rng = rng
+        self._is_healthy = is_healthy
+        self._client_hosts = client_hosts
+        self._mean_interval_s = mean_interval_s
+        self._is_over = False
+        self._harmless: list[Callable[[], None]] = [
+            self._pause,
+            self._isolate,
+            self._cut_pair,
+            self._cut_client,
+            self._reset,
+            self._reset,
+            self._storm,
+            self._slow_disk,
+            self._clock_jump,
+        ]
+        self._harmful: list[Callable[[Machine], None]] = [self._kill, self._power_failure, self._restart]
+
+    def begin(self) -> None:
+        self._cluster.scheduler.after(self._rng.expovariate(1 / self._mean_interval_s), self._next)
+
+    def _next(self) -> None:
+        if self._is_over:
+            return
+        if self._rng.random() < 0.5 and self._is_healthy():
+            machine = self._any_machine()
+            self._rng.choice(self._harmful)(machine)
+        else:
+            self._rng.choice(self._harmless)()
+        self.begin()
+
+    def end(self) -> None:
+        """Everything heals, at once."""
+        self._is_over = True
+        cluster = self._cluster
+        cluster.trace.add("world", "faults end")
+        self._calm()
+        cluster.wires.heal_all()
+        for machine in cluster.machines.values():
+            self._full_speed(machine)
+            if machine.process is not None:
+                machine.process.loop.resume()
+            cluster.start_if_down(machine)
+
+    def _any_machine(self) -> Machine:
+        return self._rng.choice(list(self._cluster.machines.values()))
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._cluster.scheduler.after(delay_s, action)
+
+    def _note(self, who: str, what: str) -> None:
+        self._cluster.trace.add(who, what)
+
+    # -- harmful ---------------------------------------------------------------------------------------------
+
+    def _kill(self, machine: Machine) -> None:
+        self._cluster.kill(machine)
+        self._start_later(machine)
+
+    def _power_failure(self, machine: Machine) -> None:
+        self._cluster.cut_power(machine)
+        self._start_later(machine)
+
+    def _restart(self, machine: Machine) -> None:
+        """A controlled shutdown; a supervisor that loses patience kills."""
+        self._cluster.stop(machine)
+        process = machine.process
+
+        def look() -> None:
+            if machine.process is process and process is not None:
+                if self._rng.random() < 0.9:
+                    self._later(1.0, look)
+                    return
+                self._cluster.kill(machine)
+            self._start_later(machine)
+
+        self._later(1.0, look)
+
+    def _start_later(self, machine: Machine) -> None:
+        delay_s = self._rng.uniform(0.1, self._rng.choice((1.0, _DOWN_S_MAX)))
+        self._later(delay_s, lambda: self._cluster.start_if_down(machine))
+
+    # -- harmless --------------------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        machine = self._any_machine()
+        process = machine.process
+        if process is None or process.loop.is_paused:
+            return
+        duration_s = self._rng.uniform(0.1, self._rng.choice((1.0, _PAUSE_S_MAX)))
+        self._note(machine.host, f"pauses for {duration_s:.1f} s")
+        process.loop.pause()
+        self._later(duration_s, process.loop.resume)
+
+    def _isolate(self) -> None:
+        """One node from all others, in one direction or both; its clients may reach it still."""
+        machine = self._any_machine()
+        others = [m.host for m in self._cluster.machines.values() if m is not machine]
+        if self._rng.random() < 0.3:
+            others += self._client_hosts
+        ways = self._rng.choice(("from", "to", "from and to"))
+        duration_s = self._rng.uniform(0.5, _CUT_S_MAX)
+        self._note(machine.host, f"is cut off {ways} {len(others)} hosts for {duration_s:.1f} s")
+        pairs = []
+        for other in others:
+            if "from" in ways:
+                pairs.append((other, machine.host))
+            if "to" in ways:
+                pairs.append((machine.host, other))
+        self._cut(pairs, duration_s)
+
+    def _cut_pair(self) -> None:
+        hosts = [machine.host for machine in self._cluster.machines.values()]
+        if len(hosts) < 2:
+            return
+        one, other = self._rng.sample(hosts, 2)
+        duration_s = self._rng.uniform(0.5, _CUT_S_MAX)
+        pairs = [(one, other)] + [(other, one)] * (self._rng.random() < 0.5)
+        self._note(one, f"is cut from {other}, {len(pairs)} ways, for {duration_s:.1f} s")
+        self._cut(pairs, duration_s)
+
+    def _cut_client(self) -> None:
+        if not self._client_hosts:
+            return
+        client, machine = self._rng.choice(self._client_hosts), self._any_machine()
+        duration_s = self._rng.uniform(0.5, _CUT_S_MAX)
+        pair = self._rng.choice(((client, machine.host), (machine.host, client)))
+        self._note(client, f"{pair[0]} does not reach {pair[1]} for {duration_s:.1f} s")
+        self._cut([pair], duration_s)
+
+    def _cut(self, pairs: list[tuple[str, str]], duration_s: float) -> None:
+        wires = self._cluster.wires
+        for pair in pairs:
+            wires.cut(*pair)
+
+        def heal() -> None:
+            for pair in pairs:
+                wires.heal(*pair)
+
+        self._later(duration_s, heal)
+
+    def _reset(self) -> None:
+        for _ in range(self._rng.randint(1, 5)):
+            broken = self._cluster.wires.reset_some()
+            if broken is not None:
+                self._note("world", f"the connection {broken} breaks")
+
+    def _storm(self) -> None:
+        weather = self._cluster.wires.weather
+        weather.latency_s_max = self._rng.choice((0.01, 0.05, 0.2))
+        weather.slow_share = self._rng.choice((0.05, 0.3))
+        weather.slow_s_max = self._rng.choice((0.5, 3.0))
+        duration_s = self._rng.uniform(1, 20)
+        self._note("world", f"the network is slow for {duration_s:.1f} s")
+        self._later(duration_s, self._calm)
+
+    def _calm(self) -> None:
+        weather = self._cluster.wires.weather
+        weather.latency_s_max, weather.slow_share, weather.slow_s_max = 0.001, 0.01, 0.1
+
+    def _slow_disk(self) -> None:
+        machine = self._any_machine()
+        machine.speed.s_max = self._rng.uniform(0.05, _SLOW_DISK_S_MAX)
+        duration_s = self._rng.uniform(1, 20)
+        self._note(machine.host, f"its disk takes up to {machine.speed.s_max:.2f} s for {duration_s:.1f} s")
+        self._later(duration_s, lambda: self._full_speed(machine))
+
+    def _full_speed(self, machine: Machine) -> None:
+        machine.speed.s_max = 0.004
+
+    def _clock_jump(self) -> None:
+        machine = self._any_machine()
+        jump_ms = self._rng.randint(-_CLOCK_JUMP_MS_MAX, _CLOCK_JUMP_MS_MAX)
+        # Never more than an hour from the truth, whatever came before.
+        machine.clock.skew_ms = max(
+            -_CLOCK_JUMP_MS_MAX, min(_CLOCK_JUMP_MS_MAX, machine.clock.skew_ms + jump_ms)
+        )
+        self._note(machine.host, f"its clock is {machine.clock.skew_ms / 1000:.0f} s off")

@@ -1,0 +1,288 @@
+"""Properties of a running cluster that hold at every moment, checked from outside while it runs.
+
+`after_turn` looks at the process that just ran and compares it with what was ever seen of the others; it remembers where
+it was, so that it reads only what is new. Ledgers hold what must never be contradicted: which batch stands at an offset,
+who led an epoch, whom a voter voted for, what was committed.
+
+The names are those of the promises: see `ARCHITECTURE.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidemill.broker.partition import Partition
+from tidemill.log.log import Log
+from tidemill.protocol.records import split_batches
+from tidemill.raft.core import RaftMachine
+from tidemill.raft.roles import Leader
+from tidemill.sim.cluster import Cluster, Machine, Process
+from tidemill.sim.loops import SimulatedLoop
+
+_READ_BYTES = 1 << 16
+# The metadata log is read like a partition; no topic has this id.
+_METADATA_KEY = (b"metadata", 0)
+Key = tuple[bytes, int]
+
+
+class _Batch(NamedTuple):
+    next_offset: int
+    epoch: int
+    crc: int
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Of one partition: every batch ever seen, and those that were committed."""
+
+    # (base offset, epoch) -> CRC: log matching.
+    crcs: dict[tuple[int, int], int] = field(default_factory=dict)
+    committed: dict[int, _Batch] = field(default_factory=dict)
+    committed_end: int = 0
+    leaders: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far one process's replica was looked at."""
+
+    log: Log | None = None
+    log_end: int = -1
+    high_watermark: int = -1
+    committed_end: int = 0
+    led_epoch: int = -1
+    # What it held when it was last read.
+    batches: dict[int, _Batch] = field(default_factory=dict)
+
+
+class Invariants:
+    def __init__(self, cluster: Cluster, accuse: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._accuse = accuse
+        self._ledgers: dict[Key, _Ledger] = {}
+        self._seen: dict[tuple[SimulatedLoop, Key], _Seen] = {}
+        self._machines = {machine.host: machine for machine in cluster.machines.values()}
+        self._quorum_leaders: dict[int, int] = {}
+        self._elections: dict[int, tuple[SimulatedLoop, int, int | None]] = {}
+
+    def after_turn(self, loop: SimulatedLoop) -> None:
+        """Everything that the process that ran may have broken."""
+        machine = self._machines.get(loop.name)
+        if machine is None or machine.process is None or machine.process.loop is not loop:
+            return
+        process = machine.process
+        node = process.node
+        if node is None:
+            return
+        quorum = getattr(node, "_quorum", None)
+        if quorum is not None and quorum.machine is not None:
+            self._check_quorum(machine, process, quorum.machine, quorum.log.log)
+        replicas = getattr(node, "_replicas", None)
+        if replicas is not None:
+            for partition in replicas.partitions():
+                self._check_replica(machine, process, partition)
+
+    # -- the quorum ------------------------------------------------------------------------------------------
+
+    def _check_quorum(self, machine: Machine, process: Process, raft: RaftMachine, log: Log) -> None:
+        epoch = raft.epoch
+        if isinstance(raft.role, Leader):
+            self._single_quorum_leader(epoch, machine.id)
+        self._no_vote_forgotten(machine, process, raft)
+        seen = self._seen_of(process, _METADATA_KEY)
+        if seen.high_watermark == raft.high_watermark and seen.log_end == log.log_end_offset:
+            return
+        if raft.high_watermark < seen.high_watermark:
+            self._accuse(
+                f"{machine.host}: the quorum's high watermark went from {seen.high_watermark} "
+                f"to {raft.high_watermark}"
+            )
+        seen.high_watermark = raft.high_watermark
+        self._read_on(machine, _METADATA_KEY, seen, log, raft.high_watermark)
+
+    def _single_quorum_leader(self, epoch: int, node_id: int) -> None:
+        leader = self._quorum_leaders.setdefault(epoch, node_id)
+        if leader != node_id:
+            self._accuse(f"quorum epoch {epoch} is led by {leader} and by {node_id}")
+
+    def _no_vote_forgotten(self, machine: Machine, process: Process, raft: RaftMachine) -> None:
+        """In an epoch a voter votes once, and a restart does not make it forget."""
+        election = raft.election
+        voted = election.voted.id if election.voted is not None else None
+        known = self._elections.get(machine.id)
+        now = (process.loop, election.epoch, voted)
+        if known == now:
+            return
+        self._elections[machine.id] = now
+        if known is None:
+            return
+        _, known_epoch, known_vote = known
+        if election.epoch < known_epoch:
+            self._accuse(f"{machine.host} went from quorum epoch {known_epoch} back to {election.epoch}")
+        is_open = voted is not None or (known[0] is not process.loop and election.leader_id is None)
+        if election.epoch == known_epoch and known_vote not in (None, voted) and is_open:
+            self._accuse(
+                f"{machine.host} voted for {known_vote} in epoch {election.epoch}, and now for {voted}"
+            )
+
+    # -- replicas --------------------------------------------------------------------------------------------
+
+    def _check_replica(self, machine: Machine, process: Process, partition: Partition) -> None:
+        log = partition.log
+        if log is None:
+            return
+        key = (bytes(partition.topic_id), partition.index)
+        seen = self._seen_of(process, key)
+        leader = partition.leader
+        high_watermark = partition.high_watermark
+        if leader is not None:
+            if leader.leader_epoch != seen.led_epoch:
+                self._began_to_lead(machine, partition, key, log, leader.leader_epoch)
+                seen.led_epoch = leader.leader_epoch
+            elif high_watermark < seen.high_watermark:
+                self._accuse(
+                    f"{machine.host} leads {partition.name} in epoch {leader.leader_epoch}: the high watermark "
+                    f"went from {seen.high_watermark} to {high_watermark}"
+                )
+            if high_watermark != seen.high_watermark:
+                self._committed_is_in_sync(machine, partition, high_watermark)
+        if high_watermark == seen.high_watermark and log.log_end_offset == seen.log_end and seen.log is log:
+            return
+        if high_watermark > log.log_end_offset:
+            self._accuse(
+                f"{machine.host}: {partition.name} ends at {log.log_end_offset}, below its high watermark"
+            )
+        seen.high_watermark = high_watermark
+        if not partition.config.is_compacted:
+            self._read_on(machine, key, seen, log, high_watermark)
+        seen.log_end, seen.log = log.log_end_offset, log
+
+    def _began_to_lead(
+        self, machine: Machine, partition: Partition, key: Key, log: Log, leader_epoch: int
+    ) -> None:
+        ledger = self._ledger(key)
+        leader = ledger.leaders.setdefault(leader_epoch, machine.id)
+        if leader != machine.id:
+            self._accuse(f"epoch {leader_epoch} of {partition.name} is led by {leader} and by {machine.id}")
+        if log.log_end_offset < ledger.committed_end:
+            self._accuse(
+                f"{machine.host} leads {partition.name} from epoch {leader_epoch} on with a log that ends at "
+                f"{log.log_end_offset}; committed is up to {ledger.committed_end}"
+            )
+
+    def _committed_is_in_sync(self, machine: Machine, partition: Partition, high_watermark: int) -> None:
+        """Whatever is committed is in the log of every member of the ISR that is the one the leader means."""
+        leader = partition.leader
+        assert leader is not None
+        for broker_id in leader.isr:
+            replica = self._replica_of(broker_id, machine, partition)
+            if (
+                replica is not None
+                and replica.log is not None
+                and replica.log.log_end_offset < high_watermark
+            ):
+                self._accuse(
+                    f"{machine.host} shows {partition.name} up to {high_watermark}; broker {broker_id} is in the ISR "
+                    f"and ends at {replica.log.log_end_offset}"
+                )
+
+    def _replica_of(self, broker_id: int, leader: Machine, partition: Partition) -> Partition | None:
+        """The other's replica; None unless it is up, in the very incarnation that the leader knows."""
+        other = self._cluster.machines[broker_id]
+        if other is leader or other.node is None or leader.node is None:
+            return None
+        image = leader.node.broker.image.brokers.get(other.config.node_id)
+        if image is None or image.is_fenced or other.node._lifecycle.broker_epoch != image.epoch:
+            return None
+        found, _ = other.node.broker.replicas.find((partition.name.topic, partition.index))
+        return found if found is not None and found.topic_id == partition.topic_id else None
+
+    # -- contents --------------------------------------------------------------------------------------------
+
+    def _read_on(self, machine: Machine, key: Key, seen: _Seen, log: Log, committed_end: int) -> None:
+        """Compare what this replica holds with what was ever seen elsewhere."""
+        ledger = self._ledger(key)
+        end = log.log_end_offset
+        if seen.log is not log:
+            seen.committed_end = 0
+            seen.batches.clear()
+        elif end < seen.log_end:
+            self._nothing_committed_is_cut(machine, key, ledger, seen, end)
+            seen.committed_end = min(seen.committed_end, end)
+        seen.log_end, seen.log = end, log
+        # What was not committed when it was read may have been replaced since.
+        offset = max(seen.committed_end, log.log_start_offset)
+        while offset < end:
+            found = log.read(offset, _READ_BYTES, end)
+            if found is None:
+                break
+            for header in split_batches(memoryview(bytearray(found.read()))):
+                batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
+                self._log_matching(machine, key, ledger, header.base_offset, batch)
+                seen.batches[header.base_offset] = batch
+                if batch.next_offset <= committed_end:
+                    self._committed_stays(machine, key, ledger, header.base_offset, batch)
+                    seen.committed_end = batch.next_offset
+                offset = batch.next_offset
+
+    def _nothing_committed_is_cut(
+        self, machine: Machine, key: Key, ledger: _Ledger, seen: _Seen, end: int
+    ) -> None:
+        """A replica that cuts its log gives up what the leader does not have, and nothing that was committed."""
+        cut = [base for base, batch in seen.batches.items() if batch.next_offset > end]
+        for base in cut:
+            if seen.batches.pop(base) == ledger.committed.get(base):
+                self._accuse(
+                    f"{machine.host} cut {self._name(key)} to {end}, and with it the committed batch at {base}"
+                )
+                return
+
+    def _log_matching(self, machine: Machine, key: Key, ledger: _Ledger, base: int, batch: _Batch) -> None:
+        crc = ledger.crcs.setdefault((base, batch.epoch), batch.crc)
+        if crc != batch.crc:
+            self._accuse(
+                f"{machine.host}: {self._name(key)} has another batch at offset {base} of epoch {batch.epoch} "
+                "than some other replica"
+            )
+
+    def _committed_stays(self, machine: Machine, key: Key, ledger: _Ledger, base: int, batch: _Batch) -> None:
+        known = ledger.committed.get(base)
+        if known is None and base < ledger.committed_end:
+            self._accuse(f"{machine.host}: {self._name(key)} has no batch of its own at offset {base}")
+        elif known is None:
+            ledger.committed[base] = batch
+            ledger.committed_end = batch.next_offset
+        elif known != batch:
+            self._accuse(
+                f"{machine.host}: {self._name(key)} holds {batch} at offset {base}; committed was {known}"
+            )
+
+    # -- remembering -----------------------------------------------------------------------------------------
+
+    def _seen_of(self, process: Process, key: Key) -> _Seen:
+        found = self._seen.get((process.loop, key))
+        if found is None:
+            found = self._seen[process.loop, key] = _Seen()
+        return found
+
+    def _ledger(self, key: Key) -> _Ledger:
+        found = self._ledgers.get(key)
+        if found is None:
+            found = self._ledgers[key] = _Ledger()
+        return found
+
+    def _name(self, key: Key) -> str:
+        for machine in self._cluster.machines.values():
+            if machine.node is not None:
+                topic = machine.node.broker.image.topics_by_id.get(key[0])  # type: ignore[call-overload]
+                if topic is not None:
+                    return f"{topic.name}-{key[1]}"
+        return "the metadata log" if key == _METADATA_KEY else key[0].hex()
+
+    def check_all(self) -> None:
+        """At the end: everything, on every node."""
+        for machine in self._cluster.machines.values():
+            if machine.process is not None:
+                self.after_turn(machine.process.loop)

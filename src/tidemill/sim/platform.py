@@ -1,0 +1,106 @@
+"""A simulated process's `Platform`: its disk, its clock, its network, and blocking work that takes virtual time."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tidemill.broker.platform import Platform
+from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.loops import Scheduler, SimulatedLoop
+from tidemill.sim.network import Wires
+
+# The wall time at which every simulation begins.
+EPOCH_MS = 1_800_000_000_000
+
+
+@dataclass(slots=True)
+class DiskSpeed:
+    """How long an operation that blocks takes; may change at any time."""
+
+    s_min: float = 0.0005
+    s_max: float = 0.004
+
+
+class WallClock:
+    """A host's wall clock: wrong by some amount, and it may jump."""
+
+    def __init__(self, scheduler: Scheduler, skew_ms: int) -> None:
+        self._scheduler = scheduler
+        self.skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(self._scheduler.now_s * 1000) + self.skew_ms
+
+
+class Blocking:
+    """What a pool of threads does: the work takes effect at some moment, and the loop hears of it at a later one.
+
+    A process that is killed in between has done it and does not know.
+    """
+
+    def __init__(self, scheduler: Scheduler, loop: SimulatedLoop, speed: DiskSpeed, rng: Random) -> None:
+        self._scheduler = scheduler
+        self._loop = loop
+        self._speed = speed
+        self._rng = rng
+
+    def __call__(self, function: Callable[[], Any], /) -> Future[Any]:
+        future = self._loop.create_future()
+        duration_s = self._rng.uniform(self._speed.s_min, self._speed.s_max)
+        done_share = self._rng.random()
+
+        def work() -> None:
+            if self._loop.is_dead:
+                return
+            if self._loop.is_paused:
+                # Its threads stand still as well.
+                self._scheduler.after(duration_s, work)
+                return
+            outcome, error = None, None
+            try:
+                outcome = function()
+            except Exception as raised:
+                error = raised
+            self._scheduler.after(
+                duration_s * (1 - done_share),
+                lambda: self._loop.call_soon(_complete, future, outcome, error),
+            )
+
+        self._scheduler.after(duration_s * done_share, work)
+        return future
+
+
+def _complete(future: Future[Any], outcome: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(outcome)
+    else:
+        future.set_exception(error)
+
+
+def simulated_platform(
+    scheduler: Scheduler,
+    wires: Wires,
+    loop: SimulatedLoop,
+    host: str,
+    disk: SimulatedDisk,
+    clock: WallClock,
+    speed: DiskSpeed,
+    rng: Random,
+    pid: int,
+) -> Platform:
+    return Platform(
+        files=disk,
+        clock=clock,
+        network=wires.of(loop, host),
+        rng=rng,
+        run_blocking=Blocking(scheduler, loop, speed, rng),
+        pid=pid,
+        host_name=host,
+        close=lambda: None,
+    )

@@ -1,0 +1,36 @@
+"""From a number to a world, and from many numbers to many worlds at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from tidemill.sim.cluster import Shape
+from tidemill.sim.world import Outcome, Plan, World
+
+# The shapes that seeds take in turn: mostly three combined nodes, now and then another.
+_SHAPES = (
+    Shape(combined=3),
+    Shape(combined=3),
+    Shape(combined=3),
+    Shape(combined=1),
+    Shape(combined=3),
+    Shape(combined=5),
+    Shape(combined=3),
+    Shape(combined=0, brokers=3, controllers=3),
+)
+
+
+def plan_of(seed: int, duration_s: float) -> Plan:
+    return Plan(shape=_SHAPES[seed % len(_SHAPES)], duration_s=duration_s)
+
+
+def run_seed(seed: int, duration_s: float) -> Outcome:
+    return World(seed, plan_of(seed, duration_s)).run()
+
+
+def run_seeds(seeds: Iterable[int], duration_s: float, jobs: int) -> Iterator[Outcome]:
+    """The outcomes as they come. A process for each seed: nothing that one world leaves behind can reach the next."""
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(partial(run_seed, duration_s=duration_s), seeds, chunksize=1)

@@ -1,0 +1,44 @@
+"""What happened, one line an event, in a form that two runs can be compared by.
+
+Every line goes into a running hash: equal digests are equal traces, byte for byte. The last lines are kept to be read
+when something went wrong; frames on the wire, of which there are many, are hashed only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+
+_KEPT_LINES = 200
+
+
+class Trace:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.lines = 0
+        self.on_line: Callable[[str], None] | None = None
+        self._now_s = now_s
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def add(self, who: str, what: str) -> None:
+        line = f"{self._now_s():.6f} {who} {what}"
+        self._kept.append(line)
+        self._count(line)
+
+    def note(self, what: str) -> None:
+        """An event too small to be read."""
+        self._count(f"{self._now_s():.6f} {what}")
+
+    def _count(self, line: str) -> None:
+        self.lines += 1
+        self._hash.update(line.encode() + b"\n")
+        if self.on_line is not None:
+            self.on_line(line)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def last(self) -> list[str]:
+        return list(self._kept)

@@ -1,0 +1,344 @@
+"""A whole world from one seed: a cluster, its clients, what goes wrong, and the verdict.
+
+`World(seed).run()` starts every node on an empty disk, makes topics, lets producers, consumers, a group and an
+administrator work while `faults.py` does its worst, then lets everything heal and asks for what must be true in the end:
+all replicas in sync, all clients done, every log readable to its end. The history goes to `checker.py`; `invariants.py`
+looks while it runs. The same seed gives the same trace, byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tidemill.broker import driver
+from tidemill.sim.checker import Drained, check
+from tidemill.sim.clients.admin import Admin
+from tidemill.sim.clients.base import Client, Record
+from tidemill.sim.clients.consumer import Auditor, Reader
+from tidemill.sim.clients.member import Member
+from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
+from tidemill.sim.cluster import Cluster, Shape
+from tidemill.sim.faults import Faults
+from tidemill.sim.invariants import Invariants
+from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
+from tidemill.sim.network import Wires
+from tidemill.sim.trace import Trace
+from tidemill.types import BrokerId, TopicPartition
+
+_TOPIC = "orders"
+_LOOSE_TOPIC = "loose"
+_GROUP = "billing"
+_START_LIMIT_S = 120.0
+_END_LIMIT_S = 300.0
+_VIOLATIONS_MAX = 20
+_SNAPSHOT_AFTER_RECORDS = 60
+
+# Small files, short timeouts: much happens in ten minutes. Nothing here weakens a guarantee.
+SETTINGS = {
+    "offsets.topic.num.partitions": "2",
+    "auto.create.topics.enable": "false",
+    "log.roll.ms": "60000",
+    "log.index.size.max.bytes": "4096",
+    "log.retention.ms": "-1",
+    "log.cleaner.dedupe.buffer.size": "1048576",
+    "group.initial.rebalance.delay.ms": "500",
+    "broker.session.timeout.ms": "6000",
+    "broker.heartbeat.interval.ms": "1500",
+    "replica.lag.time.max.ms": "6000",
+    "leader.imbalance.check.interval.seconds": "60",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+}
+
+
+_THREE = Shape()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How large, how long, how rough."""
+
+    shape: Shape = _THREE
+    duration_s: float = 600.0
+    partitions: int = 2
+    pause_s_max: float = 4.0
+    mean_fault_interval_s: float = 12.0
+    has_faults: bool = True
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    digest: str
+    violations: list[str]
+    last_lines: list[str]
+    acked: int
+    callbacks: int
+    ended_s: float
+    trace_lines: int
+
+
+class World:
+    def __init__(self, seed: int, plan: Plan | None = None) -> None:
+        self.seed = seed
+        self.plan = plan = plan or Plan()
+        self.violations: list[str] = []
+        self.scheduler = Scheduler(Random(f"{seed}/turns"))
+        self.trace = Trace(lambda: self.scheduler.now_s)
+        self.wires = Wires(self.scheduler, Random(f"{seed}/network"), self.trace.note)
+        self.cluster = Cluster(
+            self.scheduler, self.wires, self.trace, plan.shape, str(seed), self.accuse, self._on_exception
+        )
+        self.record = Record(lambda: self.scheduler.now_s, self.accuse)
+        self._client_loops: dict[str, SimulatedLoop] = {}
+        self._rng = Random(f"{seed}/world")
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    # -- what is wrong ---------------------------------------------------------------------------------------
+
+    def accuse(self, what: str) -> None:
+        if len(self.violations) < _VIOLATIONS_MAX:
+            self.violations.append(f"at {self.scheduler.now_s:.3f} s: {what}")
+            self.trace.add("world", f"VIOLATION {what}")
+
+    def _on_exception(self, loop: SimulatedLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.accuse(f"{loop.name}: {context.get('message')}: {_described(error)}")
+
+    # -- clients ---------------------------------------------------------------------------------------------
+
+    def client(self, name: str) -> Client:
+        loop = self._client_loops.get(name)
+        if loop is None:
+            loop = self._client_loops[name] = self.scheduler.new_loop(name, self._on_exception)
+        rng = Random(f"{self.seed}/{name}")
+        network = self.wires.of(loop, name)
+        return Client(name, loop, network, rng, self.cluster.bootstrap, self.record)
+
+    def spawn(self, client: Client, coroutine: Coroutine[Any, Any, None]) -> None:
+        client.loop.call_soon(lambda: self._tasks.append(client.loop.create_task(coroutine)))
+
+    # -- the course of events --------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        with _LogCapture(self), _often_snapshots():
+            try:
+                self._run()
+            except Livelock as error:
+                self.accuse(f"livelock: {error}")
+            # A task that failed unseen reports it when it is collected.
+            self._tasks.clear()
+            gc.collect()
+            history_end_s = self.scheduler.now_s
+            if not self.violations:
+                # A history that was cut short says too little: a member may not have heard yet what it lost.
+                for violation in check(self.record.history):
+                    self.accuse(str(violation))
+            outcome = Outcome(
+                self.seed,
+                self.trace.digest,
+                self.violations,
+                self.trace.last(),
+                sum(producer.acked for producer in self._producers),
+                self.scheduler.callbacks,
+                history_end_s,
+                self.trace.lines,
+            )
+            self._dispose()
+        return outcome
+
+    def _run(self) -> None:
+        plan, scheduler = self.plan, self.scheduler
+        self._producers: list[IdempotentProducer] = []
+        self.cluster.build({**SETTINGS, **_safety(plan.shape), **plan.settings})
+        invariants = self.invariants = Invariants(self.cluster, self.accuse)
+        scheduler.after_turn = invariants.after_turn
+        for machine in self.cluster.machines.values():
+            scheduler.after(self._rng.random(), lambda machine=machine: self.cluster.start_if_down(machine))  # type: ignore[misc]
+        admin_client = self.client("admin")
+        admin = Admin(admin_client, self._note_admin, plan.shape.broker_ids, 30.0)
+        topics = {_TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
+        self.spawn(admin_client, admin.create(topics, plan.shape.replicas, {}))
+        if not self._wait(lambda: admin.is_ready, _START_LIMIT_S, "the topics are made"):
+            return
+        self._start_clients(admin, admin_client)
+        faults = Faults(
+            self.cluster,
+            Random(f"{self.seed}/faults"),
+            self.is_healthy,
+            list(self._client_loops),
+            mean_interval_s=plan.mean_fault_interval_s,
+        )
+        if plan.has_faults:
+            faults.begin()
+        scheduler.run_until(plan.duration_s, lambda: bool(self.violations))
+        if self.violations:
+            return
+        faults.end()
+        self.record.is_ending = True
+        self._finish()
+
+    def _note_admin(self, what: str) -> None:
+        self.trace.add("admin", what)
+
+    def _start_clients(self, admin: Admin, admin_client: Client) -> None:
+        plan = self.plan
+        tps = self.partitions = [TopicPartition(_TOPIC, index) for index in range(plan.partitions)]
+        loose = TopicPartition(_LOOSE_TOPIC, 0)
+        for number, tp in enumerate(tps):
+            client = self.client(f"producer-{number}")
+            producer = IdempotentProducer(client, tp, plan.pause_s_max)
+            self._producers.append(producer)
+            self.spawn(client, producer.run())
+        client = self.client("careless")
+        self._careless = CarelessProducer(client, loose, plan.pause_s_max)
+        self.spawn(client, self._careless.run())
+        self._readers = []
+        for name, rack in (("reader", ""), ("near-reader", "rack-1")):
+            client = self.client(name)
+            reader = Reader(client, [*tps, loose], rack)
+            self._readers.append(reader)
+            self.spawn(client, reader.run())
+        self._members = []
+        for number in range(2):
+            client = self.client(f"member-{number}")
+            member = Member(client, _GROUP, [_TOPIC])
+            self._members.append(member)
+            self.spawn(client, member.run())
+        self._admin = admin
+        self.spawn(admin_client, admin.run())
+
+    def _wait(self, condition: Callable[[], bool], limit_s: float, what: str) -> bool:
+        self.scheduler.run_until(self.scheduler.now_s + limit_s, lambda: bool(self.violations) or condition())
+        if not self.violations and not condition():
+            self.accuse(f"not within {limit_s:g} s: {what}")
+        return not self.violations
+
+    def _finish(self) -> None:
+        """Without faults everything comes to a good end, soon."""
+        if not self._wait(self.is_healthy, _END_LIMIT_S, "all nodes are up and all replicas in sync"):
+            self.accuse(self.health())
+            return
+        if not self._wait(self._is_written, _END_LIMIT_S, "writers are done"):
+            return
+        client = self.client("auditor")
+        auditor = Auditor(client, [*self.partitions, TopicPartition(_LOOSE_TOPIC, 0)])
+        self.spawn(client, auditor.run())
+        if not self._wait(lambda: auditor.is_done, _END_LIMIT_S, "every log can be read to its end"):
+            return
+        ends = auditor.end_offsets
+        assert ends is not None
+        for reader in self._readers:
+            reader.end_offsets = ends
+        self._wait(
+            lambda: all(reader.is_done for reader in self._readers), _END_LIMIT_S, "readers reach the end"
+        )
+        if self._wait(lambda: self._is_drained(ends), _END_LIMIT_S, "the group reaches the end"):
+            self.record.history.append(Drained(self.scheduler.now_s, _GROUP))
+        self.invariants.check_all()
+
+    def _is_written(self) -> bool:
+        are_done = all(producer.is_done for producer in self._producers)
+        return are_done and self._careless.is_done and self._admin.is_done
+
+    def _is_drained(self, ends: dict[TopicPartition, int]) -> bool:
+        committed: dict[TopicPartition, int] = {}
+        for member in self._members:
+            committed.update(member.committed)
+        return all(committed.get(tp) == ends[tp] for tp in self.partitions)
+
+    # -- health ----------------------------------------------------------------------------------------------
+
+    def is_healthy(self) -> bool:
+        return self.health() == ""
+
+    def health(self) -> str:
+        """Why the cluster is not whole; empty when every node is up and every replica in sync."""
+        for machine in self.cluster.machines.values():
+            node = machine.node
+            if node is None or machine.process is None or machine.process.loop.is_paused:
+                return f"{machine.host} is not up"
+        for machine in self.cluster.brokers():
+            assert machine.node is not None
+            image = machine.node.broker.image
+            for broker_id in self.plan.shape.broker_ids:
+                broker = image.brokers.get(BrokerId(broker_id))
+                if broker is None or broker.is_fenced:
+                    return f"{machine.host} believes that broker {broker_id} is fenced"
+            for topic in image.topics_by_name.values():
+                for index, partition in enumerate(topic.partitions):
+                    if partition.leader < 0 or sorted(partition.isr) != sorted(partition.replicas):
+                        return (
+                            f"{topic.name}-{index} of {machine.host}: leader {partition.leader}, "
+                            f"ISR {list(partition.isr)} of {list(partition.replicas)}"
+                        )
+        return ""
+
+    def _dispose(self) -> None:
+        self.cluster.dispose()
+        for loop in self._client_loops.values():
+            loop.dispose()
+
+
+@contextlib.contextmanager
+def _often_snapshots() -> Iterator[None]:
+    """Ten minutes make too few records for what a busy cluster does every few hours."""
+    before = driver._SNAPSHOT_AFTER_RECORDS
+    driver._SNAPSHOT_AFTER_RECORDS = _SNAPSHOT_AFTER_RECORDS
+    try:
+        yield
+    finally:
+        driver._SNAPSHOT_AFTER_RECORDS = before
+
+
+def _safety(shape: Shape) -> dict[str, str]:
+    """Where there is one replica only, an acknowledged write has to be on disk."""
+    return {"log.flush.interval.messages": "1"} if shape.replicas == 1 else {}
+
+
+def _described(error: object) -> str:
+    if not isinstance(error, BaseException):
+        return repr(error)
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return repr(error)
+    code = traceback.tb_frame.f_code
+    return f"{error!r} in {code.co_qualname} line {traceback.tb_lineno}"
+
+
+class _LogCapture(logging.Handler):
+    """What the nodes log goes into the trace, under the name of the process that runs."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+        self._logger = logging.getLogger("tidemill")
+
+    def __enter__(self) -> None:
+        self._before = (self._logger.level, self._logger.propagate)
+        self._logger.setLevel(logging.INFO)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.level, self._logger.propagate = self._before
+        logging.getLogger("tidemill").setLevel(self._before[0])
+
+    def emit(self, record: logging.LogRecord) -> None:
+        loop = asyncio._get_running_loop()
+        name = loop.name if isinstance(loop, SimulatedLoop) else "world"
+        text = record.getMessage()
+        self._world.trace.add(name, f"{record.levelname} {text}")
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, OSError):
+            self._world.accuse(f"{name} logged {text!r}: {_described(error)}")

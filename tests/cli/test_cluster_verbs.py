@@ -1,0 +1,112 @@
+"""`tidemill cluster start` and `tidemill cluster status`, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from tests.brokers import eventually
+from tests.cli.clusters import LocalCluster, serve_by_hand
+from tests.cli.conftest import LIMIT_S, Run, run_command
+
+
+def test_status_of_a_healthy_cluster(cli_three: Run, topic: str) -> None:
+    cli_three("topics", "create", topic, "--partitions", "3", "--replication-factor", "3").check()
+    status = eventually(lambda: _healthy(cli_three("cluster", "status", "--json").json, topic), "all in sync")
+    assert [each["id"] for each in status["brokers"]] == [1, 2, 3]
+    assert not any(each["is_fenced"] for each in status["brokers"])
+    quorum = status["quorum"]
+    assert [each["id"] for each in quorum["voters"]] == [1, 2, 3]
+    assert quorum["leader_id"] in (1, 2, 3)
+    assert quorum["epoch"] >= 1
+    leader = next(each for each in quorum["voters"] if each["id"] == quorum["leader_id"])
+    assert leader["lag"] == 0
+    text = cli_three("cluster", "status").ok
+    assert f"controller: {quorum['leader_id']}" in text
+    assert [line.split()[0] for line in text.split("BROKER")[1].splitlines()[1:4]] == ["1", "2", "3"]
+    cli_three("topics", "delete", topic).check()
+
+
+def _healthy(status: dict[str, Any], topic: str) -> dict[str, Any] | None:
+    lacking = [*status["offline"], *status["under_replicated"], *status["under_min_isr"]]
+    return None if any(each["topic"] == topic for each in lacking) else status
+
+
+def test_a_second_start_continues_the_cluster(own_cluster: Callable[..., LocalCluster]) -> None:
+    first = own_cluster("--brokers", "3", "--base-port", "0")
+    run_command(first, "topics", "create", "kept", "--replication-factor", "3").check()
+    run_command(first, "produce", "kept", "before").check()
+    assert first.stop() == 0, first.log()
+    assert "broker-1 | Tidemill" in first.log()
+    second = own_cluster()
+    assert second.bootstrap == first.bootstrap
+    run_command(second, "produce", "kept", "after").check()
+    assert run_command(second, "consume", "kept").ok == "before\nafter\n"
+    refused = run_command(second, "cluster", "start", "--brokers", "4", "--data-dir", str(second.data_dir))
+    assert "holds a cluster of 3 brokers, not 4" in refused.error
+
+
+def test_a_node_that_dies_is_reported_and_missed_until_it_is_back(
+    own_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = own_cluster("--brokers", "3", "--base-port", "0")
+    run_command(cluster, "topics", "create", "all", "--partitions", "3", "--replication-factor", "3").check()
+    os.kill(cluster.node_pids()[2], signal.SIGKILL)
+    eventually(lambda: "broker-2 | ended with signal SIGKILL" in cluster.log(), "the death is reported")
+    status = eventually(lambda: _without_two(cluster), "broker 2 is fenced and its replicas are missed")
+    assert {each["partition"] for each in status["under_replicated"]} == {0, 1, 2}
+    assert status["offline"] == []
+    assert "3 partitions under-replicated" in run_command(cluster, "cluster", "status").ok
+    run_command(cluster, "produce", "all", "while it is away").check()
+    again = serve_by_hand(cluster, 2)
+    try:
+        eventually(lambda: _is_whole(cluster), "broker 2 is back and in sync", LIMIT_S)
+    finally:
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(LIMIT_S) == 0, cluster.log()
+
+
+def _without_two(cluster: LocalCluster) -> dict[str, Any] | None:
+    status: dict[str, Any] = run_command(cluster, "cluster", "status", "--json").json
+    down = [each["id"] for each in status["brokers"] if each["is_fenced"]]
+    return status if down == [2] and len(status["under_replicated"]) == 3 else None
+
+
+def _is_whole(cluster: LocalCluster) -> bool:
+    status = run_command(cluster, "cluster", "status", "--json").json
+    return not status["under_replicated"] and not any(each["is_fenced"] for each in status["brokers"])
+
+
+def test_without_a_majority_status_still_answers_and_says_why(
+    own_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = own_cluster("--brokers", "3", "--base-port", "0")
+    pids = cluster.node_pids()
+    for node_id in (2, 3):
+        os.kill(pids[node_id], signal.SIGKILL)
+    alive = ["--bootstrap", cluster.address(1), "--timeout", "3"]
+    status = eventually(lambda: _without_controller(cluster, alive), "the last node knows no controller")
+    assert [each["id"] for each in status["brokers"]] == [1, 2, 3]
+    shown = run_command(cluster, "cluster", "status", *alive)
+    assert "a majority of the voters" in shown.err
+    failed = run_command(cluster, "topics", "create", "impossible", *alive)
+    assert failed.error.startswith("tidemill topics create: ")
+
+
+def _without_controller(cluster: LocalCluster, alive: list[str]) -> dict[str, Any] | None:
+    done = run_command(cluster, "cluster", "status", "--json", *alive)
+    if done.code:
+        return None
+    status: dict[str, Any] = done.json
+    return status if status["quorum"] is None and status["quorum_error"] else None
+
+
+def test_ctrl_c_stops_every_node(own_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = own_cluster("--brokers", "1", "--base-port", "0")
+    (pid,) = cluster.node_pids().values()
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.process.wait(LIMIT_S) == 0, cluster.log()
+    assert subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode != 0

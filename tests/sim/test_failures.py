@@ -1,0 +1,329 @@
+"""Failures that broke other systems, played on a whole cluster: the number is the one of the list in `CONTRIBUTING.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.scripted import ORDERS, Stage, dynamic_quorum, play
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.quorum import RemoveRaftVoterRequest, RemoveRaftVoterResponse
+from tidemill.protocol.api.replicas import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignableTopic,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
+from tidemill.sim.cluster import Machine, Shape
+from tidemill.types import TopicPartition
+
+_FOUR = Shape(combined=4)
+_DYNAMIC = dynamic_quorum(_FOUR, (1, 2, 3))
+
+
+def _voters(stage: Stage, machine: Machine) -> set[int]:
+    quorum = stage.quorum_of(machine)
+    return set(quorum.voters.ids) if quorum is not None else set()
+
+
+def _wait_voters(stage: Stage, *ids: int) -> None:
+    stage.wait(
+        lambda: all(_voters(stage, machine) == set(ids) for machine in stage.machines()),
+        f"everybody knows the voters {ids}",
+    )
+
+
+# How far a change of the voters has come: (the leader, the voters to be, the others that have it).
+
+
+def _is_appended(stage: Stage, leader: Machine, wanted: set[int]) -> bool:
+    return _voters(stage, leader) == wanted
+
+
+def _is_copied(stage: Stage, leader: Machine, wanted: set[int]) -> bool:
+    return _is_appended(stage, leader, wanted) and any(
+        _voters(stage, machine) == wanted for machine in stage.machines() if machine is not leader
+    )
+
+
+def _is_committed(stage: Stage, leader: Machine, wanted: set[int]) -> bool:
+    quorum = stage.quorum_of(leader)
+    return (
+        _is_appended(stage, leader, wanted)
+        and quorum is not None
+        and quorum.high_watermark > quorum.log.voters.offset
+    )
+
+
+Moment = Callable[[Stage, Machine, set[int]], bool]
+_MOMENTS = {"appended": _is_appended, "copied": _is_copied, "committed": _is_committed}
+
+
+@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize("victim_is", ["leader", "newcomer", "bystander"])
+def test_failure_14_a_kill_while_a_voter_joins(victim_is: str, moment: str) -> None:
+    def course(stage: Stage) -> None:
+        _wait_voters(stage, 1, 2, 3)
+        leader, newcomer = stage.controller(), stage.machine(4)
+        bystander = next(each for each in stage.machines() if each is not leader)
+        stage.absent.discard(4)
+        stage.cluster.start(newcomer)
+        stage.wait(lambda: _MOMENTS[moment](stage, leader, {1, 2, 3, 4}), f"the new voter is {moment}")
+        victim = {"leader": leader, "newcomer": newcomer, "bystander": bystander}[victim_is]
+        stage.cluster.kill(victim)
+        stage.let(4)
+        stage.cluster.start(victim)
+        _wait_voters(stage, 1, 2, 3, 4)
+        stage.wait_healthy()
+        stage.wait_acks()
+
+    play(course, shape=_FOUR, settings=_DYNAMIC, starts=(1, 2, 3))
+
+
+@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize("removed_is", ["leader", "follower"])
+@pytest.mark.parametrize("victim_is", ["leader", "other"])
+def test_failure_14_a_kill_while_a_voter_leaves(victim_is: str, removed_is: str, moment: str) -> None:
+    def course(stage: Stage) -> None:
+        _wait_voters(stage, 1, 2, 3, 4)
+        leader = stage.controller()
+        follower, other, *_ = (each for each in stage.machines() if each is not leader)
+        removed = leader if removed_is == "leader" else follower
+        victim = leader if victim_is == "leader" else other
+        answer = stage.begin(_removal(stage, removed), RemoveRaftVoterResponse)
+        left = {1, 2, 3, 4} - {removed.id}
+        stage.wait(lambda: _MOMENTS[moment](stage, leader, left), f"the removal is {moment}")
+        stage.cluster.kill(victim)
+        stage.let(4)
+        stage.cluster.start(victim)
+        stage.wait_healthy()
+        stage.agree()
+        if victim is removed:
+            # A controller that starts joins.
+            _wait_voters(stage, 1, 2, 3, 4)
+        elif moment == "committed" or (answer.response is not None and not answer.response.error_code):
+            _wait_voters(stage, *left)
+        stage.wait_acks()
+
+    play(course, shape=_FOUR, settings=dynamic_quorum(_FOUR, (1, 2, 3, 4)))
+
+
+def _removal(stage: Stage, machine: Machine) -> RemoveRaftVoterRequest:
+    quorum = stage.quorum_of(machine)
+    assert quorum is not None
+    return RemoveRaftVoterRequest(voter_id=machine.id, voter_directory_id=quorum.own.directory_id)
+
+
+def _reassignment(tps: list[TopicPartition], replicas: list[int]) -> AlterPartitionReassignmentsRequest:
+    topics: dict[str, ReassignableTopic] = {}
+    for tp in tps:
+        topic = topics.setdefault(tp.topic, ReassignableTopic(name=tp.topic, partitions=[]))
+        topic.partitions.append(ReassignablePartition(partition_index=tp.partition, replicas=replicas))
+    return AlterPartitionReassignmentsRequest(timeout_ms=5_000, topics=list(topics.values()))
+
+
+def _reassign(stage: Stage, tps: list[TopicPartition], replicas: list[int]) -> None:
+    answer = stage.ask(_reassignment(tps, replicas), AlterPartitionReassignmentsResponse)
+    codes = [answer.error_code, *(p.error_code for topic in answer.responses for p in topic.partitions)]
+    stage.require(not any(codes), f"the reassignment was refused: {codes}")
+
+
+def _has_begun(stage: Stage, target: int) -> bool:
+    return stage.controller_or_none() is not None and target in stage.partition().adding_replicas
+
+
+def _is_copying(stage: Stage, target: int) -> bool:
+    node = stage.machine(target).node
+    if node is None:
+        return False
+    found, _ = node.broker.replicas.find((ORDERS.topic, ORDERS.partition))
+    return found is not None and found.log is not None and found.log.log_end_offset > 0
+
+
+def _is_in_sync(stage: Stage, target: int) -> bool:
+    return stage.controller_or_none() is not None and target in stage.partition().isr
+
+
+_STEPS = {"begun": _has_begun, "copying": _is_copying, "in sync": _is_in_sync}
+
+
+@pytest.mark.parametrize("step", _STEPS)
+@pytest.mark.parametrize("victim_is", ["leader", "target", "controller"])
+@pytest.mark.parametrize("has_power", [True, False], ids=["kill", "power"])
+def test_failure_14_a_kill_while_a_partition_moves(victim_is: str, step: str, has_power: bool) -> None:
+    def course(stage: Stage) -> None:
+        stage.wait_acks(30)
+        leader, controller = stage.leader_of(), stage.controller()
+        replicas = list(stage.partition().replicas)
+        target = next(each for each in (1, 2, 3, 4) if each not in replicas)
+        # The leader is one of those that go.
+        wanted = [each for each in replicas if each != leader.id] + [target]
+        stage.begin(_reassignment([ORDERS], wanted), AlterPartitionReassignmentsResponse)
+        stage.wait(lambda: _STEPS[step](stage, target), f"the move is {step}")
+        victim = {"leader": leader, "target": stage.machine(target), "controller": controller}[victim_is]
+        (stage.cluster.kill if has_power else stage.cluster.cut_power)(victim)
+        stage.let(8)
+        stage.cluster.start(victim)
+        stage.wait(
+            lambda: stage.controller_or_none() is not None and list(stage.partition().replicas) == wanted,
+            "the partition has moved",
+        )
+        stage.wait_healthy()
+        stage.require(not stage.partition().adding_replicas, "nothing is being added any more")
+        stage.require(stage.partition().leader in wanted, "one of the new replicas leads")
+        stage.wait_acks()
+
+    play(course, shape=_FOUR)
+
+
+# -- 17 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("victim_is", ["leader", "controller", "follower"])
+def test_failure_17_one_power_failure_and_pauses_of_the_others(victim_is: str, seed: int) -> None:
+    def course(stage: Stage) -> None:
+        victim = {
+            "leader": stage.leader_of,
+            "controller": stage.controller,
+            "follower": lambda: stage.followers_of()[0],
+        }[victim_is]()
+        one, two = (machine for machine in stage.machines() if machine is not victim)
+        stage.cluster.cut_power(victim)
+        stage.pause(one)
+        stage.let(9)
+        stage.cluster.start(victim)
+        stage.let(0.5 * seed)
+        stage.pause(two)
+        stage.resume(one)
+        stage.let(9)
+        stage.resume(two)
+        stage.wait_healthy()
+        stage.wait_acks()
+
+    play(course, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_failure_17_a_leader_whose_followers_pause_and_which_then_loses_its_power(seed: int) -> None:
+    """Whatever it took alone nobody was promised; what was promised the others have."""
+
+    def course(stage: Stage) -> None:
+        leader, followers = stage.leader_of(), stage.followers_of()
+        for follower in followers:
+            stage.pause(follower)
+        stage.wait(lambda: list(stage.partition().isr) == [leader.id], "the leader is in sync alone")
+        stage.let(1)
+        stage.cluster.cut_power(leader)
+        stage.let(2)
+        for follower in followers:
+            stage.resume(follower)
+        stage.wait(lambda: stage.partition().leader in [each.id for each in followers], "another one leads")
+        stage.wait_acks()
+        stage.cluster.start(leader)
+        stage.wait_healthy()
+        stage.wait_acks()
+
+    play(course, seed, shape=Shape(combined=0, brokers=3, controllers=3))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_failure_17_those_who_were_paused_do_not_lead_on(seed: int) -> None:
+    """A leader and a controller that sleep while others take over wake up to a world that has moved on."""
+
+    def course(stage: Stage) -> None:
+        leader = stage.leader_of()
+        for sleeper in (leader, stage.controller()):
+            stage.pause(sleeper)
+            stage.wait(
+                lambda sleeper=sleeper: (  # type: ignore[misc]
+                    (found := stage.controller_or_none()) is not None
+                    and found is not sleeper
+                    and stage.partition().leader not in (sleeper.id, -1)
+                ),
+                "others have taken over",
+            )
+            successor = stage.leader_of()
+            stage.wait_acks(3)
+            stage.cluster.cut_power(successor)
+            stage.resume(sleeper)
+            stage.let(2)
+            stage.cluster.start(successor)
+            stage.wait_healthy()
+            stage.wait_acks()
+
+    play(course, seed)
+
+
+# -- 18 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_failure_18_a_partition_and_kills_and_the_removal_of_a_peer(seed: int) -> None:
+    def course(stage: Stage) -> None:
+        _wait_voters(stage, 1, 2, 3, 4)
+        leaver = stage.machine(seed)
+        stayers = [machine for machine in stage.machines() if machine is not leaver]
+        ids = [machine.id for machine in stayers]
+        # A network that is parted, and a kill on the larger side.
+        stage.part([leaver], stayers)
+        stage.let(8)
+        stage.cluster.kill(stayers[0])
+        stage.let(2)
+        stage.cluster.wires.heal_all()
+        stage.cluster.start(stayers[0])
+        stage.wait_healthy()
+        # The drain, with a kill in the middle.
+        tps = [
+            TopicPartition(name, index)
+            for name, topic in stage.image().topics_by_name.items()
+            for index in range(len(topic.partitions))
+        ]
+        _reassign(stage, tps, ids)
+        stage.let(0.2 * seed)
+        stage.cluster.kill(stayers[1])
+        stage.let(5)
+        stage.cluster.start(stayers[1])
+        stage.wait(lambda: _is_drained(stage, leaver), "the leaver is drained")
+        stage.wait_healthy()
+        # It leaves while another is cut off.
+        stage.part([stayers[2]], [leaver, *stayers[:2]])
+        _remove_voter(stage, leaver)
+        stage.cluster.kill(leaver)
+        stage.absent.add(leaver.id)
+        stage.wait(lambda: _unregister(stage, leaver), "the broker is removed")
+        stage.cluster.wires.heal_all()
+        stage.wait_healthy()
+        _wait_voters(stage, *ids)
+        # One more of those that are left may die.
+        stage.cluster.kill(stage.leader_of())
+        stage.wait_acks()
+
+    play(course, seed, shape=_FOUR, settings=dynamic_quorum(_FOUR, (1, 2, 3, 4)))
+
+
+def _is_drained(stage: Stage, leaver: Machine) -> bool:
+    return stage.controller_or_none() is not None and not any(
+        leaver.id in partition.replicas
+        for topic in stage.image().topics_by_name.values()
+        for partition in topic.partitions
+    )
+
+
+def _remove_voter(stage: Stage, leaver: Machine) -> None:
+    """As an administrator does: again, until it is so."""
+    request = _removal(stage, leaver)
+    for _ in range(20):
+        code = stage.ask(request, RemoveRaftVoterResponse).error_code
+        if code in (ErrorCode.NONE, ErrorCode.VOTER_NOT_FOUND):
+            return
+        stage.let(1)
+    stage.require(False, f"the voter could not be removed: {ErrorCode(code).name}")
+
+
+def _unregister(stage: Stage, leaver: Machine) -> bool:
+    code = stage.ask(UnregisterBrokerRequest(broker_id=leaver.id), UnregisterBrokerResponse).error_code
+    return code in (ErrorCode.NONE, ErrorCode.BROKER_ID_NOT_REGISTERED)

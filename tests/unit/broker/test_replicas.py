@@ -1,0 +1,335 @@
+"""Three brokers copy a partition: acks, the high watermark, the ISR, leader changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.broker.replica_world import (
+    TOPIC,
+    World,
+    consume,
+    latest,
+    produce,
+    produced,
+    read,
+    write,
+)
+from tidemill.errors import ErrorCode
+
+MakeWorld = Callable[..., World]
+LAG_MS = 10_000
+
+
+@pytest.fixture
+def world(make_world: MakeWorld) -> World:
+    """Three brokers and a topic with a replica on each, led by broker 1."""
+    world = make_world(replica_lag_time_max_ms=str(LAG_MS))
+    world.start()
+    world.create_topic(min_insync_replicas="2")
+    world.settle()
+    return world
+
+
+def follow(world: World, *broker_ids: int, values: list[bytes]) -> None:
+    world.until(
+        lambda: all(world[broker_id].values() == values for broker_id in broker_ids),
+        f"brokers {broker_ids} have {values}",
+    )
+
+
+def in_sync(world: World, *broker_ids: int) -> None:
+    world.until(lambda: set(world.partition_image().isr) == set(broker_ids), f"an ISR of {broker_ids}")
+
+
+# -- acks ----------------------------------------------------------------------------------------------------
+
+
+def test_acks_all_is_answered_when_all_in_sync_have_it(world: World) -> None:
+    answer = produce(world, 1, b"a", b"b")
+    assert not answer.is_there
+    world.until(lambda: answer.is_there, "the ack")
+    assert (produced(answer).error_code, produced(answer).base_offset) == (ErrorCode.NONE, 0)
+    for broker_id in (1, 2, 3):
+        assert world[broker_id].values() == [b"a", b"b"]
+    assert world[1].high_watermark == 2
+    world.until(lambda: all(world[b].high_watermark == 2 for b in (2, 3)), "the followers hear of it")
+
+
+def test_acks_1_is_answered_at_once(world: World) -> None:
+    world.cut_off(1)
+    answer = produce(world, 1, b"a", acks=1)
+    assert produced(answer).error_code == ErrorCode.NONE
+
+
+def test_acks_all_without_enough_replicas_is_refused_before_it_is_written(world: World) -> None:
+    world.alter_partition = lambda _request: ErrorCode.INELIGIBLE_REPLICA
+    world.change(isr=[1])
+    world.settle()
+    answer = produce(world, 1, b"a")
+    assert produced(answer).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert world[1].log.log_end_offset == 0
+
+
+def test_acks_all_times_out_while_a_follower_is_silent(world: World) -> None:
+    world.cut_off(1)
+    answer = produce(world, 1, b"a", timeout_ms=1_000)
+    world.until(lambda: answer.is_there, "the answer")
+    assert produced(answer).error_code == ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_a_retry_of_something_that_is_not_committed_yet_waits_too(world: World) -> None:
+    world.cut_off(1)
+    first = produce(world, 1, b"a", timeout_ms=1_000)
+    world.until(lambda: first.is_there, "the time-out")
+    second = produce(world, 1, b"b", timeout_ms=60_000)
+    world.settle(1)
+    assert not second.is_there
+    world.heal()
+    world.until(lambda: second.is_there, "the ack")
+    assert produced(second).error_code == ErrorCode.NONE
+
+
+def test_who_waits_for_an_ack_hears_that_the_leadership_is_lost(world: World) -> None:
+    world.cut_off(1)
+    answer = produce(world, 1, b"a")
+    world.change(leader=2, isr=[2, 3])
+    world.until(lambda: answer.is_there, "the answer")
+    assert produced(answer).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_follower_refuses_producers_and_names_the_leader(world: World) -> None:
+    answer = produce(world, 2, b"a")
+    result = produced(answer)
+    assert result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (result.current_leader.leader_id, result.current_leader.leader_epoch) == (1, 0)
+    (endpoint,) = answer.response.node_endpoints
+    assert (endpoint.node_id, endpoint.host) == (1, "b1")
+
+
+def test_a_broker_without_a_replica_says_so(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.start()
+    world.create_topic(replicas=(1, 2))
+    world.settle()
+    assert produced(produce(world, 3, b"a")).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    fetched = consume(world, 3)
+    partition = fetched.responses[0].partitions[0]
+    assert partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.current_leader.leader_id == 1
+    assert fetched.node_endpoints[0].host == "b1"
+
+
+# -- the ISR -------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_that_is_away_leaves_the_isr_and_returns(world: World) -> None:
+    world.cut_off(3)
+    answer = produce(world, 1, b"a", timeout_ms=60_000)
+    started_s = world.scheduler.now_s
+    world.until(lambda: answer.is_there, "the ack without the follower")
+    assert produced(answer).error_code == ErrorCode.NONE
+    assert world.scheduler.now_s - started_s >= LAG_MS / 1000
+    assert world.partition_image().isr == (1, 2)
+    world.heal()
+    in_sync(world, 1, 2, 3)
+    assert world[3].values() == [b"a"]
+
+
+def test_a_fenced_broker_joins_once_it_is_not_fenced_any_more(world: World) -> None:
+    """Although nothing is written meanwhile: its session has no news."""
+    world.change(isr=[1, 2])
+    world.fence(3)
+    world.settle(2)
+    assert world.partition_image().isr == (1, 2)
+    world.unfence(3)
+    world.until(lambda: set(world.partition_image().isr) == {1, 2, 3}, "it is let in", limit_s=1.0)
+
+
+def test_a_refused_isr_change_is_tried_again(world: World) -> None:
+    refusals = [ErrorCode.INELIGIBLE_REPLICA, None, ErrorCode.UNKNOWN_SERVER_ERROR]
+    world.alter_partition = lambda _request: refusals.pop(0) if refusals else ErrorCode.NONE
+    world.change(isr=[1, 2])
+    in_sync(world, 1, 2, 3)
+    assert not refusals
+
+
+def test_many_changes_travel_together(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.start()
+    world.create_topic(partitions=20, isr=(1,))
+    world.until(lambda: all(len(world.partition_image(index).isr) == 3 for index in range(20)), "all in sync")
+    assert len(world.alterations) <= 10
+
+
+# -- visibility ----------------------------------------------------------------------------------------------
+
+
+def test_failure_13_consumers_see_nothing_that_one_replica_has_alone(world: World) -> None:
+    write(world, 1, b"a")
+    world.cut_off(1)
+    produce(world, 1, b"lost", acks=1)
+    assert read(world, 1) == [b"a"]
+    assert latest(world, 1).offset == 1
+    assert latest(world, 1, replica_id=2).offset == 2, "a replica is told of everything"
+    world.change(leader=2, isr=[2, 3])
+    world.heal()
+    follow(world, 1, values=[b"a"])
+    assert read(world, 2) == [b"a"]
+
+
+def test_failure_11_a_new_leader_serves_not_before_those_in_sync_confirmed(world: World) -> None:
+    write(world, 1, b"a")
+    world.until(lambda: world[2].high_watermark == 1, "the follower knows")
+    write(world, 1, b"b")
+    assert world[2].high_watermark == 1, "it has b and does not know that b is committed"
+    world.cut_off(3)
+    world.kill(1)
+    world.change(leader=2, isr=[2, 3])
+    world.until(lambda: world[2].partition().is_leader, "the new leader")
+    assert read(world, 2) == [b"a"]
+    assert latest(world, 2).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+    assert latest(world, 2, timestamp=-2).error_code == ErrorCode.NONE
+    world.heal()
+    world.until(lambda: world[2].high_watermark == 2, "3 confirms")
+    assert read(world, 2) == [b"a", b"b"]
+    assert latest(world, 2).offset == 2
+
+
+def test_followers_serve_consumers_what_they_know_to_be_committed(world: World) -> None:
+    write(world, 1, b"a")
+    world.until(lambda: world[2].high_watermark == 1, "the follower knows")
+    write(world, 1, b"b")
+    assert world[2].values() == [b"a", b"b"]
+    assert read(world, 2) == [b"a"]
+    old = consume(world, 2, current_leader_epoch=-1)
+    assert old.responses[0].partitions[0].error_code == ErrorCode.NONE
+    fenced = consume(world, 2, current_leader_epoch=1)
+    assert fenced.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+# -- leader changes ------------------------------------------------------------------------------------------
+
+
+def test_an_old_leader_cuts_off_what_the_new_one_does_not_have(world: World) -> None:
+    write(world, 1, b"a")
+    world.cut_off(1)
+    produce(world, 1, b"lost", b"lost too", acks=1)
+    world.change(leader=2, isr=[2, 3])
+    world.until(lambda: world[2].partition().is_leader, "the new leader")
+    write(world, 2, b"b")
+    world.heal()
+    follow(world, 1, values=[b"a", b"b"])
+    in_sync(world, 1, 2, 3)
+
+
+def test_failure_1_a_follower_that_restarts_keeps_what_it_may_not_know_to_be_committed(world: World) -> None:
+    """Cutting to the own high watermark would lose the record when the other replica is gone next."""
+    write(world, 1, b"a")
+    world.until(lambda: world[2].high_watermark == 1, "the follower knows")
+    write(world, 1, b"b")
+    assert world[2].high_watermark == 1
+    world.stop(2)
+    world.start(2)
+    world.kill(1)
+    world.cut_off(3)
+    world.change(leader=2, isr=[2, 3])
+    world.until(lambda: world[2].partition().is_leader, "the new leader")
+    world.heal()
+    world.until(lambda: world[2].high_watermark == 2, "3 confirms")
+    assert read(world, 2) == [b"a", b"b"]
+
+
+def test_failure_1_logs_agree_after_two_failovers(world: World) -> None:
+    write(world, 1, b"a")
+    world.cut_off(1)
+    produce(world, 1, b"x", acks=1)
+    world.change(leader=2, isr=[2, 3])
+    world.until(lambda: world[2].partition().is_leader, "the first new leader")
+    world.cut_off(2)
+    produce(world, 2, b"y", b"z", acks=1)
+    world.change(leader=3, isr=[3])
+    world.until(lambda: world[3].partition().is_leader, "the second new leader")
+    produce(world, 3, b"c", acks=1)
+    world.heal()
+    follow(world, 1, 2, values=[b"a", b"c"])
+    in_sync(world, 1, 2, 3)
+    world.until(lambda: read(world, 3) == [b"a", b"c"], "what is committed is shown")
+    epochs = [world[broker_id].log.epochs.entries for broker_id in (1, 2, 3)]
+    assert epochs[0] == epochs[1] == epochs[2]
+
+
+def test_a_leader_that_wrote_nothing_yet_knows_what_others_wrote_before_it(world: World) -> None:
+    """Its own epoch tells it: what the follower has of an epoch between is of another log."""
+    write(world, 1, b"a")
+    world.change(leader=2)
+    world.until(lambda: world[2].partition().is_leader, "the first new leader")
+    world.cut_off(2)
+    produce(world, 2, b"lost", acks=1)
+    world.change(leader=3, isr=[3, 1])
+    world.until(lambda: world[3].partition().is_leader, "the second new leader")
+    world.heal()
+    follow(world, 2, values=[b"a"])
+    in_sync(world, 1, 2, 3)
+
+
+def test_a_leader_that_wrote_nothing_in_its_epoch_follows_again(world: World) -> None:
+    """Its epoch stands at the end of its log without a record: the new leader does not know it."""
+    write(world, 1, b"a")
+    world.change(leader=2)
+    world.until(lambda: world[2].partition().is_leader, "an epoch without records")
+    world.change(leader=1)
+    world.until(lambda: world[1].partition().is_leader, "the first leader again")
+    write(world, 1, b"b")
+    follow(world, 2, 3, values=[b"a", b"b"])
+
+
+def test_a_follower_that_lost_power_copies_again(world: World) -> None:
+    for number in range(5):
+        write(world, 1, b"%d" % number)
+    world.lose_power(2)
+    world.change(isr=[1, 3])
+    world.start(2)
+    follow(world, 2, values=[b"%d" % number for number in range(5)])
+    in_sync(world, 1, 2, 3)
+
+
+def test_high_watermarks_survive_a_restart(world: World) -> None:
+    write(world, 1, b"a")
+    world.until(lambda: world[2].high_watermark == 1, "the follower knows")
+    world.cut_off(2)
+    world.stop(2)
+    world.start(2)
+    assert world[2].high_watermark == 1
+    assert b"t 0 1\n" in world[2].disk.read("/data/replication-offset-checkpoint")
+
+
+def test_the_leader_dies_and_the_same_partition_goes_on_elsewhere(world: World) -> None:
+    written = []
+    leader = 1
+    for number in range(12):
+        if number % 4 == 3:
+            world.lose_power(leader)
+            isr = [b for b in world.partition_image().isr if b != leader]
+            world.change(leader=isr[0], isr=isr)
+            dead, leader = leader, isr[0]
+            led = world[leader].partition()
+            world.until(lambda: led.is_leader, "the new leader")  # noqa: B023
+            world.start(dead)
+            in_sync(world, 1, 2, 3)
+        write(world, leader, b"%d" % number)
+        written.append(b"%d" % number)
+    world.until(lambda: read(world, leader) == written, "everything acknowledged")
+    follow(world, 1, 2, 3, values=written)
+
+
+def test_a_deleted_topic_leaves_nothing(world: World) -> None:
+    write(world, 1, b"a")
+    world.delete_topic()
+    for broker_id in (1, 2, 3):
+        host = world[broker_id]
+        world.until(
+            lambda: not [name for name in host.disk.list("/data") if name.startswith(TOPIC)],  # noqa: B023
+            "the folder is gone",
+        )

@@ -1,0 +1,37 @@
+"""The limit on bytes per second."""
+
+from __future__ import annotations
+
+from tidemill.replication.throttle import RateLimit
+
+
+def test_without_a_limit_nobody_waits() -> None:
+    limit = RateLimit()
+    limit.charge(1 << 60)
+    assert limit.wait_ms(0) == 0
+
+
+def test_the_rate_holds_over_time() -> None:
+    limit = RateLimit(1_000)
+    now_ms, sent = 1, 0
+    while now_ms < 60_000:
+        wait_ms = limit.wait_ms(now_ms)
+        if wait_ms:
+            now_ms += wait_ms
+        else:
+            limit.charge(700)
+            sent += 700
+    assert 59_000 <= sent <= 61_700
+
+
+def test_what_was_not_used_does_not_add_up() -> None:
+    limit = RateLimit(1_000)
+    assert limit.wait_ms(3_600_000) == 0
+    limit.charge(1_500)
+    assert 500 <= limit.wait_ms(3_600_000) <= 502
+
+
+def test_a_rate_of_nothing_stops_everything() -> None:
+    limit = RateLimit(0)
+    assert limit.wait_ms(1) > 0
+    assert limit.wait_ms(1_000_000) > 0
