@@ -49,6 +49,9 @@ bench-cluster-kafka: $(VENV)/dev.stamp  ## the same beside three nodes of Apache
 diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
 	@$(BIN)/python -m bench.diff $(ARGS)
 
+cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk
+	@$(BIN)/python -m pytest tests/cluster $(ARGS)
+
 kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
 	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)
 
@@ -59,4 +62,4 @@ group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run test check docs bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds sim group-schedules
+.PHONY: help setup run test check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds sim group-schedules

@@ -53,6 +53,7 @@ COLUMNS = {
     "kill_to_ack_max_s": Column("max s", 2),
     "ack_to_ack_p50_s": Column("ack to ack p50 s", 2),
     "ack_to_ack_max_s": Column("max s", 2),
+    "controllers": Column("of active controllers", 0),
     "messages": Column("messages", 0),
     "lost": Column("lost", 0),
     "repeated": Column("repeated", 0),

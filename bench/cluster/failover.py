@@ -1,38 +1,45 @@
-"""Failover: the leader of a partition is killed with `kill -9`, again and again, under a steady producer.
+"""Failover: a leader is killed with `kill -9`, one broker after the other, under a steady producer.
 
-Two things are timed from the kill: until a leader takes a write with acks=all from a probe that tries every 20 ms, which
-is the time without a writable leader; and until the producer hears the first ack of a message that it sent after the
-kill (and that also from the last ack before), which is what an application sees. The killed broker is started again,
-and when all replicas are in sync the next round begins. In the end everything is read back: each acknowledged message
-has to be there, once, in order.
+A topic has a partition for each broker, which leads it when its turn comes (a preferred leader election sees to that),
+so that every third kill, about, also hits the active controller, the worst case. Two things are timed from the kill:
+until a leader takes a write with acks=all from a probe that tries every 20 ms, which is the time without a
+writable leader; and until the producer hears the first ack of a message that it sent after the kill (and that also
+from the last ack before), which is what an application sees. The killed broker is started again, and when all replicas
+are in sync the next round begins. In the end everything is read back: each acknowledged message has to be there, once,
+in order.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, ElectionType, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from bench import frames
+from bench.apache_kafka import Node
 from bench.cases import FreshCase, Scale
 from bench.cluster.metadata import (
     await_partitions,
     create_replicated,
     describe,
     is_fully_in_sync,
+    quorum_leader,
 )
-from bench.cluster.nodes import Cluster, ClusterTarget, with_cluster_target
+from bench.cluster.nodes import NODES, Cluster, ClusterTarget, with_cluster_target
 from bench.connection import Connection, RequestFailedError
 from bench.processes import Metrics
 from bench.stats import percentile
 
 TOPIC = "failover"
+PARTITIONS = NODES
 ROUNDS, QUICK_ROUNDS = 20, 5
 RATE_PER_S = 200
 VALUE_BYTES = 100
@@ -78,24 +85,33 @@ class History:
     sent_s: list[float] = field(default_factory=list)
     acks: list[tuple[int, float]] = field(default_factory=list)
 
-    def first_ack_after(self, moment_s: float) -> float | None:
+    def first_ack_after(self, moment_s: float, partition: int) -> float | None:
         """When the first message that was sent after `moment_s` was acknowledged; older ones may be so later."""
-        if not self.acks or self.sent_s[self.acks[-1][0]] <= moment_s:
-            return None
-        return next(at for number, at in self.acks if self.sent_s[number] > moment_s)
+        first = bisect_right(self.sent_s, moment_s)
+        acked_s = [
+            at
+            for number, at in itertools.takewhile(lambda ack: ack[1] > moment_s, reversed(self.acks))
+            if number >= first and number % PARTITIONS == partition
+        ]
+        return min(acked_s, default=None)
 
-    def last_ack_before(self, moment_s: float) -> float:
-        return max(at for _, at in self.acks if at <= moment_s)
+    def last_ack_before(self, moment_s: float, partition: int) -> float:
+        return next(
+            at for number, at in reversed(self.acks) if at <= moment_s and number % PARTITIONS == partition
+        )
 
-    def compared_with(self, found: Sequence[int]) -> tuple[int, int]:
+    def compared_with(self, found: Sequence[Sequence[int]]) -> tuple[int, int]:
         """How many acknowledged messages were not found, and how many were found again or out of order."""
-        seen = set(found)
+        seen = {number for partition in found for number in partition}
         lost = sum(number not in seen for number, _ in self.acks)
-        return lost, sum(later <= earlier for earlier, later in itertools.pairwise(found))
+        repeated = sum(
+            later <= earlier for partition in found for earlier, later in itertools.pairwise(partition)
+        )
+        return lost, repeated
 
 
 class SteadyProducer:
-    """Numbered messages at a steady rate to partition 0 until it is closed."""
+    """Numbered messages at a steady rate, to the partitions in turn, until it is closed."""
 
     def __init__(self, bootstrap: str) -> None:
         self.history = History()
@@ -116,7 +132,8 @@ class SteadyProducer:
             number = len(sent_s)
             sent_s.append(time.monotonic())
             value = str(number).encode().ljust(VALUE_BYTES)
-            self._producer.produce(TOPIC, value, partition=0, on_delivery=partial(self._reported, number))
+            report = partial(self._reported, number)
+            self._producer.produce(TOPIC, value, partition=number % PARTITIONS, on_delivery=report)
             due_s += 1 / RATE_PER_S
             self._producer.poll(0)
             while (pause_s := due_s - time.monotonic()) > 0:
@@ -132,53 +149,83 @@ class SteadyProducer:
 
 @dataclass(frozen=True)
 class Failover:
-    """One round, in seconds."""
+    """One round."""
 
     kill_to_writable_s: float
     kill_to_ack_s: float
     ack_to_ack_s: float
+    is_of_controller: bool
 
 
 def _failover(rounds: int, settings: Mapping[str, str], target: ClusterTarget, data_dir: Path) -> Metrics:
     with target.start_with(data_dir, settings) as cluster:
-        create_replicated([node.address for node in cluster.nodes], [TOPIC], 1)
+        create_replicated([node.address for node in cluster.nodes], [TOPIC], PARTITIONS)
         producer = SteadyProducer(cluster.bootstrap)
         try:
-            failovers = [_kill_leader(cluster, producer) for _ in range(rounds)]
+            failovers = [
+                _kill_leader(cluster, cluster.nodes[number % len(cluster.nodes)], producer)
+                for number in range(rounds)
+            ]
         finally:
             producer.close()
         if producer.errors:
             raise RequestFailedError(f"{len(producer.errors)} messages failed: {producer.errors[:1]}")
-        lost, repeated = producer.history.compared_with(_read_back(cluster.bootstrap))
+        found = [_read_back(cluster.bootstrap, partition) for partition in range(PARTITIONS)]
+        lost, repeated = producer.history.compared_with(found)
     metrics: Metrics = {}
     for name in ("kill_to_writable", "kill_to_ack", "ack_to_ack"):
         seconds = sorted(getattr(failover, f"{name}_s") for failover in failovers)
         metrics |= {f"{name}_p50_s": percentile(seconds, 50), f"{name}_max_s": seconds[-1]}
-    return metrics | {"messages": len(producer.history.acks), "lost": lost, "repeated": repeated}
+    controllers = sum(failover.is_of_controller for failover in failovers)
+    messages = len(producer.history.acks)
+    return metrics | {
+        "controllers": controllers,
+        "messages": messages,
+        "lost": lost,
+        "repeated": repeated,
+    }
 
 
-def _kill_leader(cluster: Cluster, producer: SteadyProducer) -> Failover:
-    _await_ack(producer, time.monotonic())
+def _kill_leader(cluster: Cluster, node: Node, producer: SteadyProducer) -> Failover:
+    partition = _lead(cluster, node)
+    _await_ack(producer, time.monotonic(), partition)
     time.sleep(SETTLE_S)
-    (partition,) = describe(cluster.running[0].address, [TOPIC]).partitions
-    node = cluster.node(partition.leader)
+    is_controller = quorum_leader(node.address) == node.node_id
     killed_s = time.monotonic()
     cluster.kill_node(node)
-    writable_s = _await_writable(cluster.running[0].address, node.node_id)
-    first_ack_s = _await_ack(producer, killed_s)
-    last_ack_s = producer.history.last_ack_before(killed_s)
+    writable_s = _await_writable(cluster.running[0].address, node.node_id, partition)
+    first_ack_s = _await_ack(producer, killed_s, partition)
+    last_ack_s = producer.history.last_ack_before(killed_s, partition)
     cluster.start_node(node)
     cluster.await_node(node)
-    await_partitions(lambda: [n.address for n in cluster.nodes], [TOPIC], 1, is_fully_in_sync)
-    return Failover(writable_s - killed_s, first_ack_s - killed_s, first_ack_s - last_ack_s)
+    addresses = [each.address for each in cluster.nodes]
+    await_partitions(lambda: addresses, [TOPIC], PARTITIONS, is_fully_in_sync)
+    return Failover(writable_s - killed_s, first_ack_s - killed_s, first_ack_s - last_ack_s, is_controller)
 
 
-def _await_writable(survivor: str, killed_id: int) -> float:
-    probe = frames.produce_request(TOPIC, {0: frames.record_batch([PROBE])}, acks=-1)
+def _lead(cluster: Cluster, node: Node) -> int:
+    """Make the node lead the partition that prefers it, and return its number."""
+    partitions = describe(node.address, [TOPIC]).partitions
+    partition = next(each for each in partitions if each.replicas[0] == node.node_id)
+    if partition.leader != node.node_id:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+        moved = [TopicPartition(TOPIC, partition.index)]
+        admin.elect_leaders(ElectionType.PREFERRED, moved, request_timeout=60).result()
+        await_partitions(
+            lambda: [node.address],
+            [TOPIC],
+            1,
+            lambda found: found.index == partition.index and found.leader == node.node_id,
+        )
+    return partition.index
+
+
+def _await_writable(survivor: str, killed_id: int, index: int) -> float:
+    probe = frames.produce_request(TOPIC, {index: frames.record_batch([PROBE])}, acks=-1)
     deadline_s = time.monotonic() + FAILOVER_TIMEOUT_S
     while time.monotonic() < deadline_s:
         description = describe(survivor, [TOPIC])
-        (partition,) = description.partitions
+        partition = next(each for each in description.partitions if each.index == index)
         leader = description.brokers.get(partition.leader)
         if leader is not None and partition.leader != killed_id:
             with Connection(leader) as connection:
@@ -188,9 +235,9 @@ def _await_writable(survivor: str, killed_id: int) -> float:
     raise RequestFailedError(f"no writable leader within {FAILOVER_TIMEOUT_S:.0f} s")
 
 
-def _await_ack(producer: SteadyProducer, since_s: float) -> float:
+def _await_ack(producer: SteadyProducer, since_s: float, partition: int) -> float:
     deadline_s = time.monotonic() + FAILOVER_TIMEOUT_S
-    while (first_s := producer.history.first_ack_after(since_s)) is None:
+    while (first_s := producer.history.first_ack_after(since_s, partition)) is None:
         if producer.errors or time.monotonic() > deadline_s:
             raise RequestFailedError(
                 f"no ack within {FAILOVER_TIMEOUT_S:.0f} s, errors {producer.errors[:1]}"
@@ -199,11 +246,11 @@ def _await_ack(producer: SteadyProducer, since_s: float) -> float:
     return first_s
 
 
-def _read_back(bootstrap: str) -> list[int]:
+def _read_back(bootstrap: str, partition: int) -> list[int]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "failover", "enable.auto.commit": False})
     try:
-        _, end_offset = consumer.get_watermark_offsets(TopicPartition(TOPIC, 0), timeout=30)
-        consumer.assign([TopicPartition(TOPIC, 0, 0)])
+        _, end_offset = consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), timeout=30)
+        consumer.assign([TopicPartition(TOPIC, partition, 0)])
         found: list[int] = []
         position = 0
         while position < end_offset:

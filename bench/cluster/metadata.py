@@ -1,8 +1,8 @@
 """What a cluster says about its brokers and partitions, and topics that are ready when every leader answers.
 
-Metadata v1 and ListOffsets v1, written by hand like everything the benchmarks send (`bench/frames.py`). A partition
-counts as led when the metadata of the asked broker names a leader and that leader answers for it itself: what one
-broker has heard is not yet what another one does.
+Metadata v1, ListOffsets v1 and DescribeQuorum v0, written by hand like everything the benchmarks send
+(`bench/frames.py`). A partition counts as led when the metadata of the asked broker names a leader and that leader
+answers for it itself: what one broker has heard is not yet what another one does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from bench import frames
 from bench.connection import Connection, RequestFailedError, create_topics_only, delete_topics
 
-METADATA = 3
+METADATA, DESCRIBE_QUORUM = 3, 55
 READY_TIMEOUT_S = 300.0
 POLL_S = 0.02
 _topic_numbers = itertools.count(1)
@@ -89,6 +89,34 @@ def described(response: memoryview) -> Description:
 def describe(address: str, topics: Sequence[str]) -> Description:
     with Connection(address, timeout_s=10) as connection:
         return described(connection.call(metadata_request(topics)))
+
+
+def quorum_leader_request() -> bytearray:
+    """DescribeQuorum v0 of partition 0 of the metadata."""
+    topic = b"__cluster_metadata"
+    partitions = frames.uvarint(2) + struct.pack(">i", 0) + b"\0"
+    topics = frames.uvarint(2) + frames.uvarint(len(topic) + 1) + topic + partitions + b"\0"
+    return frames.request(DESCRIBE_QUORUM, 0, topics + b"\0", is_flexible=True)
+
+
+def described_quorum_leader(response: memoryview) -> int:
+    """The id of the active controller, of a DescribeQuorum v0 response."""
+    at = 4 + 1  # correlation id, the header's tagged fields
+    (error,) = struct.unpack_from(">h", response, at)
+    if error:
+        raise RequestFailedError(f"DescribeQuorum: error code {error}")
+    _, at = frames.read_uvarint(response, at + 2)  # one topic
+    name_length, at = frames.read_uvarint(response, at)
+    _, at = frames.read_uvarint(response, at + name_length - 1)  # one partition
+    _, error, leader = struct.unpack_from(">ihi", response, at)
+    if error:
+        raise RequestFailedError(f"DescribeQuorum: error code {error}")
+    return int(leader)
+
+
+def quorum_leader(address: str) -> int:
+    with Connection(address, timeout_s=10) as connection:
+        return described_quorum_leader(connection.call(quorum_leader_request()))
 
 
 def list_offsets_request(partitions: Mapping[str, Collection[int]]) -> bytearray:

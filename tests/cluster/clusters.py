@@ -164,6 +164,7 @@ class Cluster:
         ids = sorted({*range(1, brokers + 1), *voters})
         places = places or _places(ids)
         self.folder = folder / f"cluster-{next(_folders)}"
+        self._data_dirs = data_dirs or {}
         self.nodes: dict[int, ClusterNode] = {}
         for node_id in ids:
             roles = [
@@ -171,18 +172,26 @@ class Cluster:
                 for role, is_played in (("broker", node_id <= brokers), ("controller", node_id in voters))
                 if is_played
             ]
-            place = places[node_id]
-            own_folder = self.folder / f"node-{node_id}"
-            self.nodes[node_id] = ClusterNode(
-                host=place.host,
-                port=place.port,
-                id=node_id,
-                roles=",".join(roles),
-                controller_port=place.controller_port,
-                folder=own_folder,
-                data_dir=(data_dirs or {}).get(node_id, own_folder / "data"),
-                wrapper=place.wrapper,
-            )
+            self._add(node_id, ",".join(roles), places[node_id])
+
+    def _add(self, node_id: int, roles: str, place: Place) -> None:
+        own_folder = self.folder / f"node-{node_id}"
+        self.nodes[node_id] = ClusterNode(
+            host=place.host,
+            port=place.port,
+            id=node_id,
+            roles=roles,
+            controller_port=place.controller_port,
+            folder=own_folder,
+            data_dir=self._data_dirs.get(node_id, own_folder / "data"),
+            wrapper=place.wrapper,
+        )
+
+    def join(self, node_id: int) -> None:
+        """A broker with no data joins; `await_up` waits for it."""
+        self._add(node_id, "broker", _places([node_id])[node_id])
+        self._write(self.nodes[node_id])
+        self.start(node_id)
 
     # -- files -----------------------------------------------------------------------------------------------
 
@@ -381,10 +390,10 @@ class Cluster:
         return eventually(other, f"another leader of {topic}-{partition} than {than}", START_LIMIT_S)
 
     def await_in_sync(self, topic: str, partitions: int) -> None:
-        """Until every replica of every partition is in sync, and all nodes say so."""
+        """Until every replica of every partition is in sync, and all running brokers say so."""
 
         def is_in_sync(partition: int) -> bool:
-            states = [self.state(topic, partition, [node]) for node in self.brokers]
+            states = [self.state(topic, partition, [node]) for node in self.running()]
             return all(state is not None and set(state.isr) == set(state.replicas) for state in states)
 
         for partition in range(partitions):

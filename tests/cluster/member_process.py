@@ -200,6 +200,13 @@ class MemberProcess:
         self._close()
         self.events.append(checker.Died(time.monotonic(), self.name))
 
+    def end(self) -> None:
+        """Whatever became of it."""
+        if self.is_alive:
+            self.kill()
+        else:
+            self._close()
+
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None

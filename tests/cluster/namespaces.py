@@ -131,7 +131,10 @@ class Namespaces:
         _ip("-n", self._router, "link", "set", router_end, "up")
 
     def _remove(self) -> None:
-        """Each end of a pair takes the other with it; so do the routes."""
+        """A namespace takes its interfaces with it, some time later; ours has to be gone before the next one is made."""
+        own_end = f"{self._name}n{CLIENTS}"
+        if os.path.exists(f"/sys/class/net/{own_end}"):
+            _ip("link", "del", own_end)
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         for line in listed.splitlines():
             name = line.split()[0]

@@ -153,16 +153,33 @@ class Workload:
         )
         for number, kind in enumerate(self._kinds):
             self.members.append(MemberProcess(f"m{number}", kind, self._cluster.bootstrap, settings))
-        self.await_progress()
+        try:
+            self._await_shares()
+            self.await_progress()
+        except BaseException:
+            self._end(is_failed=True)
+            raise
         return self
+
+    def _await_shares(self) -> None:
+        """A client that is not connected yet gives up when it finds nobody."""
+
+        def have_shares() -> bool:
+            for member in self.members:
+                member.assert_alive()
+            return all(member.owned() for member in self.members)
+
+        eventually(have_shares, "a share of the partitions for every member", LIMIT_S)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end(is_failed=kind is not None)
+
+    def _end(self, *, is_failed: bool) -> None:
         for member in self.members:
-            if member.is_alive:
-                member.kill()
-        if kind is not None:
+            member.end()
+        if is_failed:
             self._confluent.give_up()
             if self._aiokafka is not None:
                 self._aiokafka.give_up()

@@ -14,10 +14,14 @@ from typing import Generic, TypeVar
 from tidemill.broker.quorum import Quorum
 from tidemill.controller.image import MetadataImage, PartitionImage
 from tidemill.protocol.schema import Request, Response
+from tidemill.sim.checker import Drained, Found
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.member import Member
+from tidemill.sim.clients.producer import IdempotentProducer
 from tidemill.sim.cluster import CONTROLLER_PORT, Machine, Shape, host_of
 from tidemill.sim.invariants import Invariants
+from tidemill.sim.loops import SimulatedLoop
 from tidemill.sim.world import SETTINGS, Outcome, Plan, World
 from tidemill.types import TopicPartition
 
@@ -26,6 +30,8 @@ ORDERS = TopicPartition(TOPIC, 0)
 _LOOSE_TOPIC = "loose"
 _LIMIT_S = 120.0
 _PAUSE_S_MAX = 0.6
+# Nobody but the course changes anything.
+_NEVER_S = 1e9
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 Course = Callable[["Stage"], None]
@@ -53,6 +59,7 @@ class Stage(World):
         # What nobody is accused of, by a part of the text: the fault itself.
         self.expected: list[str] = []
         self._questions = 0
+        self._groups: dict[str, list[Member]] = {}
 
     def accuse(self, what: str) -> None:
         if not any(text in what for text in self.expected):
@@ -65,11 +72,11 @@ class Stage(World):
         self._producers = []
         self.cluster.build({**SETTINGS, **plan.settings})
         self.invariants = Invariants(self.cluster, self.accuse)
-        self.scheduler.after_turn = self.invariants.after_turn
+        self.scheduler.after_turn = self._look
         for node_id in self._starts:
             self.cluster.start(self.machine(node_id))
         client = self.client("admin")
-        admin = Admin(client, self._note_admin, plan.shape.broker_ids, 30.0)
+        admin = Admin(client, self._note_admin, plan.shape.broker_ids, _NEVER_S)
         self.spawn(client, admin.create({TOPIC: plan.partitions, _LOOSE_TOPIC: 1}, plan.shape.replicas, {}))
         try:
             self.wait(lambda: admin.is_ready, "the topics are made")
@@ -79,10 +86,34 @@ class Stage(World):
             self.trace.add("world", "the course is over")
             self.heal()
             self.record.is_ending = True
+            admin.is_done = True
             self._finish()
             self.agree()
         except _Over:
             return
+
+    def _look(self, loop: SimulatedLoop) -> None:
+        """The invariants read what a process wrote, also from a disk that fails for the process itself."""
+        machine = next((each for each in self.cluster.machines.values() if each.host == loop.name), None)
+        if machine is None or not machine.disk._faults:
+            self.invariants.after_turn(loop)
+            return
+        faults, machine.disk._faults = machine.disk._faults, []
+        try:
+            self.invariants.after_turn(loop)
+        finally:
+            machine.disk._faults = faults
+
+    def _finish(self) -> None:
+        super()._finish()
+        found = [event for event in self.record.history if isinstance(event, Found)]
+        ends = {
+            tp: max((event.offset + 1 for event in found if event.partition == tp), default=0)
+            for tp in self.partitions
+        }
+        for group, members in self._groups.items():
+            self.wait(lambda members=members: _is_at(members, ends), f"{group} reaches the end")  # type: ignore[misc]
+            self.record.history.append(Drained(self.scheduler.now_s, group))
 
     def heal(self) -> None:
         """Everything that is broken and not gone for good."""
@@ -122,6 +153,21 @@ class Stage(World):
             ),
             "every partition takes writes",
         )
+
+    # -- clients ---------------------------------------------------------------------------------------------
+
+    def add_producer(self, tp: TopicPartition) -> None:
+        client = self.client(f"producer-{len(self._producers)}")
+        producer = IdempotentProducer(client, tp, self.plan.pause_s_max)
+        self._producers.append(producer)
+        self.spawn(client, producer.run())
+
+    def add_member(self, group: str) -> None:
+        members = self._groups.setdefault(group, [])
+        client = self.client(f"{group}-{len(members)}")
+        member = Member(client, group, [TOPIC])
+        members.append(member)
+        self.spawn(client, member.run())
 
     # -- knowing ---------------------------------------------------------------------------------------------
 
@@ -242,6 +288,13 @@ class Stage(World):
                     for two in other:
                         self.cluster.wires.cut(one.host, two.host)
                         self.cluster.wires.cut(two.host, one.host)
+
+
+def _is_at(members: list[Member], ends: dict[TopicPartition, int]) -> bool:
+    committed: dict[TopicPartition, int] = {}
+    for member in members:
+        committed.update(member.committed)
+    return all(committed.get(tp) == end for tp, end in ends.items())
 
 
 async def _ask(

@@ -19,7 +19,6 @@ from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.driver import ControllerDriver
 from tidemill.broker.partition import Partition
 from tidemill.broker.replicas import Replicas
-from tidemill.broker.syncer import Syncer
 from tidemill.config import BrokerConfig
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
@@ -49,7 +48,6 @@ class GroupCoordinators:
         clock: Clock,
         replicas: Replicas,
         controller: ControllerDriver,
-        syncer: Syncer,
         new_uuid: Callable[[], bytes],
         uuid_text: Callable[[bytes], str],
     ) -> None:
@@ -57,7 +55,6 @@ class GroupCoordinators:
         self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
         self._replicas = replicas
         self._controller = controller
-        self._syncer = syncer
         self._new_uuid = new_uuid
         self._uuid_text = uuid_text
         self._shards: dict[int, _HostedShard] = {}
@@ -205,7 +202,6 @@ class GroupCoordinators:
                 image_of_partition.leader_epoch,
                 self._machine(),
                 self._clock,
-                self._syncer,
                 self._respond,
             )
             self._shards[index] = shard
@@ -265,10 +261,8 @@ class _HostedShard:
         leader_epoch: int,
         machine: Groups,
         clock: Clock,
-        syncer: Syncer,
         respond: Callable[[int, Response | ApiError], None],
     ) -> None:
-        self._syncer = syncer
         self._partition = partition
         self.leader_epoch = leader_epoch
         self.machine = machine

@@ -45,6 +45,7 @@ _SNAPSHOT_AFTER_RECORDS = 20_000
 _ASK_TIMEOUT_S = 30.0
 _ATTEMPT_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
+_WRITE_RETRY_S = 1.0
 _TICK_DECISIONS_MAX = 64
 
 OnChange = Callable[[MetadataDelta, MetadataImage], None]
@@ -234,7 +235,9 @@ class ControllerDriver:
                 self._append(controller, records)
             except ApiError as error:
                 logger.error("the controller cannot write its decision: %s", error)
-                break
+                # Its deadline has passed and stays so: at once would be for ever.
+                self._timer = self._loop.call_later(_WRITE_RETRY_S, self._tick)
+                return
         self._schedule()
 
     # -- asking ----------------------------------------------------------------------------------------------

@@ -53,6 +53,14 @@ _SESSION_LOST = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
+# While a change of the metadata is on its way: one of the two does not know of it yet.
+_PASSING = (
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
 
 
 class Storage(Protocol):
@@ -156,6 +164,8 @@ class _FetchLoop:
         self._session_id = 0
         self._session_epoch = 0
         self._is_asking = False
+        # Told once, until the leader answers again.
+        self._is_failing = False
         self._syncs = 0
         self._not_before_ms = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -309,17 +319,20 @@ class _FetchLoop:
         self._is_asking = False
         if self._is_closed:
             return
-        logger.info("cannot fetch from broker %d: %s", self._leader_id, reason)
+        if not self._is_failing:
+            self._is_failing = True
+            logger.info("cannot fetch from broker %d: %s", self._leader_id, reason)
         self._forget_session()
         self._not_before_ms = self._storage.steady_ms() + self._config.fetch_backoff_ms
         self.go_on()
 
     def _on_body(self, version: int, body: memoryview) -> None:
-        self._is_asking = False
         if self._is_closed:
             return
         try:
             self._take_answer(version, body)
+            self._is_asking = False
+            self.go_on()
         except Exception as error:
             # The channel reports it; this loop must not end with it (failure 26).
             self._on_failed(repr(error))
@@ -327,6 +340,7 @@ class _FetchLoop:
 
     def _take_answer(self, version: int, body: memoryview) -> None:
         walk = walk_fetched(body, version)
+        self._is_failing = False
         if walk.error_code:
             self._refused(ErrorCode(walk.error_code))
             return
@@ -346,14 +360,12 @@ class _FetchLoop:
             self._session_epoch = 1 if is_last else self._session_epoch + 1
         else:
             self._forget_session()
-        self.go_on()
 
     def _refused(self, code: ErrorCode) -> None:
         self._forget_session()
         if code not in _SESSION_LOST:
             logger.warning("broker %d refuses our fetches: %s", self._leader_id, code.name)
             self._not_before_ms = self._storage.steady_ms() + self._config.fetch_backoff_ms
-        self.go_on()
 
     def _take(self, followed: _Followed, position: FetchPosition, fetched: FetchedRecords) -> None:
         machine = followed.machine
@@ -361,7 +373,8 @@ class _FetchLoop:
         if fetched.error_code:
             code = ErrorCode(fetched.error_code)
             effects = machine.refused(code, position.fetch_offset, fetched.log_start_offset, now_ms)
-            logger.info("%s: broker %d answers %s", followed.partition.name, self._leader_id, code.name)
+            level = logging.DEBUG if code in _PASSING else logging.WARNING
+            logger.log(level, "%s: broker %d answers %s", followed.partition.name, self._leader_id, code.name)
         elif fetched.diverging is not None:
             effects = machine.diverged(position.fetch_offset, *fetched.diverging)
         elif machine.expects(position.fetch_offset):

@@ -53,11 +53,19 @@ class IsrChanges:
                 # Whatever else this turn of the loop proposes comes along.
                 await asyncio.sleep(0)
                 batch, self._proposed = self._proposed, {}
-                if not await self._send(batch):
+                if not await self._is_answered(batch):
                     self._proposed = {**batch, **self._proposed}
                     await asyncio.sleep(_RETRY_S)
         finally:
             self._task = None
+
+    async def _is_answered(self, batch: _Batch) -> bool:
+        try:
+            return await self._send(batch)
+        except Exception:
+            # A background task that dies unseen is failure 26: the partitions would wait for its answer for ever.
+            logger.exception("an ISR change failed; asking again")
+            return False
 
     async def _send(self, batch: _Batch) -> bool:
         """Whether the controller answered, be it with refusals."""

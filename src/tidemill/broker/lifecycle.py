@@ -90,6 +90,14 @@ class Lifecycle:
 
     def start(self) -> None:
         self._heartbeats = self._loop.create_task(self._send_heartbeats())
+        self._heartbeats.add_done_callback(self._heartbeats_ended)
+
+    def _heartbeats_ended(self, task: asyncio.Task[None]) -> None:
+        """A broker without heartbeats is fenced for ever while it looks alive (failure 26)."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("the heartbeats failed", exc_info=error)
+            self._on_fatal(f"the heartbeats failed: {error!r}")
 
     async def until_unfenced(self) -> None:
         await self._unfenced.wait()

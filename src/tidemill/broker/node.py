@@ -20,6 +20,7 @@ from tidemill.broker.context import Broker
 from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.dispatch import Dispatcher, Scope
 from tidemill.broker.driver import ControllerDriver
+from tidemill.broker.image_follower import ImageFollower
 from tidemill.broker.lifecycle import Lifecycle
 from tidemill.broker.network import ServerLimits
 from tidemill.broker.platform import Platform, real_platform
@@ -29,8 +30,6 @@ from tidemill.broker.replicas import Replicas
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
 from tidemill.config import BrokerConfig, Listener
-from tidemill.controller.delta import MetadataDelta
-from tidemill.controller.image import MetadataImage
 from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles
@@ -60,6 +59,23 @@ class Node:
     # -- starting --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Returns when the node serves; before that when it is to stop, since others may keep it waiting."""
+        starting = asyncio.ensure_future(self._start())
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            starting.cancel()
+        await asyncio.wait((starting,))
+        if not starting.cancelled():
+            starting.result()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped.is_set()
+
+    async def _start(self) -> None:
         self._data_dir = self._open_data_dir()
         identity = self._identity()
         self._make_parts()
@@ -85,7 +101,12 @@ class Node:
         )
         syncer = self._syncer = Syncer(platform.run_blocking, platform.clock.now_ms)
         driver = self._driver = ControllerDriver(
-            config, platform, self._channels, self._new_uuid, self._follow, self._fail
+            config,
+            platform,
+            self._channels,
+            self._new_uuid,
+            lambda delta, image: self._follower.follow(delta, image),
+            self._fail,
         )
         self._lifecycle = Lifecycle(config, driver, self._new_uuid, self._fail)
         replicas = self._replicas = Replicas(
@@ -98,9 +119,8 @@ class Node:
             lambda: self._lifecycle.broker_epoch,
             self._fail,
         )
-        self._groups = GroupCoordinators(
-            config, platform.clock, replicas, driver, syncer, self._new_uuid, uuid_text
-        )
+        self._groups = GroupCoordinators(config, platform.clock, replicas, driver, self._new_uuid, uuid_text)
+        self._follower = ImageFollower(replicas, self._groups)
         self._compactor = Compactor(
             config,
             platform.files,
@@ -169,21 +189,14 @@ class Node:
         names = {listener.name for listener in config.network.listeners}
         listeners = [each for each in self._advertised() if each.name in names]
         await self._lifecycle.register(identity, listeners, self._data_dir.clean_broker_epoch)
-        self._replicas.load(driver.image)
+        await self._follower.load(driver.image)
         self._replicas.start()
         self._lifecycle.start()
         await self._lifecycle.until_unfenced()
         await driver.wait_for(lambda: not driver.image.brokers[config.node_id].is_fenced)
         self._compactor.start()
-        self._groups.load(driver.image)
         for listener in config.network.listeners:
             self._listening.start_accepting(listener.name)
-
-    def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Each committed change of the metadata, once the partitions are open."""
-        if self._replicas.image is not None:
-            self._replicas.apply(delta, image)
-            self._groups.apply(delta, image)
 
     def _open_data_dir(self) -> DataDir:
         folders = self.config.storage.log_dirs
@@ -262,9 +275,11 @@ class Node:
         self._driver.stop_asking()
         await self._dispatcher.drain(_DRAIN_S_MAX)
         self._listening.close()
+        self._follower.close()
         self._groups.close()
         await self._compactor.stop()
-        is_clean = await self._replicas.close()
+        # Logs that were never opened are as the last run left them, clean or not.
+        is_clean = await self._replicas.close() and self._follower.is_loaded
         await self._quorum.resign()
         self._driver.close()
         is_clean = await self._quorum.close() and is_clean

@@ -70,6 +70,7 @@ class Partition:
         "high_watermark",
         "image",
         "index",
+        "is_leader",
         "leader_epoch",
         "leader_id",
         "log",
@@ -98,6 +99,7 @@ class Partition:
         self.leader_id: int = NO_BROKER
         self.leader_epoch: int = NO_LEADER_EPOCH
         self._leader: PartitionLeader | None = None
+        self.is_leader = False
         self._is_alone = False
         self._isr_size = 0
         self._min_isr = 1
@@ -126,10 +128,6 @@ class Partition:
                 self._do(self._leader.synced(self._synced_end(self.log), now_ms))
 
     # -- the part it plays -----------------------------------------------------------------------------------
-
-    @property
-    def is_leader(self) -> bool:
-        return self._leader is not None
 
     @property
     def leader(self) -> PartitionLeader | None:
@@ -200,6 +198,7 @@ class Partition:
             if leader.synced_end_offset < leader.end_offset:
                 self._sync(log)
         self._writable = log
+        self.is_leader = True
         return leader
 
     def _synced_end(self, log: Log) -> int:
@@ -214,7 +213,7 @@ class Partition:
         if self._leader is None:
             return
         self._leader = self._writable = None
-        self._is_alone = False
+        self.is_leader = self._is_alone = False
         self._commits.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._deletions.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -424,10 +423,12 @@ class Partition:
             # The kernel may have dropped what it could not write: a second sync would "succeed" without it.
             self.fence(f"cannot sync {self.name}: {error.strerror or error}")
             return
+        # Less than was asked for when the log was cut meanwhile.
+        end_offset = min(end_offset, log.recovery_point)
         if self._is_alone:
-            self._show(min(end_offset, log.log_end_offset))
+            self._show(end_offset)
         elif self._leader is not None:
-            self._do(self._leader.synced(min(end_offset, log.log_end_offset), self._host.steady_ms()))
+            self._do(self._leader.synced(end_offset, self._host.steady_ms()))
         self._syncs.reached(log.recovery_point)
 
     # -- following -------------------------------------------------------------------------------------------

@@ -298,6 +298,8 @@ class Quorum:
         except OSError as error:
             message = f"cannot write the metadata log: {error.strerror or error}"
             logger.error("%s", message)
+            if len(self.voters) > 1:
+                self._replica.give_way()
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, message) from error
 
     # -- being asked -----------------------------------------------------------------------------------------

@@ -203,6 +203,10 @@ class Replica:
             self._loop.call_soon(self._run)
         return end_offset
 
+    def give_way(self) -> None:
+        """A leader that cannot write lets somebody lead who can: nobody else could take it out of an ISR."""
+        self.step(on.ResignRequested())
+
     async def resign(self) -> None:
         """Give the leadership away, and see to it that the others know, while they can be reached."""
         self._resignation = self._loop.create_future()

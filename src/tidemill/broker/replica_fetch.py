@@ -179,7 +179,7 @@ class ReplicaFetch:
         self._missing_bytes = missing_bytes
         self._session.on_grown = self._grew
         self._timer = self._broker.loop.call_later(self._request.max_wait_ms / 1000, self._complete)
-        self._call.connection.close_callbacks.append(self._unpark)
+        self._call.connection.close_callbacks.append(self._abandon)
 
     def _grew(self, added_bytes: int) -> None:
         self._missing_bytes -= added_bytes
@@ -194,12 +194,17 @@ class ReplicaFetch:
         if self._session.on_grown == self._grew:
             self._session.on_grown = None
 
+    def _abandon(self) -> None:
+        self._unpark()
+        if not self._session.id:
+            self._session.close()
+
     def _complete(self) -> None:
         if self._timer is None:
             return
         self._unpark()
         if self._call.is_wanted:
-            self._call.connection.close_callbacks.remove(self._unpark)
+            self._call.connection.close_callbacks.remove(self._abandon)
             self._answer(self._read()[0])
 
     # -- answering -------------------------------------------------------------------------------------------

@@ -160,22 +160,30 @@ class Replicas:
     # -- following the metadata ------------------------------------------------------------------------------
 
     def load(self, image: MetadataImage) -> None:
-        """Open every partition of the image: at start, before anything listens."""
+        for _ in self.load_in_steps(image):
+            pass
+
+    def load_in_steps(self, image: MetadataImage) -> Iterator[None]:
+        """Open every partition of the image, one a step: at start, before anything listens."""
         self.image = image
         self.throttles.configure(image, image.configs)
         for topic in image.topics_by_name.values():
-            self._host(topic, range(len(topic.partitions)))
+            yield from self._host(topic, range(len(topic.partitions)))
         self._upkeep.remove_later(self._data_dir.deleted_folders())
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Follow one committed change."""
+        for _ in self.apply_in_steps(delta, image):
+            pass
+
+    def apply_in_steps(self, delta: MetadataDelta, image: MetadataImage) -> Iterator[None]:
+        """Follow one committed change; a step is a partition that had to be opened."""
         self.image = image
         if delta.changed_configs:
             self.throttles.configure(image, delta.changed_configs)
         for topic in delta.deleted_topics.values():
             self._drop(topic)
         for topic_id, change in delta.changed_topics.items():
-            self._host(image.topics_by_id[topic_id], sorted(change.changed))
+            yield from self._host(image.topics_by_id[topic_id], sorted(change.changed))
         if any(resource.type == ResourceType.BROKER for resource in delta.changed_configs):
             self._configs.clear()
             self._reconfigure(image.topics_by_name.values())
@@ -204,7 +212,7 @@ class Replicas:
             config = self._configs[key] = resolve_topic_config(overrides, layers)
         return config
 
-    def _host(self, topic: TopicImage, indexes: Iterable[int]) -> None:
+    def _host(self, topic: TopicImage, indexes: Iterable[int]) -> Iterator[None]:
         config = self.topic_config(topic.name)
         hosted = self.by_name.setdefault(topic.name, {})
         self.by_wire_name[topic.name.encode()] = hosted
@@ -220,7 +228,10 @@ class Replicas:
             if partition is None:
                 name = TopicPartition(topic.name, index)
                 partition = hosted[index] = self._open(name, topic.id, image, config)
-            self._apply(partition, image)
+                self._apply(partition, image)
+                yield
+            else:
+                self._apply(partition, image)
 
     def _apply(self, partition: Partition, image: PartitionImage) -> None:
         """Lead, follow, or wait for a leader."""
@@ -245,7 +256,9 @@ class Replicas:
         except StorageError as error:
             self._damaged.add(tp)
             self._report_offline(tp, str(error))
-            self._stop_if_others_can(tp, image, str(error), was_clean=self._data_dir.was_clean)
+            if self._data_dir.was_clean and self._config.node_id in (*image.isr, *image.elr):
+                # The registration has promised what this log does not hold. After an unclean stop it has not.
+                self._stop_if_others_can(tp, image, str(error))
         except OSError as error:
             self._report_offline(tp, str(error))
             self._stop_if_others_can(tp, image, str(error))
@@ -344,15 +357,9 @@ class Replicas:
         if partition.image is not None:
             self._stop_if_others_can(partition.name, partition.image, reason)
 
-    def _stop_if_others_can(
-        self, tp: TopicPartition, image: PartitionImage, reason: str, *, was_clean: bool = True
-    ) -> None:
-        """Stop when other replicas are there to take over, and the controller still counts on this one.
-
-        After an unclean stop it does not: the registration has said so.
-        """
-        counts = image.leader == self._config.node_id or self._config.node_id in image.isr
-        if len(image.replicas) > 1 and counts and was_clean and len(image.isr) + len(image.elr) > 1:
+    def _stop_if_others_can(self, tp: TopicPartition, image: PartitionImage, reason: str) -> None:
+        """Stop when there are replicas that can take over."""
+        if any(broker_id != self._config.node_id for broker_id in (*image.isr, *image.elr)):
             self._on_fatal(f"{tp} cannot be served, and it has other replicas: {reason}")
 
     def report_damage(self, partition: Partition, reason: str) -> None:
@@ -362,7 +369,7 @@ class Replicas:
             return
         self._damaged.add(tp)
         logger.error("partition %s is damaged: %s", tp, reason)
-        if image is None or len(image.replicas) == 1 or (image.isr == (self._config.node_id,)):
+        if image is None or all(broker_id == self._config.node_id for broker_id in image.isr):
             return
         try:
             self._upkeep.check_whole_at_next_start(tp)
@@ -394,7 +401,7 @@ class Replicas:
         self._is_closing = True
         self._fetchers.close()
         self._isr_changes.close()
-        self._upkeep.stop()
+        await self._upkeep.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]
         unsynced = (self.syncer.sync_now(log) for log in logs if log.is_unsynced)
@@ -409,5 +416,9 @@ class Replicas:
             except OSError as error:
                 is_clean = False
                 logger.error("%s was not closed cleanly: %s", partition.name, error)
-        self._upkeep.write_all()
+        try:
+            self._upkeep.write_all()
+        except OSError as error:
+            is_clean = False
+            logger.error("cannot write the checkpoints: %s", error)
         return is_clean

@@ -8,6 +8,7 @@ on the loop: a round always ends, with success or with the error handed to every
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -72,11 +73,11 @@ class Syncer:
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, {}
-                works = [(log, log.sync_work()) for log in waiting]
-                outcomes = await asyncio.gather(*(self._run_blocking(_Attempt(work)) for _, work in works))
-                for (log, work), error in zip(works, outcomes, strict=True):
+                attempts = [(log, _Attempt(log)) for log in waiting]
+                outcomes = await asyncio.gather(*(self._run_blocking(attempt) for _, attempt in attempts))
+                for (log, attempt), error in zip(attempts, outcomes, strict=True):
                     if error is None:
-                        log.synced(work.end_offset, self._now_ms())
+                        log.synced(attempt.end_offset, self._now_ms())
                     else:
                         logger.error("cannot sync %s: %s", log.folder, error)
                     for done in waiting[log]:
@@ -90,16 +91,34 @@ class Syncer:
 
 
 class _Attempt:
-    """The thread's whole job: an error is returned, not raised, so that a round cannot be lost."""
+    """The thread's whole job: an error is returned, not raised, so that a round cannot be lost.
 
-    __slots__ = ("_work",)
+    One that nobody foresaw counts as the disk's: whoever waits would otherwise wait for ever (failure 26).
+    """
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    __slots__ = ("_error", "_work", "end_offset")
+
+    def __init__(self, log: Syncable) -> None:
+        self._work: Work | None = None
+        self._error: OSError | None = None
+        self.end_offset = 0
+        try:
+            self._work = log.sync_work()
+            self.end_offset = self._work.end_offset
+        except Exception as error:
+            self._error = _unforeseen(error)
 
     def __call__(self) -> OSError | None:
         try:
-            self._work.run()
+            if self._work is not None:
+                self._work.run()
         except OSError as error:
             return error
-        return None
+        except Exception as error:
+            return _unforeseen(error)
+        return self._error
+
+
+def _unforeseen(error: Exception) -> OSError:
+    logger.error("a sync failed", exc_info=error)
+    return error if isinstance(error, OSError) else OSError(errno.EIO, repr(error))

@@ -102,9 +102,11 @@ class Upkeep:
                 # A background task that dies unseen is failure 26: it is logged and tried again.
                 logger.exception("%s failed; trying again in %.0f s", work.__name__, interval_s)
 
-    def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+    async def stop(self) -> None:
+        """End all background work. A checkpoint that is being written is waited for: its thread cannot be called back."""
+        async with self._checkpointing:
+            for task in list(self._tasks):
+                task.cancel()
 
     # -- retention -------------------------------------------------------------------------------------------
 
@@ -198,10 +200,11 @@ class Upkeep:
 
     async def checkpoint_high_watermarks(self) -> None:
         """Of partitions with other replicas: a sole replica knows by itself what is committed."""
-        offsets = self._high_watermarks()
-        if offsets != self._written_high_watermarks:
-            self._written_high_watermarks = offsets
-            await self._platform.run_blocking(partial(self._data_dir.write_high_watermarks, offsets))
+        async with self._checkpointing:
+            offsets = self._high_watermarks()
+            if offsets != self._written_high_watermarks:
+                await self._platform.run_blocking(partial(self._data_dir.write_high_watermarks, offsets))
+                self._written_high_watermarks = offsets
 
     def _high_watermarks(self) -> dict[TopicPartition, int]:
         return {

@@ -65,7 +65,8 @@ async def _serve(config: BrokerConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.request_stop)
     await node.start()
-    _announce(config, node.addresses)
+    if not node.is_stopping:
+        _announce(config, node.addresses)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

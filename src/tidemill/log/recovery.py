@@ -59,11 +59,16 @@ def recover(
 ) -> Recovered:
     """Check what a crash may have torn. Segments that are set aside leave the list."""
     end_offset = segments[0].base_offset
+    is_first_read = True
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and following <= recovery_point:
             segment.verify()
             continue
+        if is_first_read:
+            # The file may name epochs of a tail that was cut off since. From here on the batches say it themselves.
+            epochs.truncate_from_end(segment.base_offset)
+            is_first_read = False
         end_offset = segment.base_offset
 
         def note(header: BatchHeader) -> None:

@@ -4,12 +4,14 @@ Two kinds of faults. *Harmless* ones cost availability at most, so any number ma
 broken connections, slow disks, clocks that jump. *Harmful* ones end a process or lose what a machine had not synced. With
 three replicas and `min.insync.replicas=2` the cluster promises to survive one such victim at a time, where a victim counts
 until it is back in every ISR. So a harmful fault begins only when every replica of every partition is in sync and every
-node is up, and the next one waits until that is so again.
+node is up, and the next one waits until that is so again. Only killing, which loses nothing that was written, may happen
+before, as long as somebody else is left in every ISR.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from tidemill.sim.cluster import Cluster, Machine
@@ -27,6 +29,7 @@ class Faults:
         cluster: Cluster,
         rng: Random,
         is_healthy: Callable[[], bool],
+        may_be_killed: Callable[[Machine], bool],
         client_hosts: list[str],
         *,
         mean_interval_s: float,
@@ -34,9 +37,11 @@ class Faults:
         self._cluster = cluster
         self._rng = rng
         self._is_healthy = is_healthy
+        self._may_be_killed = may_be_killed
         self._client_hosts = client_hosts
         self._mean_interval_s = mean_interval_s
         self._is_over = False
+        self._usual_weather = replace(cluster.wires.weather)
         self._harmless: list[Callable[[], None]] = [
             self._pause,
             self._isolate,
@@ -48,7 +53,13 @@ class Faults:
             self._slow_disk,
             self._clock_jump,
         ]
-        self._harmful: list[Callable[[Machine], None]] = [self._kill, self._power_failure, self._restart]
+        self._harmful: list[Callable[[Machine], None]] = [
+            self._kill,
+            self._power_failure,
+            self._power_failure,
+            self._restart,
+            self._full_disk,
+        ]
 
     def begin(self) -> None:
         self._cluster.scheduler.after(self._rng.expovariate(1 / self._mean_interval_s), self._next)
@@ -56,9 +67,12 @@ class Faults:
     def _next(self) -> None:
         if self._is_over:
             return
-        if self._rng.random() < 0.5 and self._is_healthy():
-            machine = self._any_machine()
+        machine = self._any_machine()
+        chance = self._rng.random()
+        if chance < 0.5 and self._is_healthy():
             self._rng.choice(self._harmful)(machine)
+        elif chance < 0.25 and self._may_be_killed(machine):
+            self._kill(machine)
         else:
             self._rng.choice(self._harmless)()
         self.begin()
@@ -72,6 +86,7 @@ class Faults:
         cluster.wires.heal_all()
         for machine in cluster.machines.values():
             self._full_speed(machine)
+            self._free_disk(machine)
             if machine.process is not None:
                 machine.process.loop.resume()
             cluster.start_if_down(machine)
@@ -109,6 +124,18 @@ class Faults:
             self._start_later(machine)
 
         self._later(1.0, look)
+
+    def _full_disk(self, machine: Machine) -> None:
+        """For a while nothing fits; a node that stops over it is started again and again by its supervisor."""
+        machine.disk.free_bytes = self._rng.randint(0, 2_000)
+        machine.is_disk_faulty = True
+        duration_s = self._rng.uniform(1, _DOWN_S_MAX)
+        self._note(machine.host, f"its disk is full for {duration_s:.1f} s")
+        self._later(duration_s, lambda: self._free_disk(machine))
+
+    def _free_disk(self, machine: Machine) -> None:
+        machine.disk.heal()
+        machine.is_disk_faulty = False
 
     def _start_later(self, machine: Machine) -> None:
         delay_s = self._rng.uniform(0.1, self._rng.choice((1.0, _DOWN_S_MAX)))
@@ -189,8 +216,7 @@ class Faults:
         self._later(duration_s, self._calm)
 
     def _calm(self) -> None:
-        weather = self._cluster.wires.weather
-        weather.latency_s_max, weather.slow_share, weather.slow_s_max = 0.001, 0.01, 0.1
+        self._cluster.wires.weather = replace(self._usual_weather)
 
     def _slow_disk(self) -> None:
         machine = self._any_machine()

@@ -9,11 +9,12 @@ The names are those of the promises: see `ARCHITECTURE.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.broker.partition import Partition
+from tidemill.broker.quorum import Quorum
 from tidemill.log.log import Log
 from tidemill.protocol.records import split_batches
 from tidemill.raft.core import RaftMachine
@@ -42,6 +43,8 @@ class _Ledger:
     committed: dict[int, _Batch] = field(default_factory=dict)
     committed_end: int = 0
     leaders: dict[int, int] = field(default_factory=dict)
+    # How far the leader of each epoch has shown the log.
+    shown: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class _Seen:
     high_watermark: int = -1
     committed_end: int = 0
     led_epoch: int = -1
+    isr: tuple[int, ...] = ()
     # What it held when it was last read.
     batches: dict[int, _Batch] = field(default_factory=dict)
 
@@ -65,6 +69,8 @@ class Invariants:
         self._seen: dict[tuple[SimulatedLoop, Key], _Seen] = {}
         self._machines = {machine.host: machine for machine in cluster.machines.values()}
         self._quorum_leaders: dict[int, int] = {}
+        # Up to where each voter has said to have the metadata on disk.
+        self._vouched: dict[int, int] = {}
         self._elections: dict[int, tuple[SimulatedLoop, int, int | None]] = {}
 
     def after_turn(self, loop: SimulatedLoop) -> None:
@@ -77,8 +83,9 @@ class Invariants:
         if node is None:
             return
         quorum = getattr(node, "_quorum", None)
-        if quorum is not None and quorum.machine is not None:
-            self._check_quorum(machine, process, quorum.machine, quorum.log.log)
+        # What a replica believes that could not write it down, nobody hears any more.
+        if quorum is not None and quorum.machine is not None and not quorum._has_failed:
+            self._check_quorum(machine, process, quorum)
         replicas = getattr(node, "_replicas", None)
         if replicas is not None:
             for partition in replicas.partitions():
@@ -86,12 +93,22 @@ class Invariants:
 
     # -- the quorum ------------------------------------------------------------------------------------------
 
-    def _check_quorum(self, machine: Machine, process: Process, raft: RaftMachine, log: Log) -> None:
+    def _check_quorum(self, machine: Machine, process: Process, quorum: Quorum) -> None:
+        raft, log = quorum.machine, quorum.log.log
+        assert raft is not None
         epoch = raft.epoch
+        seen = self._seen_of(process, _METADATA_KEY)
+        if seen.log is None and not quorum.log.is_incomplete:
+            self._nothing_vouched_for_is_lost(machine, log)
+        self._vouched[machine.id] = min(raft.synced_end_offset, log.log_end_offset)
+        self._no_vote_forgotten(machine, process, raft)
         if isinstance(raft.role, Leader):
             self._single_quorum_leader(epoch, machine.id)
-        self._no_vote_forgotten(machine, process, raft)
-        seen = self._seen_of(process, _METADATA_KEY)
+            if seen.led_epoch != epoch:
+                seen.led_epoch = epoch
+                self._quorum_leader_has_everything(machine, epoch, log)
+            if raft.high_watermark != seen.high_watermark:
+                self._a_majority_has_it(machine, raft.high_watermark, quorum.voters.ids)
         if seen.high_watermark == raft.high_watermark and seen.log_end == log.log_end_offset:
             return
         if raft.high_watermark < seen.high_watermark:
@@ -101,6 +118,33 @@ class Invariants:
             )
         seen.high_watermark = raft.high_watermark
         self._read_on(machine, _METADATA_KEY, seen, log, raft.high_watermark)
+
+    def _nothing_vouched_for_is_lost(self, machine: Machine, log: Log) -> None:
+        """What a voter has told others to be on its disk is there after a power failure.
+
+        Not so with a log that was found damaged: the node knows it, and takes no part until it has everything again.
+        """
+        if log.log_end_offset < self._vouched.get(machine.id, 0):
+            self._accuse(
+                f"{machine.host} comes back with metadata up to {log.log_end_offset}; it had vouched for "
+                f"{self._vouched[machine.id]}"
+            )
+
+    def _quorum_leader_has_everything(self, machine: Machine, epoch: int, log: Log) -> None:
+        committed_end = self._ledger(_METADATA_KEY).committed_end
+        if log.log_end_offset < committed_end:
+            self._accuse(
+                f"{machine.host} leads quorum epoch {epoch} with metadata up to {log.log_end_offset}; committed is "
+                f"up to {committed_end}"
+            )
+
+    def _a_majority_has_it(self, machine: Machine, high_watermark: int, voters: Collection[int]) -> None:
+        holders = sum(1 for voter in voters if self._vouched.get(voter, 0) >= high_watermark)
+        if voters and 2 * holders <= len(voters):
+            self._accuse(
+                f"{machine.host} takes metadata up to {high_watermark} for committed; {holders} of {len(voters)} "
+                "voters have it on disk"
+            )
 
     def _single_quorum_leader(self, epoch: int, node_id: int) -> None:
         leader = self._quorum_leaders.setdefault(epoch, node_id)
@@ -146,7 +190,10 @@ class Invariants:
                     f"{machine.host} leads {partition.name} in epoch {leader.leader_epoch}: the high watermark "
                     f"went from {seen.high_watermark} to {high_watermark}"
                 )
-            if high_watermark != seen.high_watermark:
+            if high_watermark != seen.high_watermark or leader.isr != seen.isr:
+                seen.isr = leader.isr
+                shown = self._ledger(key).shown
+                shown[leader.leader_epoch] = max(shown.get(leader.leader_epoch, 0), high_watermark)
                 self._committed_is_in_sync(machine, partition, high_watermark)
         if high_watermark == seen.high_watermark and log.log_end_offset == seen.log_end and seen.log is log:
             return
@@ -166,17 +213,20 @@ class Invariants:
         leader = ledger.leaders.setdefault(leader_epoch, machine.id)
         if leader != machine.id:
             self._accuse(f"epoch {leader_epoch} of {partition.name} is led by {leader} and by {machine.id}")
-        if log.log_end_offset < ledger.committed_end:
+        # Later epochs do not count: this node may be behind, and learn only now what it was then.
+        committed_end = max((end for epoch, end in ledger.shown.items() if epoch < leader_epoch), default=0)
+        if log.log_end_offset < committed_end:
             self._accuse(
                 f"{machine.host} leads {partition.name} from epoch {leader_epoch} on with a log that ends at "
-                f"{log.log_end_offset}; committed is up to {ledger.committed_end}"
+                f"{log.log_end_offset}; before it {committed_end} was committed"
             )
 
     def _committed_is_in_sync(self, machine: Machine, partition: Partition, high_watermark: int) -> None:
-        """Whatever is committed is in the log of every member of the ISR that is the one the leader means."""
+        """Whatever is committed is in the log of every member of the ISR, the leader's and the controller's."""
         leader = partition.leader
         assert leader is not None
-        for broker_id in leader.isr:
+        newest = self._newest_isr(partition, leader.leader_epoch)
+        for broker_id in (*leader.isr, *(each for each in newest if each not in leader.isr)):
             replica = self._replica_of(broker_id, machine, partition)
             if (
                 replica is not None
@@ -187,6 +237,22 @@ class Invariants:
                     f"{machine.host} shows {partition.name} up to {high_watermark}; broker {broker_id} is in the ISR "
                     f"and ends at {replica.log.log_end_offset}"
                 )
+
+    def _newest_isr(self, partition: Partition, leader_epoch: int) -> tuple[int, ...]:
+        """The ISR that the controller has committed last, in the same leader epoch, whoever knows it already."""
+        found: tuple[int, ...] = ()
+        found_epoch = -1
+        for machine in self._cluster.machines.values():
+            if machine.node is None:
+                continue
+            image = machine.node.broker.image.partition(partition.name.topic, partition.index)
+            if (
+                image is not None
+                and image.leader_epoch == leader_epoch
+                and image.partition_epoch > found_epoch
+            ):
+                found, found_epoch = image.isr, image.partition_epoch
+        return found
 
     def _replica_of(self, broker_id: int, leader: Machine, partition: Partition) -> Partition | None:
         """The other's replica; None unless it is up, in the very incarnation that the leader knows."""

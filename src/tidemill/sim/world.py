@@ -18,13 +18,13 @@ from random import Random
 from typing import Any
 
 from tidemill.broker import driver
-from tidemill.sim.checker import Drained, check
+from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record
 from tidemill.sim.clients.consumer import Auditor, Reader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
-from tidemill.sim.cluster import Cluster, Shape
+from tidemill.sim.cluster import Cluster, Machine, Shape
 from tidemill.sim.faults import Faults
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
@@ -37,6 +37,7 @@ _LOOSE_TOPIC = "loose"
 _GROUP = "billing"
 _START_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
+_MEMBER_LIFE_S = 120.0
 _VIOLATIONS_MAX = 20
 _SNAPSHOT_AFTER_RECORDS = 60
 
@@ -52,6 +53,8 @@ SETTINGS = {
     "broker.session.timeout.ms": "6000",
     "broker.heartbeat.interval.ms": "1500",
     "replica.lag.time.max.ms": "6000",
+    "replica.fetch.wait.max.ms": "1000",
+    "replica.fetch.max.bytes": "4096",
     "leader.imbalance.check.interval.seconds": "60",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }
@@ -69,6 +72,7 @@ class Plan:
     partitions: int = 2
     pause_s_max: float = 4.0
     mean_fault_interval_s: float = 12.0
+    latency_s_max: float = 0.001
     has_faults: bool = True
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -93,6 +97,7 @@ class World:
         self.scheduler = Scheduler(Random(f"{seed}/turns"))
         self.trace = Trace(lambda: self.scheduler.now_s)
         self.wires = Wires(self.scheduler, Random(f"{seed}/network"), self.trace.note)
+        self.wires.weather.latency_s_max = plan.latency_s_max
         self.cluster = Cluster(
             self.scheduler, self.wires, self.trace, plan.shape, str(seed), self.accuse, self._on_exception
         )
@@ -100,6 +105,7 @@ class World:
         self._client_loops: dict[str, SimulatedLoop] = {}
         self._rng = Random(f"{seed}/world")
         self._tasks: list[asyncio.Task[Any]] = []
+        self._members_made = 0
 
     # -- what is wrong ---------------------------------------------------------------------------------------
 
@@ -129,10 +135,14 @@ class World:
 
     def run(self) -> Outcome:
         with _LogCapture(self), _often_snapshots():
+            thresholds = gc.get_threshold()
+            gc.set_threshold(100_000, 50, 50)
             try:
                 self._run()
             except Livelock as error:
                 self.accuse(f"livelock: {error}")
+            finally:
+                gc.set_threshold(*thresholds)
             # A task that failed unseen reports it when it is collected.
             self._tasks.clear()
             gc.collect()
@@ -173,11 +183,13 @@ class World:
             self.cluster,
             Random(f"{self.seed}/faults"),
             self.is_healthy,
+            self.may_be_killed,
             list(self._client_loops),
             mean_interval_s=plan.mean_fault_interval_s,
         )
         if plan.has_faults:
             faults.begin()
+            scheduler.after(self._rng.expovariate(1 / _MEMBER_LIFE_S), self._replace_member)
         scheduler.run_until(plan.duration_s, lambda: bool(self.violations))
         if self.violations:
             return
@@ -206,14 +218,31 @@ class World:
             reader = Reader(client, [*tps, loose], rack)
             self._readers.append(reader)
             self.spawn(client, reader.run())
-        self._members = []
-        for number in range(2):
-            client = self.client(f"member-{number}")
-            member = Member(client, _GROUP, [_TOPIC])
-            self._members.append(member)
-            self.spawn(client, member.run())
+        self._members: dict[str, Member] = {}
+        for _ in range(2):
+            self._add_member()
         self._admin = admin
         self.spawn(admin_client, admin.run())
+
+    def _add_member(self) -> None:
+        client = self.client(f"member-{self._members_made}")
+        self._members_made += 1
+        member = self._members[client.name] = Member(client, _GROUP, [_TOPIC])
+        self.spawn(client, member.run())
+
+    def _replace_member(self) -> None:
+        """One is killed without a word; another comes."""
+        if self.record.is_ending:
+            return
+        name = self._rng.choice(list(self._members))
+        self.trace.add(name, "is killed")
+        del self._members[name]
+        loop = self._client_loops[name]
+        loop.kill()
+        self.wires.process_died(loop, is_silent=self._rng.random() < 0.5)
+        self.record.history.append(Died(self.scheduler.now_s, MemberName(_GROUP, name)))
+        self._add_member()
+        self.scheduler.after(self._rng.expovariate(1 / _MEMBER_LIFE_S), self._replace_member)
 
     def _wait(self, condition: Callable[[], bool], limit_s: float, what: str) -> bool:
         self.scheduler.run_until(self.scheduler.now_s + limit_s, lambda: bool(self.violations) or condition())
@@ -250,7 +279,7 @@ class World:
 
     def _is_drained(self, ends: dict[TopicPartition, int]) -> bool:
         committed: dict[TopicPartition, int] = {}
-        for member in self._members:
+        for member in self._members.values():
             committed.update(member.committed)
         return all(committed.get(tp) == ends[tp] for tp in self.partitions)
 
@@ -280,6 +309,16 @@ class World:
                             f"ISR {list(partition.isr)} of {list(partition.replicas)}"
                         )
         return ""
+
+    def may_be_killed(self, machine: Machine) -> bool:
+        """Whether every node is up, and every partition has somebody else in its ISR, by whatever anybody knows."""
+        for other in self.cluster.machines.values():
+            if other.node is None:
+                return False
+            for topic in other.node.broker.image.topics_by_name.values():
+                if any(set(partition.isr) <= {machine.id} for partition in topic.partitions):
+                    return False
+        return True
 
     def _dispose(self) -> None:
         self.cluster.dispose()

@@ -11,6 +11,10 @@ from bench.cluster.failover import History
 from bench.cluster.metadata import PartitionState, is_fully_in_sync, is_led
 from bench.cluster.nodes import TidemillCluster, on_cluster, with_cluster_target
 from bench.connection import RequestFailedError
+from kio.schema.describe_quorum.v0.request import DescribeQuorumRequest
+from kio.schema.describe_quorum.v0.response import DescribeQuorumResponse
+from kio.schema.describe_quorum.v0.response import PartitionData as QuorumPartition
+from kio.schema.describe_quorum.v0.response import TopicData as QuorumTopic
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v1.request import ListOffsetsRequest
 from kio.schema.list_offsets.v1.response import (
@@ -105,24 +109,55 @@ def test_end_offsets_are_asked_for_and_read_by_topic_and_partition() -> None:
     }
 
 
-def test_a_failover_ends_with_the_first_ack_of_a_message_sent_after_the_kill() -> None:
-    history = History(sent_s=[1.0, 2.0, 3.0, 4.0])
-    assert history.first_ack_after(2.5) is None
-    history.acks = [(0, 1.1), (1, 9.0)]
-    assert history.first_ack_after(2.5) is None
-    history.acks += [(2, 9.5), (3, 9.6)]
-    assert history.first_ack_after(2.5) == 9.5
-    assert history.last_ack_before(2.5) == 1.1
+def test_the_active_controller_is_asked_for_and_read() -> None:
+    _, body = decoded(metadata.quorum_leader_request(), DescribeQuorumRequest)
+    assert [(t.topic_name, [p.partition_index for p in t.partitions]) for t in body.topics] == [
+        ("__cluster_metadata", [0])
+    ]
+    partition = of(
+        QuorumPartition,
+        partition_index=0,
+        error_code=ErrorCode.none,
+        leader_id=3,
+        leader_epoch=7,
+        high_watermark=1,
+        current_voters=(),
+        observers=(),
+    )
+    topic = of(QuorumTopic, topic_name="__cluster_metadata", partitions=(partition,))
+    answer = of(DescribeQuorumResponse, error_code=ErrorCode.none, topics=(topic,))
+    assert metadata.described_quorum_leader(encoded(answer, is_flexible=True)) == 3
+    refused = of(DescribeQuorumResponse, error_code=ErrorCode.not_controller, topics=())
+    with pytest.raises(RequestFailedError, match="41"):
+        metadata.described_quorum_leader(encoded(refused, is_flexible=True))
+
+
+def test_a_failover_ends_with_the_first_ack_of_a_message_sent_to_the_partition_after_the_kill() -> None:
+    # Numbers 0 to 6 go to partitions 0, 1, 2, 0, 1, 2, 0.
+    history = History(sent_s=[1.0, 1.1, 1.2, 2.0, 2.1, 3.0, 3.1])
+    assert history.first_ack_after(2.5, 0) is None
+    history.acks = [(0, 1.3), (1, 1.4), (3, 9.0), (5, 9.1)]
+    assert history.first_ack_after(2.5, 0) is None
+    assert history.first_ack_after(2.5, 2) == 9.1
+    history.acks.append((6, 9.5))
+    assert history.first_ack_after(2.5, 0) == 9.5
+    assert history.last_ack_before(2.5, 0) == 1.3
 
 
 @pytest.mark.parametrize(
     ("found", "lost", "repeated"),
-    [([0, 1, 2], 0, 0), ([0, 1, 2, 3], 0, 0), ([0, 2], 1, 0), ([0, 0, 1, 2], 0, 1), ([0, 2, 1], 0, 1)],
+    [
+        ([[0, 3], [1], [2]], 0, 0),
+        ([[0, 3, 6], [1], [2]], 0, 0),
+        ([[0], [1], [2]], 1, 0),
+        ([[0, 3], [1, 1], [2]], 0, 1),
+        ([[3, 0], [1], [2]], 0, 1),
+    ],
 )
 def test_what_comes_back_is_compared_with_what_was_acknowledged(
-    found: list[int], lost: int, repeated: int
+    found: list[list[int]], lost: int, repeated: int
 ) -> None:
-    history = History(sent_s=[0.0] * 4, acks=[(0, 1.0), (1, 1.0), (2, 1.0)])
+    history = History(sent_s=[0.0] * 7, acks=[(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)])
     assert history.compared_with(found) == (lost, repeated)
 
 

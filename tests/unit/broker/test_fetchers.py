@@ -17,6 +17,7 @@ from tests.unit.broker.replica_world import (
     read,
     write,
 )
+from tidemill.broker.fetchers import _FetchLoop
 from tidemill.broker.replica_fetch import ReplicaFetch
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
@@ -192,6 +193,28 @@ def test_a_fetch_costs_what_changed_and_not_what_is_followed(
     assert set(looked_at) == {(TOPIC_ID, 42)}
     assert len(looked_at) < 10
     assert world[2].partition(42).high_watermark == 1
+
+
+def test_a_cut_in_the_middle_of_an_answer_does_not_disturb_the_session(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(2)
+    world.start()
+    world.create_topic(replicas=(1, 2), partitions=6)
+    world.settle()
+    world.cut_off(1)
+    for index in range(6):
+        produce(world, 1, b"lost", acks=1, index=index)
+    for index in range(6):
+        world.change(index, leader=2, isr=[2])
+    refused: list[ErrorCode] = []
+    monkeypatch.setattr(_FetchLoop, "_refused", lambda _loop, code: refused.append(code))
+    world.heal()
+    world.until(
+        lambda: all(len(world.partition_image(index).isr) == 2 for index in range(6)), "all in sync again"
+    )
+    assert [world[1].partition(index).log.log_end_offset for index in range(6)] == [0] * 6  # type: ignore[union-attr]
+    assert not refused
 
 
 def test_a_leader_that_forgot_the_session_gets_a_new_one(world: World) -> None:

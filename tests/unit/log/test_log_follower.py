@@ -157,3 +157,23 @@ def test_a_snapshot_from_before_a_cut_is_not_believed_later(disk: SimulatedDisk)
     log.producers.clear()
     log.truncate_to(1)
     assert not [name for name in disk.list("/log") if name.endswith(".snapshot")]
+
+
+def test_epochs_of_a_tail_that_was_cut_off_are_forgotten_by_a_crash(disk: SimulatedDisk) -> None:
+    """The file still names them: it is written with the next sync, which did not come."""
+    log = opened(disk)
+    take(
+        log,
+        batch(0, b"a", epoch=3),
+        batch(1, b"b", epoch=4),
+        batch(2, b"c", epoch=6),
+        batch(3, b"d", epoch=6),
+    )
+    work = log.sync_work()
+    work.run()
+    log.synced(work.end_offset, 0)
+    log.truncate_to(1)
+    take(log, *(batch(number, b"x", epoch=5) for number in range(1, 8)))
+    crashed = opened(disk.kill(), is_clean=False, recovery_point=1)
+    assert crashed.log_end_offset == 8
+    assert crashed.epochs.entries == [EpochStart(3, 0), EpochStart(5, 1)]

@@ -7,19 +7,13 @@ Envelope (58).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.dispatch import Call, Scope, error_response, serves
 from tidemill.controller.controller import DECIDES
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.protocol import api as apis
-from tidemill.protocol.api.admin import (
-    AlterConfigsRequest,
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DeleteTopicsRequest,
-    IncrementalAlterConfigsRequest,
-)
+from tidemill.protocol.api import admin
 from tidemill.protocol.api.brokers import (
     AllocateProducerIdsRequest,
     AlterPartitionRequest,
@@ -42,19 +36,52 @@ if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
 
-@serves(CreateTopicsRequest, versions=(2, 7), scope=Scope.BOTH)
-@serves(DeleteTopicsRequest, scope=Scope.BOTH)
-@serves(CreatePartitionsRequest, scope=Scope.BOTH)
-@serves(AlterConfigsRequest, scope=Scope.BOTH)
-@serves(IncrementalAlterConfigsRequest, scope=Scope.BOTH)
+@serves(admin.CreateTopicsRequest, versions=(2, 7), scope=Scope.BOTH)
+@serves(admin.DeleteTopicsRequest, scope=Scope.BOTH)
+@serves(admin.CreatePartitionsRequest, scope=Scope.BOTH)
+@serves(admin.AlterConfigsRequest, scope=Scope.BOTH)
+@serves(admin.IncrementalAlterConfigsRequest, scope=Scope.BOTH)
 @serves(ElectLeadersRequest, scope=Scope.BOTH)
 @serves(AlterPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(ListPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(UnregisterBrokerRequest, scope=Scope.BOTH)
 async def ask(broker: Broker, call: Call, request: Request) -> Response:
-    if broker.is_controller_listener(call.connection.listener_name):
-        return await broker.controller.decide(request, call.version)
-    return await broker.controller.ask(request, call.version)
+    try:
+        if broker.is_controller_listener(call.connection.listener_name):
+            return await broker.controller.decide(request, call.version)
+        return await broker.controller.ask(request, call.version)
+    except ApiError as error:
+        return _refusal(request, error)
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    """Where a response has no error of its own, each thing that was asked for gets it."""
+    told: Any = {"error_code": int(error.code), "error_message": str(error)}
+    match request:
+        case admin.CreateTopicsRequest():
+            created = [admin.CreatableTopicResult(name=topic.name, **told) for topic in request.topics]
+            return admin.CreateTopicsResponse(topics=created)
+        case admin.DeleteTopicsRequest():
+            doomed = [*request.topics, *(admin.DeleteTopicState(name=name) for name in request.topic_names)]
+            deleted = [
+                admin.DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, **told)
+                for topic in doomed
+            ]
+            return admin.DeleteTopicsResponse(responses=deleted)
+        case admin.CreatePartitionsRequest():
+            grown = [admin.CreatePartitionsTopicResult(name=topic.name, **told) for topic in request.topics]
+            return admin.CreatePartitionsResponse(results=grown)
+        case admin.AlterConfigsRequest() | admin.IncrementalAlterConfigsRequest():
+            altered = [
+                admin.AlterConfigsResourceResponse(
+                    resource_type=resource.resource_type, resource_name=resource.resource_name, **told
+                )
+                for resource in request.resources
+            ]
+            if isinstance(request, admin.AlterConfigsRequest):
+                return admin.AlterConfigsResponse(responses=altered)
+            return admin.IncrementalAlterConfigsResponse(responses=altered)
+    return error_response(request.api_key, error.code, str(error))
 
 
 @serves(BrokerRegistrationRequest, scope=Scope.CONTROLLER)

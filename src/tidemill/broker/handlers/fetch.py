@@ -75,6 +75,7 @@ class _Fetch:
     __slots__ = (
         "_broker",
         "_call",
+        "_has_errors",
         "_is_woken",
         "_missing_bytes",
         "_request",
@@ -102,6 +103,7 @@ class _Fetch:
                 for wanted in topic.partitions
             ]
         self._missing_bytes = 0
+        self._has_errors = False
         self._is_woken = False
         self._timer: TimerHandle | None = None
         self._waiting_on: list[Partition] = []
@@ -128,6 +130,7 @@ class _Fetch:
             if partition is None:
                 fetched = Fetched(wanted.partition, error, aborted=[])
                 if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    self._has_errors = True
                     fetched = fetched._replace(current_leader=self._broker.replicas.leader_of(key))
                 answers.append((key, fetched, None))
                 continue
@@ -136,12 +139,10 @@ class _Fetch:
             if records is not None:
                 found_bytes += records.length
                 left = max(0, left - records.length)
-            is_urgent = (
-                is_urgent
-                or fetched.error_code != 0
-                or fetched.diverging is not None
-                or fetched.preferred_read_replica >= 0
-            )
+            if fetched.error_code:
+                is_urgent = self._has_errors = True
+            elif fetched.diverging is not None or fetched.preferred_read_replica >= 0:
+                is_urgent = True
             answers.append((key, fetched, records))
         return answers, found_bytes, is_urgent or not can_grow
 
@@ -253,7 +254,7 @@ class _Fetch:
             session.rotate([key for key, _, records in answers if records is not None and records.length])
             news = [answer for answer in answers if is_news(session.partitions.get(answer[0]), answer)]
             answers = answers if is_full else news
-        endpoints = leader_endpoints(self._broker, self._call, answers)
+        endpoints = leader_endpoints(self._broker, self._call, answers) if self._has_errors else ()
         self._call.respond(
             pack_fetched(
                 by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints

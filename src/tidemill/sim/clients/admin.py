@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
@@ -143,7 +144,7 @@ class Admin:
             ]
         )
         answer = await self._client.ask_any(request, IncrementalAlterConfigsResponse)
-        return f"segment.ms of {name} = {value}: {ErrorCode(answer.responses[0].error_code).name}"
+        return f"segment.ms of {name} = {value}: {_first_error(answer.responses)}"
 
     async def _create_and_delete(self) -> str:
         """A topic that comes, grows and goes; its name comes again."""
@@ -160,5 +161,10 @@ class Admin:
             DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], topic_names=[name], timeout_ms=5_000),
             DeleteTopicsResponse,
         )
-        codes = (grown.results[0].error_code, deleted.responses[0].error_code)
-        return f"{name} made, grown, deleted: {', '.join(ErrorCode(code).name for code in codes)}"
+        outcome = f"{_first_error(grown.results)}, {_first_error(deleted.responses)}"
+        return f"{name} made, grown, deleted: {outcome}"
+
+
+def _first_error(results: Sequence[Any]) -> str:
+    """Of the one thing that was asked for; a broker that finds no controller in time may answer with nothing."""
+    return ErrorCode(results[0].error_code).name if results else "nothing"

@@ -10,7 +10,7 @@ from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.types import TopicPartition
 
-_WAIT_MS = 2_000
+_WAIT_MS = 5_000
 
 
 class Reader:

@@ -44,7 +44,7 @@ class Position:
             address = client.brokers.get(asked_follower, address)
         answer = await client.ask(
             address,
-            self._request(leader.epoch, max_wait_ms),
+            self._request(leader.epoch, max_wait_ms, -1 if asked_follower is not None else self._last_epoch),
             FetchResponse,
             purpose=f"fetch {self.tp}",
             timeout_s=max_wait_ms / 1000 + 5,
@@ -57,6 +57,13 @@ class Position:
             self._refused(ErrorCode(data.error_code), asked_follower, data.high_watermark)
             await self._look_around()
             return []
+        if data.diverging_epoch.epoch >= 0 or data.diverging_epoch.end_offset >= 0:
+            client.record.accuse(
+                f"{client.name} read {self.tp} up to {self.offset}, and its leader has lost some of that: "
+                f"epoch {data.diverging_epoch.epoch} ends at {data.diverging_epoch.end_offset}"
+            )
+            await self._look_around()
+            return []
         if data.preferred_read_replica >= 0:
             self._follower = data.preferred_read_replica
             if self._follower not in client.brokers:
@@ -65,13 +72,14 @@ class Position:
             return []
         return list(self._taken(bytes(data.records or b""), data.high_watermark, address.host))
 
-    def _request(self, leader_epoch: int, max_wait_ms: int) -> FetchRequest:
+    def _request(self, leader_epoch: int, max_wait_ms: int, last_fetched_epoch: int) -> FetchRequest:
         client, tp = self._client, self.tp
         partition = FetchPartition(
             partition=tp.partition,
             current_leader_epoch=leader_epoch,
             fetch_offset=self.offset,
-            last_fetched_epoch=self._last_epoch,
+            # Only a leader can tell whether what was read is still there; a follower may be behind.
+            last_fetched_epoch=last_fetched_epoch,
             partition_max_bytes=_FETCH_BYTES_MAX,
         )
         topic = FetchTopic(topic=tp.topic, topic_id=client.topic_ids[tp.topic], partitions=[partition])

@@ -46,7 +46,7 @@ _REBALANCE_TIMEOUT_MS = 12_000
 # Well within the session: what is answered later is not believed.
 _ANSWER_TIMEOUT_S = 4.0
 _HEARTBEAT_S = 1.5
-_POLL_WAIT_MS = 500
+_POLL_WAIT_MS = 1_200
 _PROTOCOL_VERSION = b"\0\0"
 _FENCED = (
     ErrorCode.UNKNOWN_MEMBER_ID,

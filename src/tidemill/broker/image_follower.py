@@ -1,0 +1,73 @@
+"""Keeps this broker's partitions and coordinators in step with the metadata, a few at a time.
+
+Changes are applied in their order. A small one is done before the caller goes on; one that opens hundreds of logs is cut
+into slices, between which the loop serves heartbeats, votes and clients: without that, a node that creates many partitions
+would look dead to its peers. What comes meanwhile waits its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from tidemill.broker.coordinators import GroupCoordinators
+from tidemill.broker.replicas import Replicas
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage
+
+_SLICE_S = 0.02
+
+
+class ImageFollower:
+    def __init__(self, replicas: Replicas, groups: GroupCoordinators) -> None:
+        self._replicas = replicas
+        self._groups = groups
+        self._loop = asyncio.get_running_loop()
+        self._changes: deque[tuple[MetadataDelta, MetadataImage]] = deque()
+        # The rest of the change at the front, while it is being applied.
+        self._steps: Iterator[None] | None = None
+        self._is_busy = False
+        self._has_begun = False
+        # Whether every partition of the first image was opened.
+        self.is_loaded = False
+
+    async def load(self, image: MetadataImage) -> None:
+        """Open every partition of the image; what changes meanwhile is applied afterwards."""
+        self._has_begun = True
+        slice_end_s = self._loop.time() + _SLICE_S
+        for _ in self._replicas.load_in_steps(image):
+            if self._loop.time() >= slice_end_s:
+                await asyncio.sleep(0)
+                slice_end_s = self._loop.time() + _SLICE_S
+        self._groups.load(image)
+        self.is_loaded = True
+        self._go_on()
+
+    def follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """A committed change. Before `load`, the image is all there is to know."""
+        if self._has_begun:
+            self._changes.append((delta, image))
+            if self.is_loaded and not self._is_busy:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_busy = True
+        slice_end_s = self._loop.time() + _SLICE_S
+        while self._changes:
+            delta, image = self._changes[0]
+            if self._steps is None:
+                self._steps = self._replicas.apply_in_steps(delta, image)
+            for _ in self._steps:
+                if self._loop.time() >= slice_end_s:
+                    self._loop.call_soon(self._go_on)
+                    return
+            self._steps = None
+            self._changes.popleft()
+            self._groups.apply(delta, image)
+        self._is_busy = False
+
+    def close(self) -> None:
+        self._has_begun = False
+        self._changes.clear()
+        self._steps = None

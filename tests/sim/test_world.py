@@ -1,0 +1,72 @@
+"""Whole clusters from seeds: a fixed few here; `make sim SEEDS=1000` runs many."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill.sim.cluster import Shape
+from tidemill.sim.world import Outcome, Plan, World
+
+_ROOT = Path(__file__).parents[2]
+
+
+def run(seed: int, shape: Shape, duration_s: float) -> Outcome:
+    return World(seed, Plan(shape=shape, duration_s=duration_s, mean_fault_interval_s=6.0)).run()
+
+
+@pytest.mark.parametrize(
+    ("shape", "seed"),
+    [
+        (Shape(combined=1), 3),
+        (Shape(combined=3), 1),
+        (Shape(combined=3), 2),
+        (Shape(combined=5), 5),
+        (Shape(combined=0, brokers=3, controllers=3), 7),
+    ],
+    ids=str,
+)
+def test_a_seed_keeps_every_promise(shape: Shape, seed: int) -> None:
+    outcome = run(seed, shape, 90.0)
+    assert outcome.violations == [], "\n".join(outcome.last_lines)
+    assert outcome.acked > 50
+
+
+def test_the_same_seed_gives_the_same_trace_in_any_process(tmp_path: Path) -> None:
+    """Byte for byte, whatever the hashes of strings and the addresses of objects are."""
+    traces = []
+    for hash_seed in ("1", "2"):
+        path = tmp_path / hash_seed
+        subprocess.run(
+            [sys.executable, "-m", "tidemill.sim", "--seed", "1", "--minutes", "1", "--trace", str(path)],
+            check=True,
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+        )
+        traces.append(path.read_bytes())
+    assert traces[0] == traces[1]
+    assert traces[0].count(b"\n") > 1000
+
+
+def test_another_seed_gives_another_trace() -> None:
+    digests = [World(seed, Plan(duration_s=5.0)).run().digest for seed in (1, 2)]
+    assert digests[0] != digests[1]
+
+
+def test_a_broken_promise_names_the_seed_and_how_to_replay_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidemill.broker import quorum_state
+    from tidemill.sim import __main__ as command
+
+    monkeypatch.setattr(quorum_state.QuorumStateFile, "write", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["sim", "--seed", "4", "--minutes", "3"])
+    assert command.main() == 1
+    printed = capsys.readouterr().out
+    assert "seed 4 breaks its promises" in printed
+    assert "make sim SEED=4" in printed
