@@ -222,12 +222,7 @@ class ReplicaFetch:
                 session.dirty[key] = None
         # Topics stand together in the response.
         answers.sort(key=lambda answer: answer[0])
-        endpoints = leader_endpoints(self._broker, self._call, answers)
-        self._call.respond(
-            pack_fetched(
-                by_topic(answers), self._call.version, session_id=session.id, node_endpoints=endpoints
-            )
-        )
+        self._call.respond(pack_fetched(by_topic(answers), self._call.version, session_id=session.id))
         if not session.id:
             session.close()
 

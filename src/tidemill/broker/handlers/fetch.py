@@ -156,6 +156,8 @@ class _Fetch:
         if not error and not partition.is_leader and self._call.version < _FOLLOWERS_SERVE_SINCE:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if error and (wanted.current_leader_epoch >= 0 or not partition.is_leader):
+            if error is ErrorCode.UNKNOWN_LEADER_EPOCH:
+                return Fetched(index, error), None  # the client knows more than this broker
             return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch)), None
         end_offset = partition.high_watermark
         fetched = Fetched(
