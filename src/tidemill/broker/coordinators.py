@@ -14,6 +14,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.driver import ControllerDriver
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 OFFSETS_TOPIC = "__consumer_offsets"
 _LOAD_BATCHES_AT_ONCE = 64
 _NO_TOKEN = 0
+_DESERTED_RECHECK_MS = 1_000
 
 
 class GroupCoordinators:
@@ -129,6 +131,8 @@ class GroupCoordinators:
         return [answer if isinstance(answer, Response) else await answer for answer in answers]
 
     def _ask(self, shard: _HostedShard, request: Request, caller: Caller) -> Response | Awaitable[Response]:
+        if shard.is_deserted:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._last_token = token = self._last_token + 1
         self._asking = token
         shard.handle(GroupCall(request, caller), token)
@@ -203,6 +207,7 @@ class GroupCoordinators:
                 self._machine(),
                 self._clock,
                 self._respond,
+                partial(self._replicas.is_deserted, partition, self._replicas.steady_ms()),
             )
             self._shards[index] = shard
             task = asyncio.get_running_loop().create_task(shard.load())
@@ -262,6 +267,7 @@ class _HostedShard:
         machine: Groups,
         clock: Clock,
         respond: Callable[[int, Response | ApiError], None],
+        is_deserted: Callable[[], bool],
     ) -> None:
         self._partition = partition
         self.leader_epoch = leader_epoch
@@ -271,6 +277,8 @@ class _HostedShard:
         self._shard: Shard[GroupRecord] = Shard(machine, self, respond, _report)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._is_deserted = is_deserted
+        self._was_deserted = False
         partition.wait(self._grew)
 
     @property
@@ -279,6 +287,19 @@ class _HostedShard:
 
     def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
         return self._partition.append_internal(records, now_ms)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether another broker may coordinate these groups by now, without this one having heard of it.
+
+        Such a coordinator decides nothing and confirms nothing: its members have their sessions elsewhere (failure 11).
+        When it turns out that it was only alone for a while, its members get new sessions.
+        """
+        is_deserted = self._is_deserted()
+        if self._was_deserted and not is_deserted and self._shard.is_active:
+            self.machine.on_loaded(self._clock.now_ms())
+        self._was_deserted = is_deserted
+        return is_deserted
 
     def handle(self, request: GroupCall | TopicsChanged, token: int) -> None:
         self._shard.handle(request, token, self._clock.now_ms())
@@ -303,6 +324,10 @@ class _HostedShard:
 
     def _tick(self) -> None:
         self._timer = None
+        if self.is_deserted:
+            self._timer_ms = self._clock.now_ms() + _DESERTED_RECHECK_MS
+            self._timer = self._loop.call_later(_DESERTED_RECHECK_MS / 1000, self._tick)
+            return
         self._shard.tick(self._clock.now_ms())
         self._schedule()
 

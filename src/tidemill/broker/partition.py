@@ -26,6 +26,7 @@ from tidemill.config import TopicConfig
 from tidemill.controller.image import PartitionImage
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.log import Log
+from tidemill.log.recovery import DiskFull
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
     BatchHeader,
@@ -86,6 +87,7 @@ class Partition:
         config: TopicConfig,
         host: Host,
         high_watermark: int = 0,
+        refusals: Refusals | None = None,
     ) -> None:
         self.name = name
         self.index = name.partition
@@ -103,7 +105,7 @@ class Partition:
         self._is_alone = False
         self._isr_size = 0
         self._min_isr = 1
-        self._refusals = Refusals()
+        self._refusals = refusals or Refusals()
         self.high_watermark = 0
         if log is not None:
             self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
@@ -419,6 +421,11 @@ class Partition:
     def _synced(self, log: Log, end_offset: int, error: OSError | None) -> None:
         if self.log is not log:
             return
+        if isinstance(error, DiskFull):
+            self._sync_asked_end = 0
+            self._syncs.fail(ErrorCode.KAFKA_STORAGE_ERROR)
+            self._host.reconsider_later(self)
+            return
         if error is not None:
             # The kernel may have dropped what it could not write: a second sync would "succeed" without it.
             self.fence(f"cannot sync {self.name}: {error.strerror or error}")
@@ -491,7 +498,15 @@ class Partition:
         return True
 
     def reconsider(self) -> None:
-        """Look for followers that fell behind or may return to the ISR."""
+        """Look for followers that fell behind or may return to the ISR, and for what a full disk left unsynced."""
+        log = self._writable
+        if (
+            log is not None
+            and self.config.flush_messages == 1
+            and self._sync_asked_end < log.log_end_offset
+            and log.recovery_point < log.log_end_offset
+        ):
+            self._sync(log)
         if self._leader is not None and not self._is_alone:
             self._do(self._leader.reconsidered(self._host.steady_ms()))
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tidemill.broker.waiters import WireKey
 from tidemill.errors import ErrorCode
-from tidemill.protocol.records import BatchHeader
+from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
 
 _REMEMBERED_MS = 10_000
 _PRODUCERS_MAX = 1_000
+_PARTITIONS_MAX = 1_000
 
 
 class Refusal(NamedTuple):
@@ -24,6 +26,29 @@ class Refusal(NamedTuple):
     base_sequence: int
     code: ErrorCode
     at_ms: int
+
+
+class EarlyRefusals:
+    """Of partitions that are not hosted here, or not yet: who opens one takes over what its producers were told."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[WireKey, Refusals] = {}
+
+    def note(self, key: WireKey, batch: memoryview, code: ErrorCode, now_ms: int) -> None:
+        if len(batch) < HEADER_SIZE:
+            return
+        if key not in self._by_key and len(self._by_key) >= _PARTITIONS_MAX:
+            del self._by_key[next(iter(self._by_key))]
+        self._by_key.setdefault(key, Refusals()).note(header_at(batch), code, now_ms)
+
+    def take(self, *keys: WireKey) -> Refusals | None:
+        """What was noted of a partition under any of its names."""
+        taken = [refusals for key in keys if (refusals := self._by_key.pop(key, None)) is not None]
+        if not taken:
+            return None
+        for more in taken[1:]:
+            taken[0].update(more)
+        return taken[0]
 
 
 class Refusals(dict[int, Refusal]):

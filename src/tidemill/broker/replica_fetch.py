@@ -59,6 +59,7 @@ class ReplicaFetch:
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
+        self._broker.replicas.heard_from_follower(self._replica_id)
         answers, found_bytes, is_urgent = self._read()
         request = self._request
         if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0:

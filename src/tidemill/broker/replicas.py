@@ -26,6 +26,7 @@ from tidemill.broker.isr_changes import Ask, IsrChanges
 from tidemill.broker.network import Address
 from tidemill.broker.partition import Partition
 from tidemill.broker.platform import Platform
+from tidemill.broker.refusals import EarlyRefusals
 from tidemill.broker.syncer import Syncer
 from tidemill.broker.throttles import Throttles
 from tidemill.broker.upkeep import Upkeep
@@ -42,6 +43,8 @@ from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition,
 logger = logging.getLogger(__name__)
 
 _RECONSIDER_S = 0.5
+# A follower fetches twice a second, whether or not there is anything. Below the shortest session of a group's member.
+_SILENCE_MS_MAX = 3_000
 
 
 class Replicas:
@@ -67,6 +70,9 @@ class Replicas:
         self.lag_time_max_ms = config.replication.lag_time_max_ms
         self.followers_serve_consumers = config.replication.selector_class is not None
         self._damaged: set[TopicPartition] = set()
+        self.early_refusals = EarlyRefusals()
+        # When each other broker last fetched anything from here.
+        self._followers_heard_ms: dict[int, int] = {}
         self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
         self.throttles = Throttles(config)
         self._upkeep = Upkeep(config, platform, data_dir, syncer, self.partitions)
@@ -140,6 +146,24 @@ class Replicas:
         if endpoint is None:
             endpoint = next(iter(broker.endpoints.values()))
         return Address(endpoint.host, endpoint.port)
+
+    def heard_from_follower(self, broker_id: int) -> None:
+        self._followers_heard_ms[broker_id] = self.steady_ms()
+
+    def is_deserted(self, partition: Partition, since_ms: int) -> bool:
+        """Whether those in sync have asked this leader for nothing lately: they may follow another by now.
+
+        Nobody can be elected beside a leader that is in sync alone.
+        """
+        image = partition.image
+        if image is None or len(image.isr) < 2:
+            return False
+        silent_since_ms = self.steady_ms() - _SILENCE_MS_MAX
+        return silent_since_ms > since_ms and all(
+            self._followers_heard_ms.get(broker_id, 0) < silent_since_ms
+            for broker_id in image.isr
+            if broker_id != self.broker_id
+        )
 
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)
@@ -262,7 +286,15 @@ class Replicas:
         except OSError as error:
             self._report_offline(tp, str(error))
             self._stop_if_others_can(tp, image, str(error))
-        return Partition(tp, topic_id, log, config, self, self._data_dir.high_watermarks.get(tp, 0))
+        return Partition(
+            tp,
+            topic_id,
+            log,
+            config,
+            self,
+            self._data_dir.high_watermarks.get(tp, 0),
+            self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition)),
+        )
 
     def _open_log(
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False

@@ -9,6 +9,7 @@ changed.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,11 @@ from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import File, Files
 from tidemill.log.segment import Segment
 from tidemill.protocol.records import BatchHeader
+
+
+class DiskFull(OSError):
+    """A sync that stopped before the end for want of space. All that it promised for is still there to be synced again,
+    which cannot be said of a failed `fsync`."""
 
 
 class SyncWork(NamedTuple):
@@ -38,7 +44,7 @@ class SyncWork(NamedTuple):
         for file in self.segments:
             file.sync()
         if self.epochs is not None:
-            self.files.replace(*self.epochs)
+            self._save_epochs(*self.epochs)
         if self.is_first:
             metadata_path = f"{self.folder}/partition.metadata"
             if self.files.exists(metadata_path):
@@ -47,6 +53,14 @@ class SyncWork(NamedTuple):
             self.files.sync_folder(self.folder.rpartition("/")[0])
         elif self.is_folder_dirty:
             self.files.sync_folder(self.folder)
+
+    def _save_epochs(self, path: str, content: bytes) -> None:
+        try:
+            self.files.replace(path, content)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(error.errno, error.strerror, path) from error
+            raise
 
 
 class Recovered(NamedTuple):

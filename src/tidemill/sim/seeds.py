@@ -21,6 +21,8 @@ _SHAPES = (
     Shape(combined=0, brokers=3, controllers=3),
 )
 
+_WARM_UP_S = 20.0
+
 
 def plan_of(seed: int, duration_s: float) -> Plan:
     return Plan(shape=_SHAPES[seed % len(_SHAPES)], duration_s=duration_s)
@@ -32,5 +34,7 @@ def run_seed(seed: int, duration_s: float) -> Outcome:
 
 def run_seeds(seeds: Iterable[int], duration_s: float, jobs: int) -> Iterator[Outcome]:
     """The outcomes as they come. A process for each seed: nothing that one world leaves behind can reach the next."""
+    # What every world needs once, codecs above all, is made here and inherited.
+    run_seed(0, _WARM_UP_S)
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         yield from pool.imap_unordered(partial(run_seed, duration_s=duration_s), seeds, chunksize=1)

@@ -65,7 +65,8 @@ def produce(broker: Broker, call: Call) -> None:
         for index, start, end in partitions:
             partition = hosted.get(index) if hosted is not None else None
             if partition is None:
-                result = ProduceResult(index, _missing(broker, version, wire_name, index))
+                batch = frame[start:end] if start >= 0 else None
+                result = ProduceResult(index, _missing(broker, version, (wire_name, index), batch))
             elif start < 0:
                 result = ProduceResult(index, ErrorCode.INVALID_RECORD, message="no records were sent")
             else:
@@ -87,9 +88,16 @@ def produce(broker: Broker, call: Call) -> None:
         _answer(broker, call, acks, results, all_good)
 
 
-def _missing(broker: Broker, version: int, wire_name: bytes, index: int) -> ErrorCode:
-    """Why a partition is not hosted here."""
-    return broker.replicas.find((wire_name if version >= 13 else wire_name.decode(), index))[1]
+def _missing(
+    broker: Broker, version: int, wire_key: tuple[bytes, int], batch: memoryview | None
+) -> ErrorCode:
+    """Why a partition is not hosted here. It may be in a moment, and then knows what its producers were told."""
+    name, index = wire_key
+    key = (name if version >= 13 else name.decode(), index)
+    code = broker.replicas.find(key)[1]
+    if batch is not None:
+        broker.replicas.early_refusals.note(key, batch, code, broker.replicas.steady_ms())
+    return code
 
 
 class _Unsettled(NamedTuple):

@@ -132,6 +132,13 @@ class Client:
             for partition in topic.partitions:
                 self._learn(TopicPartition(topic.name, partition.partition_index), partition)
 
+    async def find_topics(self, topics: Sequence[str]) -> None:
+        """Returns when all of them are known: a topic that was just made is not known everywhere at once."""
+        await self.refresh(topics)
+        while any(topic not in self.topic_ids for topic in topics):
+            await self.back_off()
+            await self.refresh(topics)
+
     def _learn(self, tp: TopicPartition, partition: object) -> None:
         leader = Leader(
             partition.leader_id,  # type: ignore[attr-defined]

@@ -85,7 +85,7 @@ class Member:
         self.is_done = False
 
     async def run(self) -> None:
-        await self._client.refresh(self._topics)
+        await self._client.find_topics(self._topics)
         while not self.is_stopping:
             generation = await self._join()
             if generation is None:
