@@ -128,3 +128,13 @@ def test_a_disk_that_is_full_for_a_moment(world: World) -> None:
     disk.free_bytes = room
     assert outcome(world, send(world, 2)) is ErrorCode.KAFKA_STORAGE_ERROR
     expect_in_order(world, 1, 2)
+
+
+def test_a_partition_that_was_not_open_yet(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.start()
+    assert outcome(world, send(world, 0)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    world.create_topic()
+    world.settle()
+    assert outcome(world, send(world, 1)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    expect_in_order(world, 0, 1)
