@@ -55,6 +55,10 @@ cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, net
 kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
 	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)
 
+exactly-once: $(VENV)/dev.stamp  ## read, transform, write with each client, through 100 kills
+	@TIDEMILL_EXACTLY_ONCE_KILLS=$(or $(KILLS),100) TIDEMILL_EXACTLY_ONCE_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
+		tests/cluster/test_exactly_once.py $(ARGS)
+
 sim: $(VENV)/dev.stamp  ## the whole cluster from a seed: SEED=7, or SEEDS=1000; MINUTES=10 of simulated time each
 	@$(BIN)/python -m tidemill.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10)) --minutes $(or $(MINUTES),10) $(ARGS)
 
@@ -62,4 +66,4 @@ group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run test check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds sim group-schedules
+.PHONY: help setup run test check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once sim group-schedules

@@ -24,10 +24,15 @@ class Column:
 
 COLUMNS = {
     "mb_per_s": Column("MB/s", 0),
+    "idempotent_mb_per_s": Column("idempotent MB/s", 0),
+    "share_percent": Column("share %", 1),
     "mb_per_cpu_s": Column("MB/CPU-s", 1),
     "messages_per_s": Column("msgs/s", 0),
     "broker_cpu_s_per_gb": Column("broker CPU-s/GB", 2),
     "client_cpu_s_per_gb": Column("client CPU-s/GB", 2),
+    "commit_p50_ms": Column("commit p50 ms", 2),
+    "commit_p99_ms": Column("commit p99 ms", 2),
+    "transactions_per_s": Column("transactions/s", 0),
     "p50_ms": Column("p50 ms", 2),
     "p99_ms": Column("p99 ms", 2),
     "p999_ms": Column("p99.9 ms", 2),
@@ -39,6 +44,7 @@ COLUMNS = {
     "client_us_per_request": Column("client µs/request", 1),
     "broker_us_per_further_partition": Column("µs/further partition", 1),
     "broker_us_per_record": Column("broker µs/record", 1),
+    "broker_us_per_transaction": Column("broker µs/transaction", 0),
     "rebalance_ms": Column("rebalance ms", 1),
     "broker_cpu_ms": Column("broker CPU ms", 1),
     "client_cpu_ms": Column("client CPU ms", 1),

@@ -17,7 +17,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import compaction, fetch, groups, latency, machine, partitions, produce, small_requests, startup
+from bench import (
+    compaction,
+    fetch,
+    groups,
+    latency,
+    machine,
+    partitions,
+    produce,
+    small_requests,
+    startup,
+    transactions,
+)
 from bench.apache_kafka import KafkaFailedError
 from bench.brokers import Broker, BrokerFailedError, Target
 from bench.cases import Case, FreshCase, LiveCase, Scale
@@ -38,6 +49,7 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
     "latency": latency.cases,
     "requests": small_requests.cases,
     "groups": groups.cases,
+    "transactions": transactions.cases,
     "compaction": compaction.cases,
     "memory": startup.after_load_cases,
     "partitions": partitions.cases,

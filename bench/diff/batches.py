@@ -173,7 +173,9 @@ def _describe_batch(header: tuple[int, ...], data: bytes) -> dict[str, Any]:
     if codec < len(CODECS):
         try:
             body = _decompress(CODECS[codec], data[HEADER_BYTES:])
-            result["records"] = _records(body, count, base, first_ms)
+            result["records"] = (
+                _markers(body, count) if attributes & CONTROL else _records(body, count, base, first_ms)
+            )
         except (cramjam.DecompressionError, LookupError, struct.error) as error:
             result["records"] = f"cannot be read ({type(error).__name__})"
     return result
@@ -194,6 +196,22 @@ def _records(body: bytes, count: int, base_offset: int, base_timestamp: int) -> 
         found.append(
             f"{base_offset + delta}: {key!r}={shown!r} at {base_timestamp + delta_ms} +{header_count} headers"
         )
+        position = end
+    return found
+
+
+def _markers(body: bytes, count: int) -> list[str]:
+    """Control records, without their times, which are the broker's."""
+    found = []
+    position = 0
+    for _ in range(count):
+        size, position = _read_varint(body, position)
+        end = position + size
+        _, position = _read_varint(body, position + 1)
+        _, position = _read_varint(body, position)
+        key, position = _read_bytes(body, position)
+        value, position = _read_bytes(body, position)
+        found.append(f"control {(key or b'').hex()}={(value or b'').hex()}")
         position = end
     return found
 

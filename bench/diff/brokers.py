@@ -15,10 +15,14 @@ from bench.apache_kafka import ApacheKafka
 Address = tuple[str, int]
 STOP_SECONDS_MAX = 15.0
 START_SECONDS_MAX = 30.0
-# For both: scripts about groups wait for rebalances and for sessions to end.
+# For both: scripts about groups wait for rebalances and for sessions to end, those about transactions for time-outs and
+# for transactional ids to be forgotten.
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "300",
     "group.min.session.timeout.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
+    "transactional.id.expiration.ms": "8000",
 }
 LISTENS = re.compile(r"listens on (\S+):(\d+)")
 

@@ -22,6 +22,8 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 
+from bench.diff.schemas import RESPONSES
+
 Tree = Any
 KEYS = {name: key for key, name in api_key_map.items()}
 
@@ -57,7 +59,7 @@ def encode(api: str, version: int, request: dict[str, Any], correlation_id: int,
 
 def decode(api: str, version: int, payload: bytes) -> Tree:
     """The answer's body as a tree; bytes left over are part of it, because a client would trip over them."""
-    schema: Any = load_response_schema(KEYS[api], version)
+    schema: Any = RESPONSES.get((api, version)) or load_response_schema(KEYS[api], version)
     _, header_size = entity_reader(schema.__header_schema__)(payload, 0)
     message, size = entity_reader(schema)(payload, header_size)
     tree = _tree(message)

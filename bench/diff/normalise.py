@@ -34,6 +34,7 @@ PLACEHOLDERS = {"cluster_id": "<cluster>", "host": "<host>", "port": "<port>", "
 MEMBER_IDS = {"member_id", "leader"}
 MEMBER_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 MEMBER_BASE64 = re.compile(r"[A-Za-z0-9_-]{22}$")
+PRODUCER_IDS = {"producer_id", "ongoing_txn_producer_id"}
 SIZES = {"total_bytes", "usable_bytes"}
 # Settings whose value is the machine's or the start script's, not the broker's.
 LOCAL_CONFIGS = {
@@ -76,7 +77,10 @@ def normalise(tree: Any, facts: Facts) -> Any:
 def shorten(request: Any, facts: Facts) -> Any:
     """A request as it is shown: the same for every version, where only names differ."""
     if isinstance(request, dict):
-        return {k: shorten(v, facts) for k, v in request.items()}
+        return {
+            k: facts.producer_ids.get(v, v) if k.endswith("producer_id") else shorten(v, facts)
+            for k, v in request.items()
+        }
     if isinstance(request, list | tuple):
         return [shorten(item, facts) for item in request]
     if isinstance(request, bytes):
@@ -129,7 +133,7 @@ def _number(name: str, value: int, facts: Facts) -> Any:
         return "<session>"
     if name == "finalized_features_epoch" and value >= 0:
         return "<epoch>"
-    if name == "producer_id":
+    if name in PRODUCER_IDS:
         return facts.producer_ids.get(value, value)
     if abs(value - time.time() * 1000) < NEAR_MS:
         return "<now>"

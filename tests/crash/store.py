@@ -2,7 +2,7 @@
 
 `Store` writes down in a `History` what it is about to do and what is done, so that the survivor of a crash can be judged
 by `judge`: everything synced is there byte for byte, what is there is a prefix of what was appended, and all that is
-derived (indexes, producers, epochs) equals what a dumb replay of the surviving batches gives.
+derived (indexes, producers, transactions, epochs) equals what a dumb replay of the surviving batches gives.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.unit.log import transaction_model
 from tests.unit.log.batches import T0, ParsedBatch, append, batch, parse_segment
 from tidemill.config import TopicConfig
 from tidemill.errors import StorageError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
+from tidemill.log.transactions import TransactionEnd, build_marker
 from tidemill.protocol.records import header_at, stamp
 from tidemill.sim.disk import CutPoint, SimulatedDisk
 from tidemill.types import TopicPartition
@@ -49,6 +51,8 @@ class PartitionHistory:
     start_max: int = 0
     # Checkpointed: nothing below is served again.
     start_min: int = 0
+    # What readers were told; the log may forget which markers below it are how old.
+    high_watermark: int = 0
 
     @property
     def now(self) -> Timeline:
@@ -112,6 +116,20 @@ class Store:
         except OSError:
             line.batches.pop()
             raise
+
+    def end_transaction(
+        self, tp: TopicPartition, producer_id: int, *, commit: bool, epoch: int = 0, leader_epoch: int = 0
+    ) -> None:
+        end = TransactionEnd(producer_id, epoch, 3, commit)
+        self.logs[tp].check_marker(end)
+        self.append(tp, bytearray(build_marker(end, self.now_ms)), leader_epoch=leader_epoch)
+
+    def commit(self, tp: TopicPartition) -> None:
+        """Sync, and let readers see it."""
+        self.sync(tp)
+        known = self.history.partitions[tp]
+        known.high_watermark = known.now.synced_end
+        self.logs[tp].last_stable_offset(known.high_watermark)
 
     def sync(self, tp: TopicPartition) -> None:
         log = self.logs[tp]
@@ -191,6 +209,7 @@ def judge(disk: SimulatedDisk, history: History, config: TopicConfig) -> Store:
             assert log.log_start_offset >= known.start_min, "deleted records are served again"
         _check_readable(log, surviving)
         _check_producers(log, line)
+        _check_transactions(log, line, surviving, known.high_watermark)
         _check_epochs(log, line)
     return store
 
@@ -233,28 +252,50 @@ def _check_readable(log: Log, surviving: list[ParsedBatch]) -> None:
 
 def _check_producers(log: Log, line: Timeline) -> None:
     """Equal to a replay of everything; where retention took batches, a state may lack those, and no others."""
-    twin: dict[int, tuple[int, list[tuple[int, int, int, int, int]]]] = {}
-    for raw in line.batches:
-        h = header_at(raw)
-        if h.producer_id < 0 or h.next_offset > log.log_end_offset:
-            continue
-        epoch, batches = twin.get(h.producer_id, (-1, []))
-        if h.producer_epoch > epoch:
-            batches = []
-        entry = (h.base_sequence, h.last_sequence, h.base_offset, h.last_offset, h.max_timestamp)
-        twin[h.producer_id] = (h.producer_epoch, [*batches, entry][-5:])
+    twin = transaction_model.producers(_batches(line, log))
     first = log.segments[0].base_offset
-    for producer_id, (epoch, batches) in twin.items():
+    for producer_id, expected in twin.items():
         state = log.producers.get(producer_id)
-        needed = [entry for entry in batches if entry[2] >= first]
+        needed = [entry for entry in expected.batches if entry[2] >= first]
         if state is None:
             assert not needed, f"producer {producer_id} is forgotten"
             continue
         found = [tuple(entry) for entry in state.batches]
-        assert state.epoch == epoch
-        assert found == batches[len(batches) - len(found) :], f"producer {producer_id}"
+        assert state.epoch == expected.epoch
+        assert found == expected.batches[len(expected.batches) - len(found) :], f"producer {producer_id}"
         assert len(found) >= len(needed)
+        assert state.last_timestamp == expected.last_timestamp
+        if not first:
+            assert state.coordinator_epoch == expected.coordinator_epoch
+            assert state.txn_first_offset == expected.txn_first_offset
     assert {state.producer_id for state in log.producers.states()} <= set(twin)
+
+
+def _check_transactions(log: Log, line: Timeline, surviving: list[ParsedBatch], high_watermark: int) -> None:
+    """What is open, stable and aborted; where retention took batches, what the rest of them needs."""
+    end_offset = log.log_end_offset
+    batches = _batches(line, log)
+    found = [tuple(entry) for entry in log.aborted_between(0, end_offset)]
+    if log.segments[0].base_offset == 0:
+        assert found == transaction_model.aborted(batches)
+        opened = [t for t in transaction_model.transactions(batches) if t.marker_offset is None]
+        assert [(s.producer_id, s.txn_first_offset) for s in log.producers.open_transactions()] == [
+            (t.producer_id, t.first_offset) for t in opened
+        ]
+        for hw in range(high_watermark, end_offset + 1):
+            stable = transaction_model.stable_offset(batches, hw, log.log_start_offset)
+            assert log.last_stable_offset(hw) == stable, f"with the high watermark at {hw}"
+        return
+    for _, first_offset, marker_offset, _ in transaction_model.aborted(
+        transaction_model.parsed(b.raw for b in surviving)
+    ):
+        assert [e for e in found if e[1] <= first_offset and e[2] == marker_offset]
+
+
+def _batches(line: Timeline, log: Log) -> list[transaction_model.Batch]:
+    return transaction_model.parsed(
+        raw for raw in line.batches if header_at(raw).next_offset <= log.log_end_offset
+    )
 
 
 def _check_epochs(log: Log, line: Timeline) -> None:
@@ -276,6 +317,7 @@ def go_on(store: Store, tp: TopicPartition) -> None:
     """The survivor takes appends, and a clean restart finds them."""
     known = store.history.partitions[tp]
     log = store.logs[tp]
+    known.high_watermark = log.log_end_offset  # so far `judge` has asked
     known.timelines = [
         next(line for line in known.timelines if _is_run_of(surviving_batches(store.disk, log), line, log))
     ]

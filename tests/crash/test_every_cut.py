@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.crash.store import History, Store, found_disks, go_on, judge
-from tests.unit.log.batches import T0, batch, small_segments
+from tests.unit.log.batches import T0, batch, small_segments, transactional
 from tidemill.sim.disk import SimulatedDisk, every_cut_point
 from tidemill.types import TopicPartition
 
@@ -114,6 +114,69 @@ def recreated_topic(store: Store) -> None:
         store.append(TP, batch(1, value=b"of the new topic"))
 
 
+def _write(store: Store, producer_id: int, sequence: int, *, epoch: int = 0, leader_epoch: int = 0) -> None:
+    store.append(TP, transactional(producer_id, epoch, sequence), leader_epoch=leader_epoch)
+
+
+def transactions(store: Store) -> None:
+    """Commits and aborts of three producers, interleaved, over several segments; one stays open."""
+    store.create(TP, ID)
+    _write(store, 3, 0)
+    for number in range(4):
+        _write(store, 1, number * 2)
+        _write(store, 2, 0, epoch=number)
+        store.end_transaction(TP, 2, commit=False, epoch=number + 1)
+        if number == 1:
+            store.commit(TP)
+            store.checkpoint()
+        store.end_transaction(TP, 1, commit=number % 2 == 0)
+    store.append(TP, batch(2, producer=(5, 0, 0)))
+    store.end_transaction(TP, 7, commit=False)
+    store.sync(TP)
+
+
+def transactions_cut_off(store: Store) -> None:
+    """A truncation below two markers, and another end of the same transactions."""
+    store.create(TP, ID)
+    for number in range(3):
+        _write(store, 1, number * 2)
+        _write(store, 2, number * 2)
+        store.end_transaction(TP, 1, commit=False)
+        if number == 1:
+            store.sync(TP)
+            store.checkpoint()
+        store.end_transaction(TP, 2, commit=True)
+    store.sync(TP)
+    store.truncate(TP, 10)
+    store.end_transaction(TP, 1, commit=True, leader_epoch=2)
+    store.end_transaction(TP, 2, commit=False, leader_epoch=2)
+
+
+def transactions_shut_down(store: Store) -> None:
+    store.create(TP, ID)
+    for number in range(3):
+        _write(store, 1, number * 2)
+        store.end_transaction(TP, 1, commit=False)
+    _write(store, 2, 0)
+    store.shut_down()
+    again = Store(store.disk, store.history, CONFIG)
+    again.end_transaction(TP, 2, commit=False, epoch=1)
+    _write(again, 2, 0, epoch=1)
+    again.shut_down()
+
+
+def transactions_retained(store: Store) -> None:
+    store.create(TP, ID)
+    _write(store, 2, 0)
+    for number in range(4):
+        _write(store, 1, number * 2)
+        store.end_transaction(TP, 1, commit=False)
+        if number == 2:
+            store.sync(TP)
+            store.retain(TP, replace(CONFIG, retention_bytes=300))
+    store.end_transaction(TP, 2, commit=False)
+
+
 SCENARIOS: list[Callable[[Store], None]] = [
     rolls,
     idempotent_producers,
@@ -123,6 +186,10 @@ SCENARIOS: list[Callable[[Store], None]] = [
     deleted_records,
     clean_shutdown,
     truncation,
+    transactions,
+    transactions_cut_off,
+    transactions_shut_down,
+    transactions_retained,
 ]
 
 

@@ -1,8 +1,8 @@
 """Random lives of groups: what is live is what the log says, nobody is forgotten, nothing is owned twice.
 
-Clients join, sync, heartbeat, leave, commit and restart in any order, while time passes, writes fail, commits are
-held back and the coordinator moves. After every step the machine agrees with itself (`World` checks that) and with a machine
-rebuilt from the log; every request is answered exactly once in the end.
+Clients join, sync, heartbeat, leave, commit and restart in any order, also in transactions that overlap, while time
+passes, writes fail, commits are held back and the coordinator moves. After every step the machine agrees with itself
+(`World` checks that) and with a machine rebuilt from the log; every request is answered exactly once in the end.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.property.offset_ledger import Ledger, committed_offsets
 from tests.scenarios.groups_world import World
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.classic import ClassicGroup
 from tidemill.coordinator.group import TopicsChanged
 from tidemill.errors import ErrorCode
+from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.groups import (
     DeleteGroupsRequest,
     HeartbeatRequest,
@@ -34,9 +36,18 @@ from tidemill.protocol.api.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+from tidemill.protocol.api.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
 )
 
 PARTITIONS = 6
+PRODUCERS = st.integers(1, 3)
 CLIENTS = st.sampled_from(["c1", "c2", "c3", "s1", "s2"])
 GROUPS = st.sampled_from(["g", "h"])
 PROTOCOLS = st.sampled_from([("range",), ("range", "roundrobin"), ("roundrobin", "range")])
@@ -172,6 +183,40 @@ class GroupLives(RuleBasedStateMachine):
             9,
         )
 
+    @rule(
+        name=CLIENTS, group=GROUPS, partition=st.integers(0, PARTITIONS - 1), is_member=st.booleans(),
+        offset=st.integers(0, 9), producer_id=PRODUCERS,
+    )  # fmt: skip
+    def commit_in_transaction(
+        self, name: str, group: str, partition: int, is_member: bool, offset: int, producer_id: int
+    ) -> None:
+        client = self.client(name, group) if is_member else Client()
+        wanted = TxnOffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
+        self.ask(
+            name,
+            TxnOffsetCommitRequest(
+                transactional_id="t",
+                group_id=group,
+                producer_id=producer_id,
+                generation_id_or_member_epoch=client.generation,
+                member_id=client.member_id,
+                topics=[TxnOffsetCommitRequestTopic(name="t", partitions=[wanted])],
+            ),
+            5,
+        )
+
+    @rule(producer_id=PRODUCERS, is_commit=st.booleans())
+    def end_transaction(self, producer_id: int, is_commit: bool) -> None:
+        end = TransactionEnd(producer_id, producer_epoch=0, coordinator_epoch=0, is_commit=is_commit)
+        self.world.end_transaction(end)
+        self.note_answers()
+
+    @rule(group=GROUPS, partition=st.integers(0, PARTITIONS - 1))
+    def delete_offset(self, group: str, partition: int) -> None:
+        wanted = OffsetDeleteRequestPartition(partition_index=partition)
+        topics = [OffsetDeleteRequestTopic(name="t", partitions=[wanted])]
+        self.ask("admin", OffsetDeleteRequest(group_id=group, topics=topics))
+
     @rule(group=GROUPS)
     def delete_group(self, group: str) -> None:
         self.ask("admin", DeleteGroupsRequest(groups_names=[group]))
@@ -212,6 +257,10 @@ class GroupLives(RuleBasedStateMachine):
     @invariant()
     def live_state_is_what_the_log_says(self) -> None:
         assert self.world.rebuilt().replicated_state() == self.world.groups.replicated_state()
+
+    @invariant()
+    def offsets_are_what_the_records_say(self) -> None:
+        assert committed_offsets(self.world) == Ledger(self.world.log.records).committed
 
     @invariant()
     def nobody_is_assigned_more_than_the_generation_has(self) -> None:

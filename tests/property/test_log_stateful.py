@@ -1,4 +1,4 @@
-"""The log against a plain list: random histories of appends, reads, deletions, restarts and power failures."""
+"""The log against a plain list: random histories of appends, transactions, reads, deletions, restarts and power failures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.unit.log import transaction_model
 from tests.unit.log.batches import T0, ParsedBatch, append, batch, parse_segment
 from tidemill.config import TopicConfig
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log, OffsetOutOfRange
-from tidemill.protocol.records import Record, header_at, iterate_records
+from tidemill.log.transactions import TransactionEnd, build_marker
+from tidemill.protocol.records import TRANSACTIONAL, Record, header_at, iterate_records, stamp
 from tidemill.sim.disk import SimulatedDisk
 
 CONFIG = TopicConfig(
@@ -35,6 +37,9 @@ class LogMachine(RuleBasedStateMachine):
         self.now_ms = T0
         self.leader_epoch = 0
         self.sequences: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+        # What readers were told: markers below it are known to be committed.
+        self.high_watermark = 0
 
     def make_files(self) -> tuple[Files, str]:
         disk = SimulatedDisk(page_bytes=64)
@@ -68,6 +73,38 @@ class LogMachine(RuleBasedStateMachine):
         assert base_offset == self.end
         self.batches.append(bytes(data))
 
+    @rule(count=st.integers(1, 3), producer_id=st.sampled_from([2, 3, 4]), seconds=st.integers(0, 15))
+    def write_in_transaction(self, count: int, producer_id: int, seconds: int) -> None:
+        epoch, sequence = self.epochs.get(producer_id, 0), self.sequences.get(producer_id, 0)
+        timestamps = [T0 + seconds * 1000] * count
+        producer = (producer_id, epoch, sequence)
+        data = batch(count, timestamps=timestamps, producer=producer, attributes=TRANSACTIONAL)
+        assert self.log.producers.duplicate_of(header_at(data)) is None
+        append(self.log, data, leader_epoch=self.leader_epoch, now_ms=self.now_ms)
+        self.batches.append(bytes(data))
+        self.sequences[producer_id] = sequence + count
+        self.epochs[producer_id] = epoch
+
+    @rule(producer_id=st.sampled_from([2, 3, 4]), is_commit=st.booleans(), is_bumped=st.booleans())
+    def end_transaction(self, producer_id: int, is_commit: bool, is_bumped: bool) -> None:
+        epoch = self.epochs.get(producer_id, 0) + is_bumped
+        end = TransactionEnd(producer_id, epoch, 0, is_commit)
+        marker = bytearray(build_marker(end, self.now_ms))
+        stamp(memoryview(marker), 0, self.end, self.leader_epoch)
+        self.log.append_marker(end, self.leader_epoch, self.now_ms)
+        self.batches.append(bytes(marker))
+        if is_bumped:
+            self.sequences[producer_id] = 0
+        self.epochs[producer_id] = epoch
+
+    @rule(where=st.floats(0, 1))
+    def commit(self, where: float) -> None:
+        """The high watermark rises over what is synced."""
+        self.sync()
+        rise = int((self.end - self.high_watermark) * where)
+        self.high_watermark = max(self.high_watermark, self.log_start, self.high_watermark + rise)
+        self.log.last_stable_offset(self.high_watermark)
+
     @rule()
     def new_leader(self) -> None:
         self.leader_epoch += 1
@@ -94,7 +131,8 @@ class LogMachine(RuleBasedStateMachine):
     def retain_by_size(self, retention_bytes: int) -> None:
         self.log.config = TopicConfig(retention_bytes=retention_bytes, retention_ms=-1)
         sizes = [segment.size for segment in self.log.segments]
-        self._remove(self.log.apply_retention(self.now_ms, self.end))
+        self.high_watermark = self.end
+        self._remove(self.log.apply_retention(self.now_ms, self.high_watermark))
         self.log.config = CONFIG
         excess, expected = sum(sizes) - retention_bytes, 0
         for size in sizes:
@@ -112,7 +150,8 @@ class LogMachine(RuleBasedStateMachine):
             if not newest or T0 + age_ms <= max(newest):
                 break
             expected += 1
-        self._remove(self.log.apply_retention(T0 + age_ms, self.end))
+        self.high_watermark = self.end
+        self._remove(self.log.apply_retention(T0 + age_ms, self.high_watermark))
         self.log.config = CONFIG
         self._check_kept(sizes, expected)
 
@@ -132,6 +171,7 @@ class LogMachine(RuleBasedStateMachine):
         self.batches = [b for b in self.batches if header_at(b).base_offset < first] + kept
         self.log_start = min(self.log_start, header_at(kept[-1]).next_offset if kept else first)
         self.synced_end = min(self.synced_end, self.end)
+        self.high_watermark = min(self.high_watermark, self.end)
         self._recount_sequences()
 
     @rule()
@@ -168,6 +208,7 @@ class LogMachine(RuleBasedStateMachine):
     def _recount_sequences(self) -> None:
         """A producer goes on from what the log still knows of it."""
         self.sequences = {s.producer_id: s.last_sequence + 1 for s in self.log.producers.states()}
+        self.epochs = {s.producer_id: s.epoch for s in self.log.producers.states()}
 
     # -- what reads it ---------------------------------------------------------------------------------------
 
@@ -258,6 +299,30 @@ class LogMachine(RuleBasedStateMachine):
         for offset in (self.log_start, (self.log_start + self.end) // 2, self.end - 1):
             if self.log_start <= offset < self.end:
                 assert self.log.epochs.epoch_of(offset) == [e for e, start in epochs if start <= offset][-1]
+
+    @invariant()
+    def knows_its_transactions(self) -> None:
+        """Exactly, until deletions take batches; then a log that was replayed may know no more than what is left."""
+        if not hasattr(self, "log"):
+            return
+        hw = max(self.high_watermark, self.log_start)
+        first = self.log.segments[0].base_offset
+        found = [tuple(entry) for entry in self.log.aborted_between(first, self.end)]
+        told = transaction_model.parsed(self.batches)
+        left = transaction_model.parsed(b for b in self.batches if header_at(b).base_offset >= first)
+        if first == 0:
+            assert found == transaction_model.aborted(told)
+            assert self.log.last_stable_offset(hw) == transaction_model.stable_offset(
+                told, hw, self.log_start
+            )
+            return
+        assert {entry[2] for entry in found} <= {entry[2] for entry in transaction_model.aborted(told)}
+        listed = {entry[2]: entry[1] for entry in found}
+        for _, first_offset, marker_offset, _ in transaction_model.aborted(left):
+            assert listed[marker_offset] <= first_offset
+        stable = self.log.last_stable_offset(hw)
+        assert stable <= transaction_model.stable_offset(left, hw, self.log_start)
+        assert stable >= transaction_model.stable_offset(told, hw, self.log_start)
 
     def teardown(self) -> None:
         if hasattr(self, "log"):

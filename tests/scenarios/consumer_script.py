@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.scenarios.consumer_world import ConsumerWorld, Owned, to_owned, to_topic_partitions
-from tests.scenarios.groups_script import Client, Script, duration_ms, show_answer, show_record
+from tests.scenarios.groups_script import Client, Script, duration_ms, show_answer, show_record, show_written
 from tests.scenarios.groups_world import Asked
 from tests.scenarios.transcripts import Command
 from tidemill.config import GroupsConfig
@@ -163,8 +163,9 @@ class ConsumerScript(Script):
         lines = [f"rebalance: {event}" for event in self.world.reported]
         self.world.reported.clear()
         for raw in self.world.log.records[self._records_shown :]:
-            lines.append("wrote: " + self._show_record(*raw))
+            lines.append("wrote: " + show_written(raw, self._show_record))
         self._records_shown = len(self.world.log.records)
+        lines += self._markers_answered()
         for asked, response in self.world.take_answers():
             self._remember(asked, response)
             lines += self._show_answer(asked, response)

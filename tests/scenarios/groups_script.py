@@ -6,12 +6,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tests.scenarios.groups_world import Asked, World
+from tests.scenarios.groups_world import Asked, World, Written
 from tests.scenarios.transcripts import Command
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.group import TopicsChanged
 from tidemill.coordinator.records import decode
 from tidemill.errors import ErrorCode
+from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.coordinator_records import GroupMetadataValue, OffsetCommitKey, OffsetCommitValue
 from tidemill.protocol.api.groups import (
     ConsumerProtocolSubscription,
@@ -36,7 +37,13 @@ from tidemill.protocol.api.offsets import (
     OffsetDeleteRequestTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
+)
+from tidemill.protocol.api.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
 )
 from tidemill.protocol.schema import encode
 from tidemill.types import TopicId, uuid_text
@@ -78,11 +85,17 @@ class Script:
         lines = [f"rebalance: {event}" for event in self.world.reported]
         self.world.reported.clear()
         for raw in self.world.log.records[self._records_shown :]:
-            lines.append("wrote: " + show_record(*raw))
+            lines.append("wrote: " + show_written(raw, show_record))
         self._records_shown = len(self.world.log.records)
+        lines += self._markers_answered()
         for asked, response in self.world.take_answers():
             self._remember(asked, response)
             lines += show_answer(asked, response)
+        return lines
+
+    def _markers_answered(self) -> list[str]:
+        lines = [f"marker: {_error(code)}" for code in self.world.ended]
+        self.world.ended.clear()
         return lines
 
     def _remember(self, asked: Asked, response: Any) -> None:
@@ -271,7 +284,53 @@ class Script:
             OffsetFetchRequestGroup(group_id=group_id, topics=wanted) for group_id in client.group.split(",")
         ]
         command.options.setdefault("v", "9")
-        return self._ask(command, OffsetFetchRequest(groups=groups))
+        require_stable = command.options.get("stable", "no") == "yes"
+        if int(command.options["v"]) >= 8:
+            return self._ask(command, OffsetFetchRequest(groups=groups, require_stable=require_stable))
+        topics = None
+        if wanted is not None:
+            topics = [
+                OffsetFetchRequestTopic(name=topic.name, partition_indexes=topic.partition_indexes)
+                for topic in wanted
+            ]
+        old = OffsetFetchRequest(group_id=client.group, topics=topics, require_stable=require_stable)
+        return self._ask(command, old)
+
+    def do_txn_commit(self, command: Command) -> list[str]:
+        """`txn-commit c1 orders-0:5 producer=7`: in the transaction of that producer."""
+        client = self._client(command)
+        request = TxnOffsetCommitRequest(
+            transactional_id="t",
+            group_id=client.group,
+            producer_id=int(command.options["producer"]),
+            producer_epoch=int(command.options.get("epoch", "0")),
+            generation_id_or_member_epoch=int(command.options.get("generation", client.generation)),
+            member_id=client.member_id,
+            group_instance_id=client.instance,
+        )
+        for topic, partitions in self._partitions(command).items():
+            wanted = [
+                TxnOffsetCommitRequestPartition(
+                    partition_index=index,
+                    committed_offset=offset,
+                    committed_metadata=command.options.get("metadata"),
+                )
+                for index, offset in partitions.items()
+            ]
+            request.topics.append(TxnOffsetCommitRequestTopic(name=topic, partitions=wanted))
+        command.options.setdefault("v", "5")
+        return self._ask(command, request)
+
+    def do_end(self, command: Command) -> list[str]:
+        """`end commit producer=7`, or `end abort producer=7`: the marker of the transaction."""
+        end = TransactionEnd(
+            producer_id=int(command.options["producer"]),
+            producer_epoch=int(command.options.get("epoch", "0")),
+            coordinator_epoch=0,
+            is_commit=command.words[0] == "commit",
+        )
+        self.world.end_transaction(end)
+        return [] if self.world.ended else ["marker: waits"]
 
     def do_delete_offsets(self, command: Command) -> list[str]:
         client = self._client(command)
@@ -305,6 +364,7 @@ def _verb(request: Any) -> str:
         "HeartbeatRequest": "heartbeat",
         "LeaveGroupRequest": "leave",
         "OffsetCommitRequest": "commit",
+        "TxnOffsetCommitRequest": "txn-commit",
         "OffsetFetchRequest": "fetch",
         "OffsetDeleteRequest": "delete-offsets",
         "DescribeGroupsRequest": "describe",
@@ -371,6 +431,10 @@ def _show_commit(response: Any, _asked: Asked) -> list[str]:
     return _show_partitions(response.topics, lambda each: _error(each.error_code)) or ["(no topics)"]
 
 
+def _show_txn_commit(response: Any, _asked: Asked) -> list[str]:
+    return _show_partitions(response.topics, lambda each: _error(each.error_code)) or ["(no topics)"]
+
+
 def _show_fetched(each: Any) -> str:
     if each.error_code:
         return _error(each.error_code)
@@ -380,7 +444,9 @@ def _show_fetched(each: Any) -> str:
     return text + (f" metadata {each.metadata}" if each.metadata else "")
 
 
-def _show_fetch(response: Any, _asked: Asked) -> list[str]:
+def _show_fetch(response: Any, asked: Asked) -> list[str]:
+    if asked.api_version < 8:
+        return _show_partitions(response.topics, _show_fetched) or ["no offsets"]
     lines = []
     for group in response.groups:
         shown = _show_partitions(group.topics, _show_fetched) or [
@@ -431,12 +497,24 @@ _ANSWERS: dict[str, Callable[[Any, Asked], list[str]]] = {
     "heartbeat": _show_plain,
     "leave": _show_leave,
     "commit": _show_commit,
+    "txn-commit": _show_txn_commit,
     "fetch": _show_fetch,
     "delete-offsets": _show_delete_offsets,
     "describe": _show_describe,
     "list": _show_list,
     "delete-groups": _show_delete_groups,
 }
+
+
+def show_written(written: Written, show: Callable[[bytes, bytes | None], str]) -> str:
+    if written.end is not None:
+        what = "commit" if written.end.is_commit else "abort"
+        return f"{what} of producer {written.end.producer_id} epoch {written.end.producer_epoch}"
+    assert written.record is not None
+    shown = show(*written.record)
+    if written.writer is not None:
+        shown += f", pending for producer {written.writer.producer_id} epoch {written.writer.producer_epoch}"
+    return shown
 
 
 def show_record(key: bytes, value: bytes | None) -> str:

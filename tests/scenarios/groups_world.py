@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.group import Caller, Environment, GroupCall, RebalanceEvent
 from tidemill.coordinator.groups import Groups
 from tidemill.coordinator.records import Record, decode
 from tidemill.coordinator.responses import error_response
-from tidemill.coordinator.shard import RawRecord, Shard
+from tidemill.coordinator.shard import RawRecord, Shard, Writer
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.schema import Request
 from tidemill.types import TopicId
+
+_MARKER_TOKEN = -2
 
 
 class FakeTopics:
@@ -53,17 +56,31 @@ class FakeTopics:
         return list(self._topics)
 
 
+class Written(NamedTuple):
+    """A record, in the transaction of `writer` if there is one; or the marker that ends a transaction."""
+
+    record: RawRecord | None
+    writer: Writer | None = None
+    end: TransactionEnd | None = None
+
+
 class MemoryLog:
-    """The partition: keeps all records and can be told to refuse the next appends."""
+    """The partition: keeps all records and markers and can be told to refuse the next appends."""
 
     def __init__(self) -> None:
-        self.records: list[RawRecord] = []
+        self.records: list[Written] = []
         self.refuse_with: ErrorCode | None = None
 
-    def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
+    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+        return self._append([Written(record, writer) for record in records])
+
+    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+        return self._append([Written(None, end=end)])
+
+    def _append(self, written: Sequence[Written]) -> int:
         if self.refuse_with is not None:
             raise ApiError(self.refuse_with)
-        self.records += records
+        self.records += written
         return len(self.records)
 
 
@@ -87,6 +104,7 @@ class World:
     def __post_init__(self) -> None:
         self.asked: dict[int, Asked] = {}
         self._tokens = 0
+        self.ended: list[ErrorCode] = []
         self._member_ids = 0
         self.shard = self._load()
 
@@ -99,7 +117,12 @@ class World:
     def _load(self) -> Shard[Record]:
         shard = Shard(self._new_machine(), self.log, self._respond, self.reported.append)
         end_offset = len(self.log.records)
-        shard.load(list(self.log.records), end_offset, end_offset, self.now_ms)
+        for record, writer, end in self.log.records:
+            if end is not None:
+                shard.replay_end(end)
+            elif record is not None:
+                shard.replay_raw(*record, writer)
+        shard.loaded(end_offset, end_offset, self.now_ms)
         return shard
 
     def _new_machine(self) -> Groups:
@@ -119,6 +142,11 @@ class World:
         self.shard.handle(call, token, self.now_ms)
         self._settle()
         return token
+
+    def end_transaction(self, end: TransactionEnd) -> None:
+        """Writes the marker; what came of it will be in `ended`."""
+        self.shard.end_transaction(end, _MARKER_TOKEN, self.now_ms)
+        self._settle()
 
     def tell(self, event: Any) -> None:
         """A change of the cluster, which gets no answer of interest."""
@@ -145,10 +173,14 @@ class World:
     def rebuilt(self) -> Groups:
         """What a machine that knows only the log would be."""
         machine = self._new_machine()
-        for key, value in self.log.records:
-            record = decode(key, value)
+        for raw, writer, end in self.log.records:
+            if end is not None:
+                machine.replay_end(end)
+                continue
+            assert raw is not None
+            record = decode(*raw)
             assert record is not None
-            machine.replay(record)
+            machine.replay(record, writer)
         return machine
 
     def _settle(self) -> None:
@@ -158,6 +190,9 @@ class World:
 
     def _respond(self, token: int, response: Any) -> None:
         if token == -1:
+            return
+        if token == _MARKER_TOKEN:
+            self.ended.append(response.code if isinstance(response, ApiError) else ErrorCode.NONE)
             return
         asked = self.asked.pop(token)
         if isinstance(response, ApiError):

@@ -8,8 +8,8 @@ the whole of it, as they do for the worlds of `World`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeVar
 
 from tidemill.broker.quorum import Quorum
 from tidemill.controller.image import MetadataImage, PartitionImage
@@ -22,6 +22,7 @@ from tidemill.sim.clients.producer import IdempotentProducer
 from tidemill.sim.cluster import CONTROLLER_PORT, Machine, Shape, host_of
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import SimulatedLoop
+from tidemill.sim.transactional_crowd import TRANSACTION_TOPICS
 from tidemill.sim.world import SETTINGS, Outcome, Plan, World
 from tidemill.types import TopicPartition
 
@@ -77,7 +78,10 @@ class Stage(World):
             self.cluster.start(self.machine(node_id))
         client = self.client("admin")
         admin = Admin(client, self._note_admin, plan.shape.broker_ids, _NEVER_S)
-        self.spawn(client, admin.create({TOPIC: plan.partitions, _LOOSE_TOPIC: 1}, plan.shape.replicas, {}))
+        topics = {TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
+        if plan.has_transactions:
+            topics |= TRANSACTION_TOPICS
+        self.spawn(client, admin.create(topics, plan.shape.replicas, {}))
         try:
             self.wait(lambda: admin.is_ready, "the topics are made")
             self._start_clients(admin, client)
@@ -131,7 +135,7 @@ class Stage(World):
 
     def wait(self, condition: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
         """Until it holds, with time to spare; looked at after every turn of every process."""
-        if not self._wait(condition, limit_s, what):
+        if not self.wait_for(condition, limit_s, what):
             self.trace.add("world", self.health())
             raise _Over
 
@@ -253,6 +257,20 @@ class Stage(World):
         )
         return quorum.leader_id, quorum.epoch, tuple(quorum.voters.ids), partitions
 
+    def perform(self, client: Client, what: Coroutine[Any, Any, None]) -> Answer[Response]:
+        """Let a client do something, and things go on; `is_done` says when it has."""
+        answer: Answer[Response] = Answer()
+
+        async def run() -> None:
+            await what
+            answer.is_done = True
+
+        self.spawn(client, run())
+        return answer
+
+    def finished(self, answer: Answer[Response], what: str) -> None:
+        self.wait(lambda: answer.is_done, what)
+
     # -- doing -----------------------------------------------------------------------------------------------
 
     def begin(self, request: Request, response_type: type[ResponseT]) -> Answer[ResponseT]:
@@ -319,10 +337,18 @@ def play(
     settings: Mapping[str, str] | None = None,
     starts: tuple[int, ...] | None = None,
     pause_s_max: float = _PAUSE_S_MAX,
+    has_transactions: bool = False,
 ) -> Outcome:
     """Play it, and fail with the trace when a promise is broken."""
     shape = shape or Shape()
-    plan = Plan(shape=shape, partitions=partitions, pause_s_max=pause_s_max, settings=dict(settings or {}))
+    plan = Plan(
+        shape=shape,
+        partitions=partitions,
+        pause_s_max=pause_s_max,
+        has_faults=False,
+        has_transactions=has_transactions,
+        settings=dict(settings or {}),
+    )
     outcome = Stage(seed, course, plan, starts or shape.node_ids).run()
     assert not outcome.violations, "\n".join([*outcome.last_lines, "", *outcome.violations])
     assert outcome.acked > 0

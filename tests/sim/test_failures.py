@@ -10,8 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.scripted import ORDERS, Stage, dynamic_quorum, play
+from tidemill.coordinator.partitions import partition_for_group
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
@@ -33,6 +38,7 @@ from tidemill.types import TopicPartition
 
 _FOUR = Shape(combined=4)
 _DYNAMIC = dynamic_quorum(_FOUR, (1, 2, 3))
+_ALONE = "alone"
 
 
 def _voters(stage: Stage, machine: Machine) -> set[int]:
@@ -431,5 +437,51 @@ def test_failure_25_connections_that_break_while_their_requests_wait() -> None:
                 stage.require(
                     waiting <= 6, f"{waiting} fetches wait for {partition.name}: more than there are readers"
                 )
+
+    play(course)
+
+
+def test_failure_11_a_coordinator_that_is_alone_confirms_no_commit() -> None:
+    """It takes a commit, and would answer it when others have it; by then another one coordinates."""
+    codes: list[ErrorCode] = []
+
+    async def commit(client: Client) -> None:
+        request = OffsetCommitRequest(
+            group_id=_ALONE,
+            topics=[
+                OffsetCommitRequestTopic(
+                    name=ORDERS.topic,
+                    topic_id=client.topic_ids[ORDERS.topic],
+                    partitions=[OffsetCommitRequestPartition(partition_index=0, committed_offset=1)],
+                )
+            ],
+        )
+        address = await client.coordinator_of(_ALONE)
+        answer = await client.ask(address, request, OffsetCommitResponse, purpose=_ALONE, timeout_s=60)
+        if answer is not None:
+            codes.extend(ErrorCode(each.error_code) for topic in answer.topics for each in topic.partitions)
+
+    async def find(client: Client) -> None:
+        await client.find_topics([ORDERS.topic])
+        await client.coordinator_of(_ALONE)
+
+    def course(stage: Stage) -> None:
+        client = stage.client("committer")
+        stage.finished(stage.perform(client, find(client)), "the coordinator is known")
+        topic = stage.image().topics_by_name["__consumer_offsets"]
+        place = TopicPartition(topic.name, partition_for_group(_ALONE, len(topic.partitions)))
+        coordinator = stage.leader_of(place)
+        others = [machine for machine in stage.machines() if machine is not coordinator]
+        stage.part([coordinator], others)
+        committing = stage.perform(client, commit(client))
+        stage.let(2)
+        stage.require(not codes, "a commit that one broker has alone is answered")
+        stage.wait(
+            lambda: stage.controller_or_none() in others and stage.leader_of(place) in others,
+            "another one coordinates",
+        )
+        stage.heal()
+        stage.finished(committing, "the commit is answered")
+        stage.require(ErrorCode.NONE not in codes, "a commit that was lost is confirmed")
 
     play(course)

@@ -5,14 +5,20 @@ Each is looked for in the seeds from 0 on, up to the number that its entry state
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.sim.planted import BUGS, Bug, planted
+from tests.sim import planted_transactions, test_failures
+from tests.sim import test_transaction_failures as courses
+from tests.sim.planted import BUGS, Bug, commits_are_answered_before_replication, planted
+from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tidemill.sim.world import World
 
 
 def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 16
+    assert len({bug.name for bug in TRANSACTION_BUGS}) == len(TRANSACTION_BUGS) >= 6
 
 
 def _violations(bug: Bug, seed: int) -> list[str]:
@@ -20,8 +26,49 @@ def _violations(bug: Bug, seed: int) -> list[str]:
         return World(seed, bug.plan).run().violations
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*BUGS, *TRANSACTION_BUGS], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     # The likeliest first: what a seed leads to changes with every change of the code.
     seeds = sorted(range(bug.seeds), key=lambda seed: seed != bug.found_in)
     assert any(_violations(bug, seed) for seed in seeds)
+
+
+# What takes a coincidence that few seeds have: the course of events that brings it out is written down.
+SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
+    (
+        Bug("commits are answered before replication", commits_are_answered_before_replication),
+        test_failures.test_failure_11_a_coordinator_that_is_alone_confirms_no_commit,
+    ),
+    (
+        Bug("nothing is verified", planted_transactions.nothing_is_verified),
+        lambda: courses.test_failure_06_a_late_write_arrives_after_the_abort(False),
+    ),
+    (
+        Bug("ends are taken whatever their epoch", planted_transactions.ends_are_taken_whatever_their_epoch),
+        lambda: courses.test_failure_07_a_delayed_end_does_not_decide_a_later_transaction(True),
+    ),
+    (
+        Bug("late markers are accepted", planted_transactions.late_markers_are_accepted),
+        lambda: courses.test_failure_07_a_late_marker_does_not_end_a_later_transaction(True),
+    ),
+    (
+        Bug(
+            "markers of a stale coordinator are accepted",
+            planted_transactions.markers_of_a_stale_coordinator_are_accepted,
+        ),
+        courses.test_failure_07_a_marker_of_an_earlier_coordinator_ends_nothing,
+    ),
+    (
+        Bug(
+            "a new coordinator forgets what was decided",
+            planted_transactions.a_new_coordinator_forgets_what_was_decided,
+        ),
+        lambda: courses.test_failure_12_the_coordinator_moves_after_the_decision(True, True),
+    ),
+)
+
+
+@pytest.mark.parametrize(("bug", "course"), SCRIPTED, ids=[bug.name for bug, _ in SCRIPTED])
+def test_a_planted_bug_is_found_by_its_course(bug: Bug, course: Callable[[], None]) -> None:
+    with planted(bug), pytest.raises(AssertionError):
+        course()

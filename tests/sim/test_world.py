@@ -34,6 +34,7 @@ def test_a_seed_keeps_every_promise(shape: Shape, seed: int) -> None:
     outcome = run(seed, shape, 90.0)
     assert outcome.violations == [], "\n".join(outcome.last_lines)
     assert outcome.acked > 50
+    assert outcome.committed > 5
 
 
 def test_the_same_seed_gives_the_same_trace_in_any_process(tmp_path: Path) -> None:

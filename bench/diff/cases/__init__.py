@@ -18,5 +18,13 @@ from bench.diff.cases import (  # noqa: F401
     produce,
     producers,
     topics,
+    transactions_adding,
+    transactions_admin,
+    transactions_ends,
+    transactions_ids,
+    transactions_lives,
+    transactions_log,
+    transactions_markers,
+    transactions_offsets,
     versions,
 )

@@ -57,6 +57,7 @@ class _Outstanding:
     on_body: OnBody
     on_failed: OnFailed
     deadline_s: float
+    version_max: int | None = None
     version: int = -1
     correlation_id: int = -1
 
@@ -92,7 +93,12 @@ class Channel:
     # -- asking ----------------------------------------------------------------------------------------------
 
     async def request(
-        self, message: Request, response_type: type[ResponseT], *, timeout_s: float
+        self,
+        message: Request,
+        response_type: type[ResponseT],
+        *,
+        timeout_s: float,
+        version_max: int | None = None,
     ) -> ResponseT:
         """Ask and wait for the decoded answer. Raises `PeerUnavailable` when there is none in time."""
         answer: asyncio.Future[ResponseT] = self._loop.create_future()
@@ -110,15 +116,24 @@ class Channel:
             if not answer.done():
                 answer.set_exception(PeerUnavailable(f"{self.address}: {reason}"))
 
-        self.call(message, on_body, on_failed, timeout_s=timeout_s)
+        self.call(message, on_body, on_failed, timeout_s=timeout_s, version_max=version_max)
         return await answer
 
-    def call(self, message: Request, on_body: OnBody, on_failed: OnFailed, *, timeout_s: float) -> None:
+    def call(
+        self,
+        message: Request,
+        on_body: OnBody,
+        on_failed: OnFailed,
+        *,
+        timeout_s: float,
+        version_max: int | None = None,
+    ) -> None:
         """Ask; one of the two is called later, never from inside this call.
 
         `on_body` gets the version that was spoken and the response behind its header; its bytes are valid until it returns.
+        A message whose later versions mean something else is asked at `version_max` at most.
         """
-        outstanding = _Outstanding(message, on_body, on_failed, self._loop.time() + timeout_s)
+        outstanding = _Outstanding(message, on_body, on_failed, self._loop.time() + timeout_s, version_max)
         if self._is_closed:
             self._loop.call_soon(self._fail, outstanding, _CLOSED)
             return
@@ -134,7 +149,9 @@ class Channel:
         assert self._versions is not None
         message = outstanding.message
         try:
-            outstanding.version = _agreed_version(message, self._versions.get(message.api_key))
+            outstanding.version = _agreed_version(
+                message, self._versions.get(message.api_key), outstanding.version_max
+            )
             outstanding.correlation_id = self._next_correlation_id()
             frame = request_frame(message, outstanding.version, outstanding.correlation_id, self._client_id)
         except ProtocolError as error:
@@ -173,8 +190,8 @@ class Channel:
             self._on_api_versions,
             _ignore,
             self._loop.time() + _HANDSHAKE_S_MAX,
-            _API_VERSIONS_VERSION,
-            self._next_correlation_id(),
+            version=_API_VERSIONS_VERSION,
+            correlation_id=self._next_correlation_id(),
         )
         self._sent.append(handshake)
         self._link.send(
@@ -327,9 +344,11 @@ class Channels:
             channel.close()
 
 
-def _agreed_version(message: Request, peer: VersionRange | None) -> int:
+def _agreed_version(message: Request, peer: VersionRange | None, version_max: int | None) -> int:
     own = message.versions
     highest = own.max - 1 if message.latest_version_unstable else own.max
+    if version_max is not None:
+        highest = min(highest, version_max)
     if peer is None:
         return highest
     version = min(highest, peer.max)

@@ -105,7 +105,8 @@ class Compactor:
             if log is None or not log.config.is_compacted or log in self._uncleanable:
                 continue
             checkpoint = self._data_dir.first_dirty_offset(partition.name)
-            dirt = find_dirt(log, checkpoint, now_ms, partition.high_watermark)
+            stable_end = log.last_stable_offset(partition.high_watermark)
+            dirt = find_dirt(log, checkpoint, now_ms, stable_end)
             if dirt.is_due(log.config.min_cleanable_dirty_ratio):
                 yield partition, log, dirt
 

@@ -18,6 +18,8 @@ from tidemill.broker.quorum import Quorum
 from tidemill.broker.replicas import Replicas
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
+from tidemill.broker.transactions import TransactionCoordinators
+from tidemill.broker.verification import Verification
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import BrokerImage, MetadataImage
 from tidemill.log.datadir import DataDir
@@ -40,6 +42,8 @@ class Broker:
     syncer: Syncer
     producer_ids: ProducerIds
     groups: GroupCoordinators
+    transactions: TransactionCoordinators
+    verification: Verification
     data_dir: DataDir
     new_uuid: Callable[[], bytes]
     quorum: Quorum = field(init=False)

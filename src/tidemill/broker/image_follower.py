@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from tidemill.broker.coordinators import GroupCoordinators
+from tidemill.broker.hosting import ShardHost
 from tidemill.broker.replicas import Replicas
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
@@ -20,9 +21,9 @@ _SLICE_S = 0.02
 
 
 class ImageFollower:
-    def __init__(self, replicas: Replicas, groups: GroupCoordinators) -> None:
+    def __init__(self, replicas: Replicas, coordinators: Sequence[ShardHost[Any]]) -> None:
         self._replicas = replicas
-        self._groups = groups
+        self._coordinators = coordinators
         self._loop = asyncio.get_running_loop()
         self._changes: deque[tuple[MetadataDelta, MetadataImage]] = deque()
         # The rest of the change at the front, while it is being applied.
@@ -40,7 +41,8 @@ class ImageFollower:
             if self._loop.time() >= slice_end_s:
                 await asyncio.sleep(0)
                 slice_end_s = self._loop.time() + _SLICE_S
-        self._groups.load(image)
+        for coordinators in self._coordinators:
+            coordinators.load(image)
         self.is_loaded = True
         self._go_on()
 
@@ -64,7 +66,8 @@ class ImageFollower:
                     return
             self._steps = None
             self._changes.popleft()
-            self._groups.apply(delta, image)
+            for coordinators in self._coordinators:
+                coordinators.apply(delta, image)
         self._is_busy = False
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ from tidemill.broker.context import Broker
 from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.dispatch import Dispatcher, Scope
 from tidemill.broker.driver import ControllerDriver
+from tidemill.broker.handlers.producers import write_markers
+from tidemill.broker.handlers.transactions import add_partitions
 from tidemill.broker.image_follower import ImageFollower
 from tidemill.broker.lifecycle import Lifecycle
 from tidemill.broker.network import ServerLimits
@@ -29,11 +31,15 @@ from tidemill.broker.quorum import Quorum
 from tidemill.broker.replicas import Replicas
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
+from tidemill.broker.transactions import TransactionCoordinators
+from tidemill.broker.verification import Verification
 from tidemill.config import BrokerConfig, Listener
+from tidemill.coordinator.group import Caller
 from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles
 from tidemill.protocol.api import brokers as registration
+from tidemill.protocol.api.transactions import AddPartitionsToTxnRequest
 from tidemill.types import uuid_bytes, uuid_text
 
 logger = logging.getLogger(__name__)
@@ -119,8 +125,9 @@ class Node:
             lambda: self._lifecycle.broker_epoch,
             self._fail,
         )
-        self._groups = GroupCoordinators(config, platform.clock, replicas, driver, self._new_uuid, uuid_text)
-        self._follower = ImageFollower(replicas, self._groups)
+        self._producer_ids = ProducerIds(self._allocate_producer_ids)
+        self._make_coordinators()
+        self._follower = ImageFollower(replicas, (self._groups, self._transactions))
         self._compactor = Compactor(
             config,
             platform.files,
@@ -141,10 +148,36 @@ class Node:
                 lambda: platform.rng.randrange(1, 1 << 31),
             ),
             syncer=syncer,
-            producer_ids=ProducerIds(self._allocate_producer_ids),
+            producer_ids=self._producer_ids,
             groups=self._groups,
+            transactions=self._transactions,
+            verification=self._verification,
             data_dir=data_dir,
             new_uuid=self._new_uuid,
+        )
+
+    def _make_coordinators(self) -> None:
+        config, replicas, driver = self.config, self._replicas, self._driver
+        clock = self._platform.clock
+        self._groups = GroupCoordinators(config, clock, replicas, driver, self._new_uuid, uuid_text)
+        self._transactions = TransactionCoordinators(
+            config,
+            clock,
+            replicas,
+            driver,
+            self._channels,
+            self._producer_ids,
+            self._groups.partition_of,
+            lambda request: write_markers(self.broker, request),
+        )
+        own = Caller(f"node-{config.node_id}", "", AddPartitionsToTxnRequest.versions.max)
+        self._verification = Verification(
+            config,
+            self._channels,
+            lambda: driver.image,
+            replicas.address_of,
+            self._transactions.partition_of,
+            lambda request: add_partitions(self.broker, own, request),
         )
 
     def _bind(self) -> None:
@@ -277,6 +310,9 @@ class Node:
         self._listening.close()
         self._follower.close()
         self._groups.close()
+        self._verification.close()
+        self._transactions.close()
+        self._producer_ids.close()
         await self._compactor.stop()
         # Logs that were never opened are as the last run left them, clean or not.
         is_clean = await self._replicas.close() and self._follower.is_loaded

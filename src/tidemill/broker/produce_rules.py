@@ -8,6 +8,7 @@ the protocol's error.
 from __future__ import annotations
 
 from tidemill.config import TopicConfig
+from tidemill.controller.topic_names import INTERNAL_TOPICS
 from tidemill.errors import ErrorCode
 from tidemill.protocol import compression
 from tidemill.protocol.records import (
@@ -30,19 +31,32 @@ _NO_TIMESTAMP = -1
 
 
 class ProduceRules:
-    __slots__ = ("_codec", "_config", "_topic", "needs_keys", "rewrites_batches", "rewrites_timestamps")
+    __slots__ = (
+        "_codec",
+        "_config",
+        "_is_internal",
+        "_topic",
+        "needs_keys",
+        "rewrites_batches",
+        "rewrites_timestamps",
+    )
 
     def __init__(self, topic: str, config: TopicConfig) -> None:
         self._topic = topic
         self._config = config
+        self._is_internal = topic in INTERNAL_TOPICS
         self._codec = _CODECS.get(config.compression_type)
         self.rewrites_timestamps = config.is_log_append_time
         self.rewrites_batches = self.rewrites_timestamps or self._codec is not None
         self.needs_keys = config.is_compacted
 
-    def received(self, data: memoryview, allows_zstd: bool) -> BatchHeader:
+    def received(self, data: memoryview, allows_zstd: bool, allows_transactions: bool = False) -> BatchHeader:
         """The batch's header, when it is one that this topic can take at all."""
         config = self._config
+        if self._is_internal:
+            raise InvalidBatch(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{self._topic} is written by coordinators only"
+            )
         header = sole_batch(data)
         if len(data) > config.max_message_bytes:
             raise InvalidBatch(
@@ -56,10 +70,13 @@ class ProduceRules:
                 f"a batch of {len(data)} bytes does not fit a segment of {config.segment_bytes}",
             )
         if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME):
-            if header.is_transactional:
-                raise InvalidBatch(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
+            if header.is_transactional and not allows_transactions:
+                # As Kafka: without a transactional id nobody may write into a transaction.
+                code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                raise InvalidBatch(code, code.message)
             # Only the broker says whose clock a batch's timestamps are by.
-            header = restamp(data, header._replace(attributes=header.attributes & ~LOG_APPEND_TIME))
+            if header.is_log_append_time:
+                header = restamp(data, header._replace(attributes=header.attributes & ~LOG_APPEND_TIME))
         if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
             raise InvalidBatch(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from tidemill.broker.parked_fetch import Answer, ParkedFetch
 from tidemill.broker.partition import Partition
 from tidemill.broker.sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.broker.waiters import WireKey
@@ -27,45 +28,21 @@ from tidemill.protocol.records import InvalidBatch, split_batches
 from tidemill.types import BrokerId
 
 if TYPE_CHECKING:
-    from asyncio import TimerHandle
-
     from tidemill.broker.context import Broker
     from tidemill.broker.dispatch import Call
 
-Answer = tuple[WireKey, Fetched, FileSlice | None]
 
-
-class ReplicaFetch:
-    __slots__ = (
-        "_broker",
-        "_broker_epoch",
-        "_call",
-        "_is_woken",
-        "_missing_bytes",
-        "_replica_id",
-        "_request",
-        "_session",
-        "_timer",
-    )
+class ReplicaFetch(ParkedFetch):
+    __slots__ = ("_broker_epoch", "_replica_id", "_session")
 
     def __init__(self, broker: Broker, call: Call, request: FetchRequest, session: ReplicaSession) -> None:
-        self._broker = broker
-        self._call = call
-        self._request = request
+        super().__init__(broker, call, request)
         self._session = session
         self._replica_id, self._broker_epoch = replica_of(request)
-        self._missing_bytes = 0
-        self._is_woken = False
-        self._timer: TimerHandle | None = None
 
     def start(self) -> None:
         self._broker.replicas.heard_from_follower(self._replica_id)
-        answers, found_bytes, is_urgent = self._read()
-        request = self._request
-        if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0:
-            self._answer(answers)
-        else:
-            self._park(request.min_bytes - found_bytes)
+        super().start()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -171,42 +148,28 @@ class ReplicaFetch:
             self._replica_id, self._broker_epoch, wanted.fetch_offset, wanted.log_start_offset
         ):
             return Fetched(index, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        high_watermark = partition.high_watermark
-        return Fetched(index, 0, high_watermark, high_watermark, log.log_start_offset, diverging=diverging)
+        return Fetched(
+            index,
+            0,
+            partition.high_watermark,
+            partition.last_stable_offset,
+            log.log_start_offset,
+            diverging=diverging,
+        )
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def _park(self, missing_bytes: int) -> None:
-        self._missing_bytes = missing_bytes
+    def _listen(self) -> None:
         self._session.on_grown = self._grew
-        self._timer = self._broker.loop.call_later(self._request.max_wait_ms / 1000, self._complete)
-        self._call.connection.close_callbacks.append(self._abandon)
 
-    def _grew(self, added_bytes: int) -> None:
-        self._missing_bytes -= added_bytes
-        if self._missing_bytes <= 0 and not self._is_woken:
-            self._is_woken = True
-            self._broker.loop.call_soon(self._complete)
-
-    def _unpark(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_listening(self) -> None:
         if self._session.on_grown == self._grew:
             self._session.on_grown = None
 
     def _abandon(self) -> None:
-        self._unpark()
+        super()._abandon()
         if not self._session.id:
             self._session.close()
-
-    def _complete(self) -> None:
-        if self._timer is None:
-            return
-        self._unpark()
-        if self._call.is_wanted:
-            self._call.connection.close_callbacks.remove(self._abandon)
-            self._answer(self._read()[0])
 
     # -- answering -------------------------------------------------------------------------------------------
 

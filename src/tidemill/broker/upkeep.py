@@ -215,7 +215,12 @@ class Upkeep:
 
     def write_all(self) -> None:
         """At a clean shutdown, when nothing changes any more."""
-        self._data_dir.write_checkpoints(*self.offsets())
+        recovery_points, log_starts = self.offsets()
+        if not self._data_dir.was_clean:
+            # What was not opened since the crash is still as the crash left it, and a clean mark says nothing of it.
+            opened = {partition.name for partition in self._partitions()}
+            recovery_points = {name: offset for name, offset in recovery_points.items() if name in opened}
+        self._data_dir.write_checkpoints(recovery_points, log_starts)
         offsets = self._high_watermarks()
         if offsets or self._written_high_watermarks:
             self._data_dir.write_high_watermarks(offsets)

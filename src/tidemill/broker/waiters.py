@@ -1,8 +1,8 @@
 """Those who wait for one partition: producers for their acks, fetches for data, followers' sessions for any news.
 
 An ack waits for an offset: until it is committed, until it is on disk, or (DeleteRecords) until every replica has dropped
-what is before it. A fetch waits for bytes, and hears how many became visible; what was appended and is not visible yet
-is counted until then.
+what is before it. A fetch waits for bytes, and hears how many became visible, or stable where it reads committed
+transactions only; what was appended and is not visible yet is counted until then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tidemill.errors import ErrorCode
 
 # More appends than this between two moves of the high watermark are accounted for together.
 _UNSHOWN_MAX = 1024
-_MANY_BYTES = 1 << 62
+# Enough for any fetch: it is to look again, whatever it finds.
+MANY_BYTES = 1 << 62
 
 Settled = Callable[[ErrorCode], None]
 # A partition as a request names it: topic name or id, and index.
@@ -80,11 +81,13 @@ class OffsetWaiters:
 class Audience:
     """Everybody who waits for data or news of a partition."""
 
-    __slots__ = ("_listeners", "_unshown", "fetches")
+    __slots__ = ("_listeners", "_unshown", "fetches", "stable_fetches")
 
     def __init__(self) -> None:
         # Called with the bytes that became visible.
         self.fetches: dict[Callable[[int], None], None] = {}
+        # Called with the bytes that became stable.
+        self.stable_fetches: dict[Callable[[int], None], None] = {}
         self._listeners: dict[ReplicaListener, WireKey] = {}
         # (log end, bytes) of what was appended and is not visible yet.
         self._unshown: deque[tuple[int, int]] = deque()
@@ -105,7 +108,8 @@ class Audience:
         for listener, key in self._listeners.items():
             listener.grew(key, size)
 
-    def shown(self, high_watermark: int) -> None:
+    def shown(self, high_watermark: int) -> int:
+        """The bytes that became visible."""
         added_bytes = 0
         unshown = self._unshown
         while unshown and unshown[0][0] <= high_watermark:
@@ -114,13 +118,14 @@ class Audience:
             fetch(added_bytes)
         for listener, key in self._listeners.items():
             listener.changed(key)
+        return added_bytes
 
     def truncated(self) -> None:
         self._unshown.clear()
 
     def wake(self) -> None:
         """Something other than new data happened: let everybody look again."""
-        for fetch in list(self.fetches):
-            fetch(_MANY_BYTES)
+        for fetch in (*self.fetches, *self.stable_fetches):
+            fetch(MANY_BYTES)
         for listener, key in list(self._listeners.items()):
-            listener.grew(key, _MANY_BYTES)
+            listener.grew(key, MANY_BYTES)

@@ -22,9 +22,11 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumed, Consumer
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.types import TopicPartition
 
 _WAIT_MS = 500
+_ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--follow",
         action=argparse.BooleanOptionalAction,
         help="wait for new records (default: only with --from end)",
+    )
+    parser.add_argument(
+        "--isolation-level",
+        choices=_ISOLATION_LEVELS,
+        default="read_uncommitted",
+        help="read_committed leaves out what aborted transactions wrote, and stops at open ones (default %(default)s)",
     )
     parser.add_argument(
         "--format",
@@ -57,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tidemill consume orders --from end --json\n"
         "tidemill consume orders --from 15m --format '{time} {key}: {value}\\n'\n"
         "tidemill consume orders --partition 0 --from 1200 --max 10\n"
+        "tidemill consume orders --isolation-level read_committed\n"
         "tidemill consume orders --group billing --follow",
     )
 
@@ -111,10 +120,11 @@ def _records(
 ) -> Iterator[Consumed]:
     partitions = _partitions(cluster, arguments.topic, arguments.partition)
     admin = Admin(cluster)
-    ends = admin.end_offsets(partitions)
+    isolation_level = _ISOLATION_LEVELS[arguments.isolation_level]
+    ends = admin.end_offsets(partitions, isolation_level)
     begins = _checked(admin, resolve(admin, partitions, start), ends, start)
     wanted = {each: offset for each, offset in begins.items() if follow or offset < ends[each]}
-    consumer = Consumer(cluster, wanted)
+    consumer = Consumer(cluster, wanted, isolation_level=isolation_level)
     left: int = arguments.max or sys.maxsize
     while consumer.positions:
         for consumed in _poll(consumer, admin):

@@ -35,6 +35,7 @@ def consume_group(arguments: argparse.Namespace, write: Writer, follow: bool) ->
             "bootstrap.servers": arguments.bootstrap,
             "group.id": arguments.group,
             "client.id": "tidemill-cli",
+            "isolation.level": arguments.isolation_level,
             "auto.offset.reset": "latest" if arguments.start in ("end", "latest") else "earliest",
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,

@@ -29,6 +29,7 @@ COMMANDS = {
     "produce": ("tidemill.cli.produce", "write records to a topic"),
     "consume": ("tidemill.cli.consume", "print the records of a topic"),
     "groups": ("tidemill.cli.groups", "list, describe, reset and delete consumer groups"),
+    "transactions": ("tidemill.cli.transactions", "list and describe transactions, abort hanging ones"),
     "configs": ("tidemill.cli.configs", "show and change settings of topics, brokers and groups"),
     "cluster": ("tidemill.cli.cluster", "run a local cluster, and show how a cluster is"),
     "brokers": ("tidemill.cli.brokers", "list, drain and remove brokers"),

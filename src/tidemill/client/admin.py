@@ -56,6 +56,7 @@ from tidemill.protocol.api.replicas import (
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
 )
+from tidemill.protocol.isolation import READ_UNCOMMITTED
 from tidemill.types import TopicPartition
 
 LATEST_TIMESTAMP = -1
@@ -231,7 +232,9 @@ class Admin:
 
     # --- records ---
 
-    def list_offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundOffset]:
+    def list_offsets(
+        self, timestamps_ms: Mapping[TopicPartition, int], isolation_level: int = READ_UNCOMMITTED
+    ) -> dict[TopicPartition, FoundOffset]:
         """The first offset at or after each timestamp; LATEST_TIMESTAMP and EARLIEST_TIMESTAMP are the ends."""
 
         def ask(
@@ -245,7 +248,10 @@ class Admin:
                     )
                 )
             message = ListOffsetsRequest(
-                replica_id=-1, topics=list(topics.values()), timeout_ms=self._timeout_ms
+                replica_id=-1,
+                isolation_level=isolation_level,
+                topics=list(topics.values()),
+                timeout_ms=self._timeout_ms,
             )
             for answered in connection.request(message, ListOffsetsResponse).topics:
                 for each in answered.partitions:
@@ -259,9 +265,11 @@ class Admin:
         found = self.list_offsets(dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
         return {partition: each.offset for partition, each in found.items()}
 
-    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where consumers stop: the high watermarks."""
-        found = self.list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP))
+    def end_offsets(
+        self, partitions: Sequence[TopicPartition], isolation_level: int = READ_UNCOMMITTED
+    ) -> dict[TopicPartition, int]:
+        """Where consumers stop: the high watermarks, or the last stable offsets for `read_committed`."""
+        found = self.list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation_level)
         return {partition: each.offset for partition, each in found.items()}
 
     def offsets_at(

@@ -29,6 +29,8 @@ from tidemill.types import TopicPartition
 T = TypeVar("T")
 
 DEFAULT_PORT = 9092
+# Whose coordinator FindCoordinator is asked for.
+_GROUP, _TRANSACTION = 0, 1
 Connect = Callable[[Address], Connection]
 
 
@@ -96,7 +98,7 @@ class Cluster:
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, MetadataResponseTopic] = {}
         self._leaders: dict[TopicPartition, int] = {}
-        self._coordinators: dict[str, Address] = {}
+        self._coordinators: dict[tuple[int, str], Address] = {}
         self._controller_id = -1
 
     def __enter__(self) -> Cluster:
@@ -124,7 +126,8 @@ class Cluster:
             try:
                 return attempt()
             except TidemillError as failure:
-                was_never_reached = isinstance(failure, BrokerUnreachable) and not self._brokers
+                is_known = bool(self._brokers or self._connections)
+                was_never_reached = isinstance(failure, BrokerUnreachable) and not is_known
                 if was_never_reached or not may_retry(failure, is_repeatable=is_repeatable):
                     raise
                 self.forget()
@@ -168,14 +171,20 @@ class Cluster:
         return self.any_broker() if self._controller_id < 0 else self.broker(self._controller_id)
 
     def coordinator(self, group_id: str) -> Connection:
-        address = self._coordinators.get(group_id)
+        return self._coordinator(_GROUP, group_id)
+
+    def transaction_coordinator(self, transactional_id: str) -> Connection:
+        return self._coordinator(_TRANSACTION, transactional_id)
+
+    def _coordinator(self, key_type: int, key: str) -> Connection:
+        address = self._coordinators.get((key_type, key))
         if address is None:
-            message = FindCoordinatorRequest(key=group_id, coordinator_keys=[group_id])
+            message = FindCoordinatorRequest(key=key, key_type=key_type, coordinator_keys=[key])
             response = self.any_broker().request(message, FindCoordinatorResponse)
             # Up to version 3 the answer has the fields of the one coordinator itself.
             found = response.coordinators[0] if response.coordinators else response
             check(found.error_code, found.error_message)
-            address = self._coordinators[group_id] = Address(found.host, found.port)
+            address = self._coordinators[key_type, key] = Address(found.host, found.port)
         return self.connection(address)
 
     # --- topics ---

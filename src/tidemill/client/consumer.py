@@ -1,13 +1,14 @@
 """Reads partitions from given offsets on, without a group.
 
 `fetch` is one round over the leaders and returns raw batches; `poll` decodes them and moves the positions, record by
-record, so that a caller may stop anywhere. Positions move past batches, not past records: what compaction removed or what
-holds only a transaction's markers is passed over and never asked for again.
+record, so that a caller may stop anywhere. With `read_committed` it gives what committed transactions wrote and what was
+written without one, up to the last stable offset. Positions move past batches, not past records: what compaction removed,
+what was aborted and what holds only a transaction's markers is passed over and never asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
@@ -15,6 +16,7 @@ from tidemill.client.connection import Connection
 from tidemill.errors import ProtocolError
 from tidemill.protocol import records as record_batches
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidemill.protocol.isolation import READ_UNCOMMITTED, AbortedBatches
 from tidemill.protocol.records import Record
 from tidemill.types import TopicPartition
 
@@ -28,6 +30,8 @@ class Fetched(NamedTuple):
     batches: memoryview
     high_watermark: int
     log_start_offset: int
+    # (producer id, first offset) of each aborted transaction in it; none unless committed records were asked for.
+    aborted: Sequence[tuple[int, int]] = ()
 
 
 class Consumed(NamedTuple):
@@ -42,8 +46,10 @@ class Consumer:
         positions: Mapping[TopicPartition, int],
         *,
         partition_bytes_max: int = PARTITION_BYTES_MAX,
+        isolation_level: int = READ_UNCOMMITTED,
     ) -> None:
         self._cluster = cluster
+        self._isolation_level = isolation_level
         self._partition_bytes_max = partition_bytes_max
         # The next offset to read. Take a partition out to stop reading it.
         self.positions = dict(positions)
@@ -51,8 +57,9 @@ class Consumer:
     def poll(self, max_wait_ms: int = 500) -> Iterator[Consumed]:
         """The records of one round, waiting so long when there are none."""
         for partition, fetched in self.fetch(max_wait_ms).items():
+            aborted = AbortedBatches(fetched.aborted)
             for header, batch in _whole_batches(fetched.batches):
-                if not header.is_control:
+                if not aborted.includes(batch, header) and not header.is_control:
                     for record in record_batches.iterate_records(batch, header):
                         if record.offset >= self.positions[partition]:
                             self.positions[partition] = record.offset + 1
@@ -91,14 +98,23 @@ class Consumer:
                 )
             )
         message = FetchRequest(
-            max_wait_ms=wait_ms, min_bytes=1, max_bytes=FETCH_BYTES_MAX, topics=list(topics.values())
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES_MAX,
+            isolation_level=self._isolation_level,
+            topics=list(topics.values()),
         )
         response = connection.request(message, FetchResponse, wait_s=wait_ms / 1000)
         check(response.error_code)
         for topic in response.responses:
             name = topic.topic or names[topic.topic_id]
             for data in topic.partitions:
-                fetched = Fetched(memoryview(data.records or b""), data.high_watermark, data.log_start_offset)
+                fetched = Fetched(
+                    memoryview(data.records or b""),
+                    data.high_watermark,
+                    data.log_start_offset,
+                    [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],
+                )
                 yield PartitionAnswer(TopicPartition(name, data.partition_index), data.error_code, fetched)
 
 

@@ -40,6 +40,7 @@ from tidemill.config.topics import (
     validate_topic_config,
     validate_topic_configs,
 )
+from tidemill.config.transactions import TransactionsConfig
 
 __all__ = [
     "BROKER_KEYS",
@@ -63,6 +64,7 @@ __all__ = [
     "StorageConfig",
     "TopicConfig",
     "TopicsConfig",
+    "TransactionsConfig",
     "UpdateMode",
     "describe_broker_configs",
     "describe_cluster_default_configs",

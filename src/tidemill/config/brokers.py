@@ -25,6 +25,7 @@ from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.network import NetworkConfig, load_network
 from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.config.topics import TopicConfig, resolve_topic_config
+from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
 from tidemill.types import BrokerId
 
@@ -85,6 +86,7 @@ class BrokerConfig:
     fetch: FetchConfig
     groups: GroupsConfig
     offsets_topic: OffsetsTopicConfig
+    transactions: TransactionsConfig
     properties: Mapping[str, str]
 
     @property
@@ -134,6 +136,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
             replication_factor=values.number("offsets.topic.replication.factor"),
             segment_bytes=values.number("offsets.topic.segment.bytes"),
         ),
+        transactions=load_transactions(values),
         properties=MappingProxyType(complete),
     )
     values.read.add("broker.id")

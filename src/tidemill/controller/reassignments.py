@@ -36,6 +36,7 @@ from tidemill.protocol.api.replicas import (
 from tidemill.types import BrokerId
 
 OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
 # How many partitions one decision begins to move: internal topics are small, but their copies all start at once.
 GROWTH_PER_DECISION = 100
 
@@ -208,4 +209,7 @@ def grow_internal_topics(
 
 
 def _internal_topics(config: BrokerConfig) -> list[tuple[str, int]]:
-    return [(OFFSETS_TOPIC, config.offsets_topic.replication_factor)]
+    return [
+        (OFFSETS_TOPIC, config.offsets_topic.replication_factor),
+        (TRANSACTIONS_TOPIC, config.transactions.transaction_state_log_replication_factor),
+    ]

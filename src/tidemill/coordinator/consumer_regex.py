@@ -1,14 +1,15 @@
 """Regular expressions that members subscribe with: RE2's syntax, in linear time.
 
-A member's expression is a stranger's program that runs in the broker, over every topic name. Kafka uses RE2 because
-it never backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So expressions are
-compiled here, to the classic list of instructions (a character, a split, an anchor), which is stepped with all
-threads at once. The sets of threads that come up are remembered as the states of an automaton, so that most steps are
-one dictionary look-up.
+A member's expression is a stranger's program that runs in the broker, over every topic name. Kafka uses RE2
+because it never backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So
+expressions are compiled here, to the classic list of instructions (a character, a split, an anchor), which is
+stepped with all threads at once. The sets of threads that come up are remembered as the states of an
+automaton, so that most steps are one dictionary look-up.
 
-An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist in RE2
-and are refused; so are word boundaries, which RE2 has. Names consist of few characters, so a class is the set of
-those that it admits, and a character that no name has simply matches nothing.
+An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist
+in RE2 and are refused; so are word boundaries, which RE2 has. Names consist of few characters, so a class is
+the set of those that it admits, and a character that no name has simply matches nothing. Transactional ids
+are matched like that too.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ _AUTOMATON_STATES_MAX = 2_000
 _DIGITS = frozenset(string.digits)
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
 _NAME = frozenset(string.ascii_letters + string.digits + "._-")
-_NOTHING: frozenset[str] = frozenset()
-_CLASSES = {"d": _DIGITS, "w": _WORD & _NAME, "s": _NOTHING}
+_SPACE = frozenset(" \t\n\f\r")
+_CLASSES = {"d": _DIGITS, "w": _WORD & _NAME, "s": _SPACE}
 _POSIX = {
     "alpha": frozenset(string.ascii_letters),
     "digit": _DIGITS,
     "alnum": frozenset(string.ascii_letters + string.digits),
     "lower": frozenset(string.ascii_lowercase),
     "upper": frozenset(string.ascii_uppercase),
-    "punct": frozenset("._-"),
+    "punct": frozenset(string.punctuation),
+    "space": _SPACE | {"\v"},
+    "xdigit": frozenset(string.hexdigits),
     "word": _WORD & _NAME,
 }
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
@@ -69,12 +72,13 @@ _Node = tuple[str, object]
 class TopicRegex:
     """A compiled expression; `ApiError(INVALID_REGULAR_EXPRESSION)` when it cannot be compiled."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, alphabet: frozenset[str] = _NAME) -> None:
+        """`alphabet` is what the names consist of; those of topics, unless told otherwise."""
         if len(text) > REGEX_LENGTH_MAX:
             raise _invalid(text[:40] + "…", f"it is longer than {REGEX_LENGTH_MAX} characters")
         self._text = text
         self._program: list[_Instruction] = [_Match()]
-        self._begin = self._compile(_Parser(text).parse(), 0)
+        self._begin = self._compile(_Parser(text, alphabet).parse(), 0)
         self._start = self._closure([self._begin], at_begin=True)
         self._automaton: dict[frozenset[int], dict[str, frozenset[int]]] = {}
         self._accepting: dict[frozenset[int], bool] = {}
@@ -174,8 +178,9 @@ class TopicRegex:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, alphabet: frozenset[str]) -> None:
         self._text = text
+        self._alphabet = alphabet
         self._position = 0
         self._ignores_case = False
         self._depth = 0
@@ -252,7 +257,7 @@ class _Parser:
         if char == "[":
             return ("char", self._class())
         if char == ".":
-            return ("char", _NAME)
+            return ("char", self._alphabet)
         if char in "^$":
             return ("anchor", _BEGIN if char == "^" else _END)
         if char in "*+?":
@@ -278,7 +283,7 @@ class _Parser:
     def _escaped(self, char: str) -> frozenset[str]:
         if char.lower() in _CLASSES:
             members = _CLASSES[char.lower()]
-            return _NAME - members if char.isupper() else members
+            return self._alphabet - members if char.isupper() else members
         if char in _CONTROL:
             return frozenset(_CONTROL[char])
         if char == "x":
@@ -361,7 +366,7 @@ class _Parser:
                 members |= low
         if self._ignores_case:
             members |= {each.swapcase() for each in members}
-        return _NAME - members if is_negated else frozenset(members)
+        return self._alphabet - members if is_negated else frozenset(members)
 
     def _class_member(self, char: str) -> frozenset[str]:
         return self._escaped(self._take()) if char == "\\" else frozenset(char)
@@ -369,7 +374,7 @@ class _Parser:
     def _span(self, low: frozenset[str], high: frozenset[str]) -> set[str]:
         if len(low) != 1 or len(high) != 1 or min(low) > min(high):
             raise self._error("a range of characters is not valid")
-        return {char for char in _NAME if min(low) <= char <= min(high)}
+        return {char for char in self._alphabet if min(low) <= char <= min(high)}
 
     def _posix_class(self) -> frozenset[str]:
         end = self._text.find(":]", self._position)
@@ -379,7 +384,7 @@ class _Parser:
         if end < 0 or members is None:
             raise self._error("there is no such class of characters")
         self._position = end + 2
-        return _NAME - members if is_negated else members
+        return self._alphabet - members if is_negated else members
 
 
 def _invalid(text: str, why: str) -> ApiError:

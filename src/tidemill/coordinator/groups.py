@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.coordinator import records
 from tidemill.coordinator.classic import ClassicGroup
@@ -33,7 +33,7 @@ from tidemill.coordinator.group import (
 )
 from tidemill.coordinator.offsets import Offsets
 from tidemill.coordinator.records import Record
-from tidemill.coordinator.shard import RawRecord
+from tidemill.coordinator.shard import RawRecord, Writer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (
     GroupMetadataKey,
@@ -61,6 +61,10 @@ from tidemill.protocol.api.groups import (
     SyncGroupRequest,
 )
 from tidemill.protocol.api.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from tidemill.protocol.api.transactions import TxnOffsetCommitRequest
+
+if TYPE_CHECKING:
+    from tidemill.log.transactions import TransactionEnd
 
 _DESCRIBE_NOT_FOUND_SINCE = 6
 # Nullable in the schema, but a member that knows the fields has to fill them in.
@@ -128,19 +132,22 @@ class Groups:
                 return Decision(tombstones)
         return None
 
-    def replay(self, record: Record) -> None:
+    def replay(self, record: Record, writer: Writer | None = None) -> None:
         key, value = record
         if isinstance(key, OffsetCommitKey):
             assert value is None or isinstance(value, OffsetCommitValue)
             if value is not None and key.group not in self.groups:
                 # A simple consumer, known by its offsets alone.
                 self._create(key.group)
-            self.offsets.replay(key, value)
+            self.offsets.replay(key, value, writer)
         elif isinstance(key, GroupMetadataKey):
             assert value is None or isinstance(value, GroupMetadataValue)
             self._replay_classic(key.group, value)
         elif self.consumer is not None and type(key) in self.consumer.record_keys:
             self.consumer.replay(record)
+
+    def replay_end(self, end: TransactionEnd) -> None:
+        self.offsets.replay_end(end)
 
     def _replay_classic(self, group_id: str, value: GroupMetadataValue | None) -> None:
         group = self.groups.get(group_id)
@@ -241,6 +248,11 @@ class Groups:
             if isinstance(group, ClassicGroup):
                 self.classic.offset_committed(group, request.member_id, now_ms)
         return self.offsets.commit(request, caller, token, now_ms, error)
+
+    def _commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, caller: Caller, token: int, now_ms: int
+    ) -> Decision:
+        return self.offsets.commit_in_transaction(request, caller, token, now_ms)
 
     def _fetch(self, request: OffsetFetchRequest, caller: Caller, token: int, _now_ms: int) -> Decision:
         return self.offsets.fetch(request, caller, token)
@@ -357,6 +369,7 @@ class Groups:
         for group_id, group in self.groups.items():
             assert group.group_id == group_id
             group.check_invariants()
+        self.offsets.check_invariants()
         tokens = self.waiting_tokens()
         assert len(tokens) == len(set(tokens)), "a request waits twice"
 
@@ -368,6 +381,7 @@ class Groups:
         ConsumerGroupHeartbeatRequest: _consumer_heartbeat,
         ConsumerGroupDescribeRequest: _describe_consumer,
         OffsetCommitRequest: _commit,
+        TxnOffsetCommitRequest: _commit_in_transaction,
         OffsetFetchRequest: _fetch,
         OffsetDeleteRequest: _delete_offsets,
         DescribeGroupsRequest: _describe,

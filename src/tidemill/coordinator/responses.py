@@ -50,11 +50,18 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
+from tidemill.protocol.api.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 from tidemill.protocol.schema import Request, Response
 
 _FETCH_BATCH_SINCE = 8
 _FETCH_TOP_LEVEL_ERROR_SINCE = 2
 _JOIN_PROTOCOL_NULLABLE_SINCE = 7
+_TXN_COMMIT_KNOWS_LOADING_SINCE = 2
 
 
 def error_response(request: Request, api_version: int, error: ErrorCode, text: str | None = None) -> Response:
@@ -155,6 +162,26 @@ def _offset_commit(
     )
 
 
+def _txn_offset_commit(
+    request: TxnOffsetCommitRequest, version: int, error: ErrorCode, _text: str | None
+) -> Response:
+    if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < _TXN_COMMIT_KNOWS_LOADING_SINCE:
+        # Producers of that age may give up on the other.
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(partition_index=each.partition_index, error_code=error)
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
 def _offset_fetch(request: OffsetFetchRequest, version: int, error: ErrorCode, _text: str | None) -> Response:
     if version >= _FETCH_BATCH_SINCE:
         return OffsetFetchResponse(groups=[fetch_group_error(group, error) for group in request.groups])
@@ -197,6 +224,7 @@ _ERROR_RESPONSES: dict[type[Request], Callable[[Any, int, ErrorCode, str | None]
     ConsumerGroupHeartbeatRequest: _consumer_heartbeat,
     ConsumerGroupDescribeRequest: _consumer_describe,
     OffsetCommitRequest: _offset_commit,
+    TxnOffsetCommitRequest: _txn_offset_commit,
     OffsetFetchRequest: _offset_fetch,
     OffsetDeleteRequest: _offset_delete,
 }

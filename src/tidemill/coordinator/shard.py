@@ -5,6 +5,14 @@ report. The shard appends the records as one atomic batch, replays each at once 
 sees them, and parks the answers until the partition's high watermark has passed the batch. An answer without
 records waits for the last write that it could have seen, or goes out at once when nothing is outstanding.
 
+Effects are of two kinds: `effects` are reported when the decision is carried out, `committed_effects` when its
+records are committed, in order with the parked answers. What must not happen before the records are safe is
+one of the latter.
+
+Records may be part of a transaction: then they are written as a transactional batch of the decision's `writer`, and
+the machine is told with each whose it is. The transaction ends with a marker in the same partition, which goes through
+`end_transaction`, so that machine and log see it at the same place.
+
 A decision may answer other requests than the one at hand, and may leave the one at hand unanswered until
 later; tokens are opaque numbers that the caller hands in and gets back exactly once.
 
@@ -20,14 +28,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemill.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from tidemill.log.transactions import TransactionEnd
 
 RecordT = TypeVar("RecordT")
 MachineRecordT = TypeVar("MachineRecordT")
 
 RawRecord = tuple[bytes, bytes | None]
+
+
+class Writer(NamedTuple):
+    """The producer in whose transaction records are written."""
+
+    producer_id: int
+    producer_epoch: int
 
 
 class Answer(NamedTuple):
@@ -49,17 +67,26 @@ class Decision(Generic[RecordT]):
     answers: Sequence[Answer] = ()
     effects: Sequence[Any] = ()
     on_failed: Callable[[ErrorCode], Decision[RecordT] | None] | None = None
+    committed_effects: Sequence[Any] = ()
+    writer: Writer | None = None
 
 
 class Log(Protocol):
     """The partition that a shard writes to."""
 
-    def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
-        """Writes the records as one atomic batch and returns the end offset after it; or raises ApiError."""
+    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+        """Writes the records as one atomic batch, in the writer's transaction if there is one.
+
+        Returns the end offset after it; or raises ApiError."""
+
+    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+        """Writes the marker that ends a transaction here; returns the end offset after it, or raises ApiError."""
 
 
 class Machine(Protocol[MachineRecordT]):
-    """A replicated machine as the shard drives it; only `replay` changes what is replicated."""
+    """A replicated machine as the shard drives it.
+
+    Only `replay` and `replay_end` change what is replicated."""
 
     @property
     def deadline_ms(self) -> int | None: ...
@@ -69,7 +96,11 @@ class Machine(Protocol[MachineRecordT]):
     def expire(self, now_ms: int) -> Decision[MachineRecordT] | None:
         """What the next due timer decides; None when none is due."""
 
-    def replay(self, record: MachineRecordT) -> None: ...
+    def replay(self, record: MachineRecordT, writer: Writer | None = None) -> None:
+        """With a writer, the record takes effect when that producer's transaction is committed."""
+
+    def replay_end(self, end: TransactionEnd) -> None:
+        """A transaction with records of this partition has ended."""
 
     def on_loaded(self, now_ms: int) -> None:
         """All records are replayed: timers may start."""
@@ -86,6 +117,7 @@ class Machine(Protocol[MachineRecordT]):
 class _Parked(NamedTuple):
     end_offset: int
     answers: Sequence[Answer]
+    effects: Sequence[Any]
 
 
 class Shard(Generic[RecordT]):
@@ -101,7 +133,9 @@ class Shard(Generic[RecordT]):
         self._respond = respond
         self._report = report
         self._parked: deque[_Parked] = deque()
-        # Invariant: parked answers exist only while committed_offset < written_offset.
+        # While it appends or gives out: what is called from there may lead back in here, and has to queue.
+        self._is_busy = False
+        # Invariant: something is parked only while committed_offset < written_offset, or the shard is busy.
         self._written_offset = 0
         self._committed_offset = 0
         self._error: ErrorCode | None = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -121,11 +155,15 @@ class Shard(Generic[RecordT]):
             self.replay_raw(key, value)
         self.loaded(end_offset, committed_offset, now_ms)
 
-    def replay_raw(self, key: bytes, value: bytes | None) -> None:
+    def replay_raw(self, key: bytes, value: bytes | None, writer: Writer | None = None) -> None:
         """One record of a load that is done in pieces; `loaded` ends it."""
         record = self.machine.decode(key, value)
         if record is not None:
-            self.machine.replay(record)
+            self.machine.replay(record, writer)
+
+    def replay_end(self, end: TransactionEnd) -> None:
+        """One marker of a load that is done in pieces."""
+        self.machine.replay_end(end)
 
     def loaded(self, end_offset: int, committed_offset: int, now_ms: int) -> None:
         self._written_offset = end_offset
@@ -144,6 +182,19 @@ class Shard(Generic[RecordT]):
             decision = Decision(answers=[Answer(token, error)])
         self._carry_out(decision, now_ms)
 
+    def end_transaction(self, end: TransactionEnd, token: int, now_ms: int) -> None:
+        """Ends a transaction in this partition. The answer is None, or ApiError, when the marker is committed."""
+        if self._error is not None:
+            self._respond(token, ApiError(self._error))
+            return
+        try:
+            self._append(lambda: self._log.append_marker(end, now_ms))
+        except ApiError as error:
+            self._park([Answer(token, ApiError(coordinator_error(error.code), error.message))])
+            return
+        self.machine.replay_end(end)
+        self._park([Answer(token, None)])
+
     def tick(self, now_ms: int) -> None:
         """Carries out every timer that is due, each on the state that the one before it left."""
         while self._error is None:
@@ -157,8 +208,7 @@ class Shard(Generic[RecordT]):
         if offset <= self._committed_offset:
             return
         self._committed_offset = offset
-        while self._parked and self._parked[0].end_offset <= offset:
-            self._give(self._parked.popleft().answers)
+        self._give_committed()
 
     def fail(self, error: ErrorCode) -> None:
         """Leadership is lost or a commit failed: nobody is left waiting, and the machine is not used again."""
@@ -175,38 +225,61 @@ class Shard(Generic[RecordT]):
         if decision.records:
             batch = [self.machine.encode(record) for record in decision.records]
             try:
-                self._written_offset = self._log.append(batch, now_ms)
+                self._append(lambda: self._log.append(batch, now_ms, decision.writer))
             except ApiError as error:
                 self._append_failed(decision, error.code)
                 return
             for record in decision.records:
-                self.machine.replay(record)
+                self.machine.replay(record, decision.writer)
         for effect in decision.effects:
             self._report(effect)
-        self._park(decision.answers)
+        self._park(decision.answers, decision.committed_effects)
+
+    def _append(self, append: Callable[[], int]) -> None:
+        """A log that commits at once tells so before it returns, when the machine has not replayed the records yet."""
+        was_busy, self._is_busy = self._is_busy, True
+        try:
+            self._written_offset = append()
+        finally:
+            self._is_busy = was_busy
 
     def _append_failed(self, decision: Decision[RecordT], appended: ErrorCode) -> None:
         error = coordinator_error(appended)
         undone = decision.on_failed(error) if decision.on_failed is not None else None
         answers = [Answer(answer.token, ApiError(error)) for answer in decision.answers]
+        committed_effects: Sequence[Any] = ()
         if undone is not None:
             assert not undone.records, "an undone decision writes nothing"
             answers += undone.answers
+            committed_effects = undone.committed_effects
             for effect in undone.effects:
                 self._report(effect)
-        self._park(answers)
+        self._park(answers, committed_effects)
 
-    def _park(self, answers: Sequence[Answer]) -> None:
-        if not answers:
+    def _park(self, answers: Sequence[Answer], effects: Sequence[Any] = ()) -> None:
+        """Queues what a decision has to say until everything that it has seen is committed."""
+        if self._error is not None:
+            # The shard failed in the middle of the append.
+            for answer in answers:
+                self._respond(answer.token, ApiError(self._error))
             return
-        if self._committed_offset >= self._written_offset:
-            self._give(answers)
-        else:
-            self._parked.append(_Parked(self._written_offset, answers))
+        if answers or effects:
+            self._parked.append(_Parked(self._written_offset, answers, effects))
+        self._give_committed()
 
-    def _give(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            self._respond(answer.token, answer.response)
+    def _give_committed(self) -> None:
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._parked and self._parked[0].end_offset <= self._committed_offset:
+                _, answers, effects = self._parked.popleft()
+                for effect in effects:
+                    self._report(effect)
+                for answer in answers:
+                    self._respond(answer.token, answer.response)
+        finally:
+            self._is_busy = False
 
 
 _COORDINATOR_ERRORS = {
@@ -214,6 +287,8 @@ _COORDINATOR_ERRORS = {
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    # The coordinator of a transaction could not be asked; retrying here is right, and old clients know this error.
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,

@@ -9,11 +9,10 @@ stable offset, because nobody knows yet whether it counts. A log is due when dir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidemill.log.cleaner import AbortedTransaction, Cleaning, SourceSegment
+from tidemill.log.cleaner import Cleaning, SourceSegment
 from tidemill.log.log import Log
 from tidemill.log.segment import Segment
 
@@ -75,16 +74,16 @@ def plan_cleaning(
     *,
     map_bytes: int,
     map_load_factor: float = 0.9,
-    aborted: Sequence[AbortedTransaction] = (),
 ) -> Cleaning:
     config = log.config
+    sources = tuple(
+        SourceSegment(segment.base_offset, end, segment.size, segment.offset_index.count)
+        for segment, end in _sealed(log)
+        if segment.base_offset < dirt.end_offset
+    )
     return Cleaning(
         folder=log.folder,
-        sources=tuple(
-            SourceSegment(segment.base_offset, end, segment.size, segment.offset_index.count)
-            for segment, end in _sealed(log)
-            if segment.base_offset < dirt.end_offset
-        ),
+        sources=sources,
         first_dirty_offset=dirt.first_dirty_offset,
         end_offset=dirt.end_offset,
         now_ms=now_ms,
@@ -100,5 +99,8 @@ def plan_cleaning(
             for batch in state.batches
             if batch.last_offset < dirt.end_offset
         ),
-        aborted=tuple(aborted),
+        marked_producers=frozenset(
+            (state.producer_id, state.epoch) for state in log.producers.states() if not state.batches
+        ),
+        aborted=tuple(log.aborted_between(sources[0].base_offset, sources[-1].end_offset)) if sources else (),
     )

@@ -18,7 +18,8 @@ reader or a replica that stays away for longer than `delete.retention.ms` may mi
 the log's start rather than go on from where it was.
 
 What also stays: the batches that the state of live producers rests on (as bare headers at least), so that a log
-replayed after a crash still knows every retry; and transaction markers, always. Records of aborted transactions go.
+replayed after a crash still knows every retry. Records of aborted transactions go; markers follow when they are no longer
+needed (`cleaned_transactions.py`).
 
 A batch whose checksum does not match, or whose records make no sense, ends the cleaning with a StorageError before
 anything was swapped: damage is never rewritten under a fresh checksum.
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.errors import ProtocolError, StorageError
+from tidemill.log.cleaned_transactions import CleanedTransactions
 from tidemill.log.files import Files
 from tidemill.log.offset_map import OffsetMap
 from tidemill.log.rewrite import (
@@ -42,6 +44,7 @@ from tidemill.log.rewrite import (
     without_records,
 )
 from tidemill.log.segment import CLEANED, SUFFIXES, PlacedBatch, Segment, placed, read_batches, segment_name
+from tidemill.log.transactions import AbortedTransaction
 from tidemill.protocol.records import BatchHeader, checksum_matches, header_at
 
 _RELATIVE_OFFSET_MAX = 0x7FFFFFFF
@@ -61,12 +64,6 @@ class SourceSegment(NamedTuple):
     index_entries: int
 
 
-class AbortedTransaction(NamedTuple):
-    producer_id: int
-    first_offset: int
-    last_offset: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
     """Everything that a cleaning needs to know. Plain values: it may travel to another process."""
@@ -84,6 +81,9 @@ class Cleaning:
     map_load_factor: float
     # The last offsets of the batches that producer state rests on.
     producer_batches: frozenset[int] = frozenset()
+    # (producer id, epoch) of the producers that are known by a marker only.
+    marked_producers: frozenset[tuple[int, int]] = frozenset()
+    # All with a record below `end_offset` or a marker in the sources.
     aborted: tuple[AbortedTransaction, ...] = ()
 
 
@@ -201,24 +201,18 @@ def _records(batch: memoryview, header: BatchHeader, folder: str) -> tuple[bytes
         raise StorageError(f"{folder}: the batch at offset {header.base_offset}: {error}") from error
 
 
-def _is_aborted(header: BatchHeader, aborted: Sequence[AbortedTransaction]) -> bool:
-    return header.is_transactional and any(
-        txn.producer_id == header.producer_id and txn.first_offset <= header.base_offset <= txn.last_offset
-        for txn in aborted
-    )
-
-
 def _map_keys(files: Files, cleaning: Cleaning) -> tuple[OffsetMap, int]:
     """The first pass: the map, and the offset up to which it is complete."""
     start, end = cleaning.first_dirty_offset, cleaning.end_offset
     offset_map = OffsetMap(cleaning.map_bytes, cleaning.map_load_factor, keys_expected=end - start)
+    transactions = CleanedTransactions(cleaning.aborted)
     for source in cleaning.sources:
         if source.end_offset <= start or source.base_offset >= end:
             continue
         for header, batch in _batches(files, cleaning.folder, source):
             if header.base_offset >= end:
                 break
-            if header.last_offset < start or header.is_control or _is_aborted(header, cleaning.aborted):
+            if header.last_offset < start or header.is_control or transactions.is_aborted(header):
                 continue
             base_offset = header.base_offset
             for _, _, _, offset_delta, key, _ in _records(batch, header, cleaning.folder)[1]:
@@ -235,6 +229,7 @@ class _Cleaner:
         self._files = files
         self._cleaning = cleaning
         self._map = offset_map
+        self._transactions = CleanedTransactions(cleaning.aborted)
         self._end_offset = end_offset
         self.bytes_before = 0
         self.bytes_after = 0
@@ -255,6 +250,9 @@ class _Cleaner:
             state=CLEANED,
         )
         is_changed = self._fill(segment, group)
+        if self._transactions.has_index(group[0].base_offset, group[-1].end_offset):
+            # Also without an entry: it takes the place of the old one.
+            segment.txn_index.create()
         segment.seal()
         before = sum(source.size for source in group)
         self.bytes_before += before
@@ -264,6 +262,7 @@ class _Cleaner:
             _remove_cleaned(self._files, cleaning.folder, segment.base_offset)
             return None
         segment.sync()
+        segment.txn_index.sync()
         segment.close()
         return CleanedGroup(tuple(source.base_offset for source in group), segment.size)
 
@@ -281,7 +280,12 @@ class _Cleaner:
                 if cleaned is None:
                     continue
                 is_changed |= cleaned is not batch
-                batches.append(placed(header if cleaned is batch else header_at(cleaned)))
+                written = header if cleaned is batch else header_at(cleaned)
+                if written.is_control and written.record_count:
+                    aborted = self._transactions.aborted_by(header)
+                    if aborted is not None:
+                        segment.txn_index.append(aborted)
+                batches.append(placed(written))
                 out += cleaned
                 if len(out) >= _WRITE_BYTES:
                     segment.append(out, batches)
@@ -297,10 +301,13 @@ class _Cleaner:
 
     def _cleaned(self, header: BatchHeader, batch: memoryview) -> memoryview | bytearray | None:
         """The same object when nothing changes; None when the whole batch goes."""
-        if header.is_control or header.base_offset >= self._end_offset:
+        if header.base_offset >= self._end_offset:
             return batch
+        if header.is_control:
+            return self._cleaned_marker(header, batch)
+        self._transactions.meet(header)
         kept: list[RawRecord] = []
-        if header.record_count and not _is_aborted(header, self._cleaning.aborted):
+        if header.record_count and not self._transactions.is_aborted(header):
             body, records = _records(batch, header, self._cleaning.folder)
             kept = self._kept(header, records)
         self.records_removed += header.record_count - len(kept)
@@ -310,6 +317,21 @@ class _Cleaner:
                 return batch
             return with_records(header, body, kept, horizon_ms)
         if header.producer_id >= 0 and header.last_offset in self._cleaning.producer_batches:
+            return without_records(header) if header.record_count else batch
+        return None
+
+    def _cleaned_marker(self, header: BatchHeader, batch: memoryview) -> memoryview | bytearray | None:
+        if header.producer_id < 0 or self._transactions.is_needed(header):
+            return batch
+        if header.record_count:
+            horizon_ms = delete_horizon_of(header)
+            if horizon_ms is None:
+                body, records = _records(batch, header, self._cleaning.folder)
+                return with_records(header, body, records, self._delete_horizon_ms)
+            if horizon_ms > self._cleaning.now_ms:
+                return batch
+            self.records_removed += 1
+        if (header.producer_id, header.producer_epoch) in self._cleaning.marked_producers:
             return without_records(header) if header.record_count else batch
         return None
 
@@ -340,4 +362,8 @@ class _Cleaner:
             return None
         if not any(is_tombstone for *_, is_tombstone in kept):
             return None
+        return self._delete_horizon_ms
+
+    @property
+    def _delete_horizon_ms(self) -> int:
         return min(self._cleaning.now_ms + self._cleaning.delete_retention_ms, _LONG_MAX)

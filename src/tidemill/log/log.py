@@ -14,11 +14,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from tidemill.config import TopicConfig
-from tidemill.errors import ErrorCode, StorageError
+from tidemill.errors import StorageError
 from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import Files, FileSlice
+from tidemill.log.folder import tidy
 from tidemill.log.producers import Producers
 from tidemill.log.recovery import SyncWork, check_reaches, recover
+from tidemill.log.replay import check_continues, learn, replay, save_txn_indexes
+from tidemill.log.retention import count_expired, count_in_excess
 from tidemill.log.segment import (
     RELATIVE_OFFSET_MAX,
     SUFFIXES,
@@ -29,10 +32,8 @@ from tidemill.log.segment import (
     segment_name,
 )
 from tidemill.log.snapshots import ProducerSnapshots
-from tidemill.log.swap_recovery import complete_swaps
-from tidemill.protocol.records import LENGTH_PREFIX, BatchHeader, InvalidBatch, stamp
-
-_LEFTOVERS = (".deleted", ".tmp", ".cleaned")
+from tidemill.log.transactions import AbortedTransaction, TransactionEnd, build_marker
+from tidemill.protocol.records import CONTROL, LENGTH_PREFIX, BatchHeader, header_at, stamp
 
 
 class OffsetOutOfRange(Exception):
@@ -71,6 +72,8 @@ class Log:
         self.before_removal: Callable[[], None] | None = None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
+        # The first segment whose aborted transactions must be read from its batches.
+        self._replay_from: int | None = None
         self._load_segments(log_start_offset, now_ms)
         self.log_start_offset = max(log_start_offset, self._bases[0])
         self.log_end_offset = self._find_end() if is_clean else self._recover()
@@ -91,21 +94,8 @@ class Log:
     # -- opening ---------------------------------------------------------------------------------------------
 
     def _load_segments(self, log_start_offset: int, now_ms: int) -> None:
-        self._files.make_folder(self.folder)
-        names = self._files.list(self.folder)
-        for name in names:
-            if name.endswith(_LEFTOVERS):
-                self._files.remove(f"{self.folder}/{name}")
-        complete_swaps(self._files, self.folder)
-        names = self._files.list(self.folder)
-        for name in names:
-            if name.endswith((".index", ".timeindex")) and f"{name.partition('.')[0]}.log" not in names:
-                self._files.remove(f"{self.folder}/{name}")
-        for name in names:
-            if name.endswith(".log"):
-                if not name[:-4].isdigit():
-                    raise StorageError(f"{self.folder}/{name}: not the name of a segment")
-                self._add_segment(int(name[:-4]), now_ms, create=False)
+        for base_offset in tidy(self._files, self.folder):
+            self._add_segment(base_offset, now_ms, create=False)
         if not self._segments:
             self._add_segment(log_start_offset, now_ms, create=True)
 
@@ -134,6 +124,7 @@ class Log:
     def _find_end(self) -> int:
         for segment in self._segments:
             segment.verify()
+        self._replay_from = next((s.base_offset for s in self._segments if s.txn_index.is_damaged), None)
         end = self.active.next_offset()
         if end is None:
             raise StorageError(
@@ -148,6 +139,7 @@ class Log:
         )
         del self._bases[len(self._segments) :]
         self.recovered_bytes_cut = recovered.bytes_cut
+        self._replay_from = recovered.replay_from
         return recovered.end_offset
 
     def _restart_at(self, offset: int, now_ms: int) -> None:
@@ -160,14 +152,13 @@ class Log:
 
     def _restore_producers(self) -> None:
         """The newest usable snapshot, and every batch after it."""
-        start = self._snapshots.restore(self.producers, self._bases[0], self.log_end_offset)
-        if start >= self.log_end_offset:
-            return
-        first = max(0, bisect_right(self._bases, start) - 1)
-        for segment in self._segments[first:]:
-            for _, header, _ in segment.batches(segment.locate(start)):
-                if header.producer_id >= 0 and header.base_offset >= start and not header.is_control:
-                    self.producers.record(header)
+        newest, self._replay_from = self._replay_from, None
+        start = self._snapshots.restore(self.producers, self._bases[0], self.log_end_offset, newest)
+        if start < self.log_end_offset:
+            first = max(0, bisect_right(self._bases, start) - 1)
+            replay(self.producers, self._segments[first:], start)
+            if newest is not None:
+                self._folder_changes += save_txn_indexes(self._segments, self.recovery_point)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -200,15 +191,35 @@ class Log:
             self.epochs.assign(leader_epoch, base_offset)
         for number, header in enumerate(headers):
             if header.producer_id >= 0:
-                self.producers.record(header._replace(base_offset=placements[number][0]))
+                header = header._replace(base_offset=placements[number][0])
+                if header.attributes & CONTROL:
+                    self._learn(header, data[sum(size for *_, size in placements[:number]) :])
+                else:
+                    self.producers.record(header)
         return base_offset
+
+    def check_marker(self, end: TransactionEnd) -> None:
+        """`InvalidBatch` when a newer producer or coordinator was here before."""
+        self.producers.check_marker(end)
+
+    def append_marker(self, end: TransactionEnd, leader_epoch: int, now_ms: int) -> int:
+        """As the leader: end a producer's transaction. Returns the log's end; `InvalidBatch` as `check_marker`."""
+        self.producers.check_marker(end)
+        batch = bytearray(build_marker(end, now_ms))
+        self.append(memoryview(batch), (header_at(batch),), leader_epoch, now_ms)
+        return self.log_end_offset
+
+    def _learn(self, header: BatchHeader, batch: memoryview) -> None:
+        aborted = learn(self.producers, header, batch)
+        if aborted is not None:
+            self._segments[-1].txn_index.append(aborted)
 
     def append_fetched(self, data: memoryview, headers: Sequence[BatchHeader], now_ms: int) -> None:
         """As a follower: the batches have their offsets and epochs. `InvalidBatch` when they do not continue the log.
 
         The caller has checked the checksums.
         """
-        self._check_continues(headers)
+        check_continues(data, headers, self.log_end_offset, self.epochs.latest)
         start = position = 0
         run: list[BatchHeader] = []
         segment = self._segments[-1]
@@ -223,18 +234,6 @@ class Log:
             size += header.size
         self._append_run(data[start:position], run)
 
-    def _check_continues(self, headers: Sequence[BatchHeader]) -> None:
-        """Compaction leaves gaps, but nothing ever goes back: neither offsets nor epochs."""
-        offset, epoch = self.log_end_offset, self.epochs.latest
-        for header in headers:
-            if header.base_offset < offset or header.last_offset_delta < 0 or header.leader_epoch < epoch:
-                raise InvalidBatch(
-                    ErrorCode.CORRUPT_MESSAGE,
-                    f"a batch at offset {header.base_offset} of epoch {header.leader_epoch} cannot follow offset "
-                    f"{offset - 1} of epoch {epoch}",
-                )
-            offset, epoch = header.next_offset, header.leader_epoch
-
     def _must_roll_at(self, segment: Segment, size: int, header: BatchHeader, now_ms: int) -> bool:
         """Whether a batch belongs into a new segment, when the active one has grown to `size`."""
         if size != segment.size and size + header.size <= self.config.segment_bytes:
@@ -248,11 +247,14 @@ class Log:
         self._segments[-1].append(data, [placed(header) for header in headers])
         self.size += len(data)
         self.log_end_offset = headers[-1].next_offset
+        position = 0
         for header in headers:
             if header.leader_epoch != self.epochs.latest:
                 self.epochs.assign(header.leader_epoch, header.base_offset)
-            if header.producer_id >= 0 and not header.is_control:
-                self.producers.record(header)
+            size = header.size
+            if header.producer_id >= 0:
+                self._learn(header, data[position : position + size])
+            position += size
 
     @property
     def latest_epoch(self) -> int:
@@ -295,10 +297,17 @@ class Log:
         self._snapshots.write(self.log_end_offset, self.producers, self.recovery_point)
 
     def sync_work(self) -> SyncWork:
-        first = max(0, bisect_right(self._bases, self.recovery_point) - 1)
+        segments = self._segments[max(0, bisect_right(self._bases, self.recovery_point) - 1) :]
+        failure: OSError | None = None
+        for segment in segments:
+            try:
+                self._folder_changes += segment.txn_index.save()
+            except OSError as error:
+                failure = error
+        indexes = (segment.txn_index.file for segment in segments)
         work = self._sync_work = SyncWork(
             self._files,
-            [segment.file for segment in self._segments[first:]],
+            [*(segment.file for segment in segments), *(file for file in indexes if file is not None)],
             self.folder,
             self._is_folder_dirty,
             not self._was_synced,
@@ -306,6 +315,7 @@ class Log:
             self.log_end_offset,
             self._folder_changes,
             self.epochs.changes,
+            failure,
         )
         self._sync_end_max = self.log_end_offset
         return work
@@ -391,7 +401,7 @@ class Log:
         self.recovery_point = min(self.recovery_point, self.log_end_offset)
         self.epochs.truncate_from_end(self.log_end_offset)
         self.size = sum(segment.size for segment in self._segments)
-        if len(self.producers):
+        if len(self.producers) or not self.producers.is_stable:
             self._restore_producers()
         else:
             self._snapshots.drop_after(self.log_end_offset)
@@ -416,6 +426,21 @@ class Log:
                 return found if found.length else None
             number += 1  # the offset fell into the gap that compaction left at the end of this segment
         return None
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Below it every transaction is decided, and that for good. Asked at every fetch."""
+        if self.producers.is_stable:
+            return high_watermark
+        first = self.producers.first_unstable_offset(high_watermark)
+        return high_watermark if first is None else min(high_watermark, max(first, self.log_start_offset))
+
+    def aborted_between(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions that overlap `[offset, end_offset)`; that end is a last stable offset."""
+        found: list[AbortedTransaction] = []
+        for segment in self._segments[max(0, bisect_right(self._bases, offset) - 1) :]:
+            if segment.txn_index.collect(offset, end_offset, found):
+                break
+        return found
 
     def first_at_or_after(self, timestamp: int) -> TimestampedOffset | None:
         for segment in self._segments:
@@ -452,9 +477,17 @@ class Log:
 
     def apply_retention(self, now_ms: int, high_watermark: int) -> list[str]:
         """Delete whole segments that are too old or too much. Returns files to remove."""
+        # A replica that nobody reads from hears of the high watermark here at the latest.
+        self.last_stable_offset(high_watermark)
         if "delete" not in self.config.cleanup_policy:
             return []
-        count = max(self._count_expired(now_ms, high_watermark), self._count_in_excess(high_watermark))
+        committed = [
+            segment for number, segment in enumerate(self._segments) if self._end_of(number) <= high_watermark
+        ]
+        count = max(
+            count_expired(committed, self.config.retention_ms, now_ms),
+            count_in_excess(committed, self.config.retention_bytes, self.size),
+        )
         if count == len(self._segments):
             self.roll(now_ms)
         removed = self._delete_first(count)
@@ -465,31 +498,6 @@ class Log:
 
     def _end_of(self, number: int) -> int:
         return self._bases[number + 1] if number + 1 < len(self._bases) else self.log_end_offset
-
-    def _count_expired(self, now_ms: int, high_watermark: int) -> int:
-        if self.config.retention_ms < 0:
-            return 0
-        count = 0
-        for number, segment in enumerate(self._segments):
-            newest = segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms
-            if not segment.size or self._end_of(number) > high_watermark:
-                break
-            if now_ms - newest <= self.config.retention_ms:
-                break
-            count += 1
-        return count
-
-    def _count_in_excess(self, high_watermark: int) -> int:
-        if self.config.retention_bytes < 0:
-            return 0
-        excess = self.size - self.config.retention_bytes
-        count = 0
-        for number, segment in enumerate(self._segments):
-            if not segment.size or excess < segment.size or self._end_of(number) > high_watermark:
-                break
-            excess -= segment.size
-            count += 1
-        return count
 
     def _note_removal(self) -> None:
         self.removals += 1
@@ -523,5 +531,6 @@ class Log:
         assert self.log_start_offset <= self.log_end_offset
         assert self.recovery_point <= self.log_end_offset
         assert self.size == sum(segment.size for segment in self._segments)
+        self.producers.check_invariants()
         for segment in self._segments:
             segment.check_invariants()

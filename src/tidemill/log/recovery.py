@@ -39,8 +39,12 @@ class SyncWork(NamedTuple):
     # How many changes of the folder and of the epochs this covers.
     folder_changes: int
     epoch_changes: int
+    # What could not even be written.
+    failure: OSError | None = None
 
     def run(self) -> None:
+        if self.failure is not None:
+            raise _as_disk_full(self.failure, self.folder)
         for file in self.segments:
             file.sync()
         if self.epochs is not None:
@@ -58,14 +62,20 @@ class SyncWork(NamedTuple):
         try:
             self.files.replace(path, content)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(error.errno, error.strerror, path) from error
-            raise
+            raise _as_disk_full(error, path) from error
+
+
+def _as_disk_full(error: OSError, path: str) -> OSError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(error.errno, error.strerror, path)
+    return error
 
 
 class Recovered(NamedTuple):
     end_offset: int
     bytes_cut: int
+    # The first segment whose aborted transactions its batches must say anew.
+    replay_from: int | None
 
 
 def recover(
@@ -74,6 +84,7 @@ def recover(
     """Check what a crash may have torn. Segments that are set aside leave the list."""
     end_offset = segments[0].base_offset
     is_first_read = True
+    replay_from = next((s.base_offset for s in segments if s.txn_index.is_damaged), None)
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and following <= recovery_point:
@@ -84,19 +95,23 @@ def recover(
             epochs.truncate_from_end(segment.base_offset)
             is_first_read = False
         end_offset = segment.base_offset
+        has_markers = len(segment.txn_index) > 0
 
         def note(header: BatchHeader) -> None:
-            nonlocal end_offset
+            nonlocal end_offset, has_markers
             end_offset = header.next_offset
+            has_markers |= header.is_control
             epochs.assign(header.leader_epoch, header.base_offset)
 
         end = segment.recover(note)
+        if has_markers and (replay_from is None or segment.base_offset < replay_from):
+            replay_from = segment.base_offset
         if end == segment.size and _goes_on(end_offset, following, log_start_offset):
             continue
         check_reaches(segment, end_offset, recovery_point)
-        return Recovered(end_offset, _cut_off_after(files, segments, number, end))
+        return Recovered(end_offset, _cut_off_after(files, segments, number, end), replay_from)
     check_reaches(segments[-1], end_offset, recovery_point)
-    return Recovered(end_offset, 0)
+    return Recovered(end_offset, 0, replay_from)
 
 
 def _goes_on(end_offset: int, following: int | None, log_start_offset: int) -> bool:

@@ -1,4 +1,4 @@
-"""One segment of a partition: a run of batches in `.log`, and its two sparse indexes.
+"""One segment of a partition: a run of batches in `.log`, its two sparse indexes, and the transactions aborted in it.
 
 Owns the segment's files and knows where in them an offset or a timestamp lies. It never decides when to roll or
 what to delete; `log.py` does. Appends go to the end with one positioned write; a failed write is cut off again, so
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from tidemill.errors import StorageError
 from tidemill.log.files import File, Files, FileSlice
 from tidemill.log.index import CorruptIndex, OffsetEntry, OffsetIndex, TimeEntry, TimeIndex
+from tidemill.log.txn_index import TransactionIndex
 from tidemill.protocol.records import (
     HEADER_SIZE,
     BatchHeader,
@@ -34,7 +35,9 @@ RELATIVE_OFFSET_MAX = 0x7FFFFFFF
 _SCAN_CHUNK_BYTES = 1 << 20
 # What a segment's file names end with while compaction brings it in (see `swap.py`).
 CLEANED, SWAP, IN_PLACE = ".cleaned", ".swap", ""
-SUFFIXES = ("log", "index", "timeindex")
+INDEX_SUFFIXES = ("index", "timeindex")
+# The last is there only if it has something to say.
+SUFFIXES = ("log", *INDEX_SUFFIXES, "txnindex")
 # A consumer at the tail asks for an offset that was appended a moment ago: those need no search.
 _RECENT_APPENDS_MAX = 64
 
@@ -102,6 +105,7 @@ class Segment:
         "max_timestamp_offset",
         "offset_index",
         "size",
+        "txn_index",
     )
 
     def __init__(
@@ -135,6 +139,7 @@ class Segment:
         self._first_timestamp: int | None = None
         self.max_timestamp = -1
         self.max_timestamp_offset = base_offset
+        self.txn_index = TransactionIndex(files, self.path_of("txnindex"), base_offset)
         self._open_indexes()
 
     def path_of(self, suffix: str) -> str:
@@ -151,7 +156,7 @@ class Segment:
             if newest is None and self.size:
                 raise CorruptIndex("sealing leaves a time entry in every segment that holds batches")
         except CorruptIndex:
-            for path in self.paths[1:]:
+            for path in map(self.path_of, INDEX_SUFFIXES):
                 # Cut, not removed: a full disk may have no room for a new one.
                 if self._files.exists(path):
                     self._files.truncate(path, 0)
@@ -254,6 +259,7 @@ class Segment:
         if self._file.size() > self.size:
             self._file.truncate(self.size)  # of a failed write that could not be cut off at once
         self._complete_indexes()
+        self.txn_index.save()
 
     def _complete_indexes(self) -> None:
         if self.size:
@@ -300,17 +306,20 @@ class Segment:
         if not position:
             self._first_timestamp = None
         self._bytes_since_index_entry = position - start
+        self.txn_index.truncate(end_offset)
         return end_offset
 
     def move_to(self, state: str) -> None:
-        """Rename the files; readers do not notice."""
+        """Rename the files; readers do not notice. The log comes last: what goes with it is there before it."""
         self.close()
         old_paths = self.paths
         self._state = state
-        for old, new in zip(old_paths, self.paths, strict=True):
-            self._files.rename(old, new)
+        for old, new in zip(reversed(old_paths), reversed(self.paths), strict=True):
+            if self._files.exists(old):
+                self._files.rename(old, new)
         self.offset_index.path = self.path_of("index")
         self._time_index.path = self.path_of("timeindex")
+        self.txn_index.path = self.path_of("txnindex")
 
     def mark_deleted(self) -> list[str]:
         """Rename the files so that a restart finishes the deletion; returns what is left to remove."""
@@ -528,4 +537,8 @@ class Segment:
         assert all(positions.get(entry.position) == entry.offset for entry in entries), "index points astray"
         assert sum(header.size for _, header, _ in self.batches()) == self.size, (
             "the log is not whole batches"
+        )
+        markers = {h.base_offset for _, h, _ in self.batches() if h.is_control and h.record_count}
+        assert markers.issuperset(entry.last_offset for entry in self.txn_index.entries), (
+            "a transaction is listed as aborted whose marker is not here"
         )

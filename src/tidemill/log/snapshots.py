@@ -42,13 +42,20 @@ class ProducerSnapshots:
             if offset > end_offset:
                 self._files.remove(self._path(offset))
 
-    def restore(self, producers: Producers, start_offset: int, end_offset: int) -> int:
-        """Load the newest that fits a log from `start_offset` to `end_offset`; the offset to replay from."""
+    def restore(
+        self, producers: Producers, start_offset: int, end_offset: int, newest: int | None = None
+    ) -> int:
+        """Load the newest that fits a log from `start_offset` to `end_offset`; the offset to replay from.
+
+        None above `newest` is used: who replays wants to see the batches from there on.
+        """
         producers.clear()
         for offset in reversed(self._offsets()):
             if not start_offset <= offset <= end_offset:
                 # Of another course of events, or followed by batches that are gone: both would block a producer.
                 self._files.remove(self._path(offset))
+                continue
+            if newest is not None and offset > newest:
                 continue
             try:
                 producers.restore(self._files.read(self._path(offset)))

@@ -42,9 +42,11 @@ class SegmentSwap:
             raise CleaningAbandoned
         self._log.before_removal = self.discard
         for group in result.groups:
-            for suffix in SUFFIXES:
+            # The log last: it decides, and what goes with it is there by then.
+            for suffix in reversed(SUFFIXES):
                 path = self._path(group.base_offset, suffix)
-                self._files.rename(path + CLEANED, path + SWAP)
+                if self._files.exists(path + CLEANED):
+                    self._files.rename(path + CLEANED, path + SWAP)
 
     def switch(self) -> list[str]:
         """Returns files to remove."""
@@ -65,6 +67,8 @@ class SegmentSwap:
         still_there = set(map(id, self._log.segments))
         for segment in self._new:
             if id(segment) in still_there:
+                if not len(segment.txn_index):
+                    segment.txn_index.remove()
                 segment.move_to(IN_PLACE)
 
     def discard(self) -> None:

@@ -2,15 +2,16 @@
 
 `*.cleaned` never counted: the log removes it with the other leftovers. A `*.log.swap` is whole and synced, and the segments
 that it replaces may be there, half gone or gone. It holds all that should be left of them, so the swap is completed: what
-lies in its range goes and it takes its name. Its indexes are made anew. Stopping anywhere in here and beginning again does
-the same.
+lies in its range goes and it takes its name. Its indexes are made anew, but for the aborted transactions: a cleaning that
+finds such an index writes one, be it empty, so that where none waits to be renamed the right one is in place. Stopping
+anywhere in here and beginning again does the same.
 """
 
 from __future__ import annotations
 
 from tidemill.errors import StorageError
 from tidemill.log.files import Files
-from tidemill.log.segment import SUFFIXES, SWAP, read_batches, segment_name
+from tidemill.log.segment import INDEX_SUFFIXES, SUFFIXES, SWAP, read_batches, segment_name
 from tidemill.protocol.records import checksum_matches
 
 _SWAPPED_LOG = f".log{SWAP}"
@@ -42,8 +43,10 @@ def _complete(files: Files, folder: str, base_offset: int, bases: list[int]) -> 
             for suffix in SUFFIXES:
                 files.remove(f"{folder}/{segment_name(covered)}.{suffix}")
     # The old indexes go before the new log comes: they would point astray in it.
-    for suffix in SUFFIXES[1:]:
+    for suffix in INDEX_SUFFIXES:
         files.remove(f"{stem}.{suffix}")
+    if files.exists(f"{stem}.txnindex{SWAP}"):
+        files.rename(f"{stem}.txnindex{SWAP}", f"{stem}.txnindex")
     files.rename(f"{stem}.log{SWAP}", f"{stem}.log")
 
 

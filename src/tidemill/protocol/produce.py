@@ -34,7 +34,7 @@ class ProducedTopic(NamedTuple):
 class ProduceWalk(NamedTuple):
     acks: int
     timeout_ms: int
-    is_transactional: bool
+    transactional_id: str | None
     topics: list[ProducedTopic]
 
 
@@ -72,8 +72,10 @@ def _walk_flexible(frame: memoryview, position: int, *, names_are_ids: bool) -> 
         position += 1
     else:
         length, position = read_uvarint(frame, position)
-    is_transactional = length > 0
-    position += max(length - 1, 0)
+    transactional_id = None
+    if length:
+        name, position = _name_at(frame, position, length - 1)
+        transactional_id = name.decode()
     acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
     count, position = read_uvarint(frame, position + 6)
     _check_count(frame, count - 1, position)
@@ -100,14 +102,17 @@ def _walk_flexible(frame: memoryview, position: int, *, names_are_ids: bool) -> 
             position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
         position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
         topics.append(ProducedTopic(wire_name, partitions))
-    return ProduceWalk(acks, timeout_ms, is_transactional, topics)
+    return ProduceWalk(acks, timeout_ms, transactional_id, topics)
 
 
 def _walk_classic(frame: memoryview, position: int) -> ProduceWalk:
     """Versions 3 to 8, with lengths of a fixed size."""
     length = _INT16.unpack_from(frame, position)[0]
-    is_transactional = length >= 0
-    position += 2 + max(length, 0)
+    transactional_id = None
+    position += 2
+    if length >= 0:
+        name, position = _name_at(frame, position, length)
+        transactional_id = name.decode()
     acks, timeout_ms = _ACKS_AND_TIMEOUT.unpack_from(frame, position)
     count = _INT32.unpack_from(frame, position + 6)[0]
     position += 10
@@ -132,12 +137,12 @@ def _walk_classic(frame: memoryview, position: int) -> ProduceWalk:
                     raise ProtocolError(f"a Produce request is cut off within {length} bytes of records")
                 partitions.append((index, start, position))
         topics.append(ProducedTopic(wire_name, partitions))
-    return ProduceWalk(acks, timeout_ms, is_transactional, topics)
+    return ProduceWalk(acks, timeout_ms, transactional_id, topics)
 
 
 def _name_at(frame: memoryview, position: int, length: int) -> tuple[bytes, int]:
     if length < 0 or position + length > len(frame):
-        raise ProtocolError(f"a Produce request names a topic with {length} bytes")
+        raise ProtocolError(f"a Produce request has a name of {length} bytes")
     name = bytes(frame[position : position + length])
     if not name.isascii():
         name.decode()

@@ -35,7 +35,7 @@ def _run_one(seed: int, duration_s: float, trace_path: str | None) -> int:
             outcome = world.run()
     _report(outcome)
     print(
-        f"seed {seed}: {outcome.acked} messages acked, {outcome.ended_s:.0f} s, "
+        f"seed {seed}: {outcome.acked} messages acked, {outcome.committed} transactions, {outcome.ended_s:.0f} s, "
         f"{outcome.callbacks} callbacks, trace {outcome.digest}"
     )
     return 1 if outcome.violations else 0
@@ -44,16 +44,19 @@ def _run_one(seed: int, duration_s: float, trace_path: str | None) -> int:
 def _run_many(seeds: range, duration_s: float, jobs: int) -> int:
     started_s = time.monotonic()
     failed: list[int] = []
-    acked = 0
+    acked = committed = 0
     for done, outcome in enumerate(run_seeds(seeds, duration_s, jobs), 1):
         acked += outcome.acked
+        committed += outcome.committed
         if outcome.violations:
             failed.append(outcome.seed)
             _report(outcome)
         elapsed_s = time.monotonic() - started_s
         if done % 10 == 0 or done == len(seeds):
             print(f"{done}/{len(seeds)} seeds, {len(failed)} failed, {elapsed_s:.0f} s", flush=True)
-    print(f"{len(seeds)} seeds of {duration_s / 60:g} simulated minutes, {acked} messages acked")
+    print(
+        f"{len(seeds)} seeds of {duration_s / 60:g} simulated minutes, {acked} messages acked, {committed} transactions"
+    )
     if failed:
         print(f"failed: {', '.join(map(str, sorted(failed)))}")
     return 1 if failed else 0

@@ -146,6 +146,8 @@ class Cluster:
             "default.replication.factor": str(shape.replicas),
             "min.insync.replicas": str(shape.min_insync_replicas),
             "offsets.topic.replication.factor": str(shape.replicas),
+            "transaction.state.log.replication.factor": str(shape.replicas),
+            "transaction.state.log.min.isr": str(shape.min_insync_replicas),
         }
 
     @property

@@ -21,6 +21,8 @@ from tidemill.raft.core import RaftMachine
 from tidemill.raft.roles import Leader
 from tidemill.sim.cluster import Cluster, Machine, Process
 from tidemill.sim.loops import SimulatedLoop
+from tidemill.sim.open_transactions import OpenTransactions
+from tidemill.sim.replayed import differences
 
 _READ_BYTES = 1 << 16
 # The metadata log is read like a partition; no topic has this id.
@@ -59,6 +61,11 @@ class _Seen:
     isr: tuple[int, ...] = ()
     # What it held when it was last read.
     batches: dict[int, _Batch] = field(default_factory=dict)
+    # By the batches up to `committed_end`.
+    transactions: OpenTransactions = field(default_factory=OpenTransactions)
+    stable_offset: int = -1
+    stable_epoch: int = -1
+    aborted_seen: int = -1
 
 
 class Invariants:
@@ -67,6 +74,7 @@ class Invariants:
         self._accuse = accuse
         self._ledgers: dict[Key, _Ledger] = {}
         self._seen: dict[tuple[SimulatedLoop, Key], _Seen] = {}
+        self._looked_at: dict[Partition, _Seen] = {}
         self._machines = {machine.host: machine for machine in cluster.machines.values()}
         self._quorum_leaders: dict[int, int] = {}
         # Up to where each voter has said to have the metadata on disk.
@@ -89,7 +97,20 @@ class Invariants:
         replicas = getattr(node, "_replicas", None)
         if replicas is not None:
             for partition in replicas.partitions():
-                self._check_replica(machine, process, partition)
+                if not self._is_unchanged(partition):
+                    self._check_replica(machine, process, partition)
+
+    def _is_unchanged(self, partition: Partition) -> bool:
+        """Nothing that is looked at has moved since the last look: nearly always."""
+        seen, log, leader = self._looked_at.get(partition), partition.log, partition.leader
+        return (
+            seen is not None
+            and seen.log is log
+            and log is not None
+            and seen.log_end == log.log_end_offset
+            and seen.high_watermark == partition.high_watermark
+            and (leader is None or (leader.leader_epoch == seen.led_epoch and leader.isr == seen.isr))
+        )
 
     # -- the quorum ------------------------------------------------------------------------------------------
 
@@ -178,7 +199,7 @@ class Invariants:
         if log is None:
             return
         key = (bytes(partition.topic_id), partition.index)
-        seen = self._seen_of(process, key)
+        seen = self._looked_at[partition] = self._seen_of(process, key)
         leader = partition.leader
         high_watermark = partition.high_watermark
         if leader is not None:
@@ -205,6 +226,45 @@ class Invariants:
         if not partition.config.is_compacted:
             self._read_on(machine, key, seen, log, high_watermark)
         seen.log_end, seen.log = log.log_end_offset, log
+        self._check_stable_offset(machine, partition, seen, log)
+
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    def _check_stable_offset(self, machine: Machine, partition: Partition, seen: _Seen, log: Log) -> None:
+        """The last stable offset is what the committed batches say, and a leader does not take it back."""
+        stable = partition.last_stable_offset
+        where = f"{machine.host}: {partition.name} is stable up to {stable}"
+        if stable > seen.high_watermark:
+            self._accuse(f"{where}, above its high watermark {seen.high_watermark}")
+        leader_epoch = partition.leader.leader_epoch if partition.leader is not None else -1
+        if leader_epoch >= 0 and leader_epoch == seen.stable_epoch and stable < seen.stable_offset:
+            self._accuse(f"{where}; in the same leader epoch it was up to {seen.stable_offset}")
+        seen.stable_epoch, seen.stable_offset = leader_epoch, stable
+        if partition.config.is_compacted or seen.committed_end != seen.high_watermark:
+            return
+        if stable != seen.transactions.stable_offset(seen.high_watermark):
+            self._accuse(
+                f"{where}; high watermark {seen.high_watermark}, open are {seen.transactions.described()}"
+            )
+        aborted = seen.transactions.aborted
+        if len(aborted) != seen.aborted_seen:
+            seen.aborted_seen = len(aborted)
+            self._aborted_are_known(machine, partition, seen, log)
+
+    def _aborted_are_known(self, machine: Machine, partition: Partition, seen: _Seen, log: Log) -> None:
+        """The index of aborted transactions holds those of the batches, on every replica."""
+        end = seen.high_watermark
+        known = {
+            (each.producer_id, each.first_offset, each.last_offset)
+            for each in log.aborted_between(log.log_start_offset, end)
+            if each.last_offset < end
+        }
+        expected = set(seen.transactions.aborted)
+        if known != expected:
+            self._accuse(
+                f"{machine.host}: {partition.name} up to {end} lacks the aborted transactions "
+                f"{sorted(expected - known)} and has {sorted(known - expected)} instead (producer, first, last)"
+            )
 
     def _began_to_lead(
         self, machine: Machine, partition: Partition, key: Key, log: Log, leader_epoch: int
@@ -277,6 +337,10 @@ class Invariants:
         elif end < seen.log_end:
             self._nothing_committed_is_cut(machine, key, ledger, seen, end)
             seen.committed_end = min(seen.committed_end, end)
+        if seen.committed_end < seen.transactions.end_offset:
+            seen.committed_end = 0
+            seen.transactions = OpenTransactions()
+            seen.aborted_seen = -1
         seen.log_end, seen.log = end, log
         # What was not committed when it was read may have been replaced since.
         offset = max(seen.committed_end, log.log_start_offset)
@@ -284,13 +348,19 @@ class Invariants:
             found = log.read(offset, _READ_BYTES, end)
             if found is None:
                 break
-            for header in split_batches(memoryview(bytearray(found.read()))):
+            data, position = memoryview(bytearray(found.read())), 0
+            for header in split_batches(data):
+                raw = data[position : position + header.size]
+                position += header.size
                 batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
                 self._log_matching(machine, key, ledger, header.base_offset, batch)
                 seen.batches[header.base_offset] = batch
                 if batch.next_offset <= committed_end:
                     self._committed_stays(machine, key, ledger, header.base_offset, batch)
                     seen.committed_end = batch.next_offset
+                    if header.is_transactional:
+                        for wrong in seen.transactions.take(raw, header):
+                            self._accuse(f"{machine.host}: {self._name(key)}: {wrong}")
                 offset = batch.next_offset
 
     def _nothing_committed_is_cut(
@@ -352,3 +422,5 @@ class Invariants:
         for machine in self._cluster.machines.values():
             if machine.process is not None:
                 self.after_turn(machine.process.loop)
+                for difference in differences(machine):
+                    self._accuse(difference)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tidemill.broker import driver
+from tidemill.broker import driver, markers
 from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record
@@ -30,6 +30,12 @@ from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
 from tidemill.sim.trace import Trace
+from tidemill.sim.transactional_crowd import (
+    TRANSACTION_SETTINGS,
+    TRANSACTION_TOPICS,
+    TransactionalCrowd,
+)
+from tidemill.sim.transactions import Ended, check_transactions
 from tidemill.types import BrokerId, TopicPartition
 
 _TOPIC = "orders"
@@ -40,6 +46,7 @@ _END_LIMIT_S = 300.0
 _MEMBER_LIFE_S = 120.0
 _VIOLATIONS_MAX = 20
 _SNAPSHOT_AFTER_RECORDS = 60
+_MARKERS_TIMEOUT_S = 2.0
 
 # Small files, short timeouts: much happens in ten minutes. Nothing here weakens a guarantee.
 SETTINGS = {
@@ -57,6 +64,7 @@ SETTINGS = {
     "replica.fetch.max.bytes": "4096",
     "leader.imbalance.check.interval.seconds": "60",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    **TRANSACTION_SETTINGS,
 }
 
 
@@ -74,6 +82,10 @@ class Plan:
     mean_fault_interval_s: float = 12.0
     latency_s_max: float = 0.001
     has_faults: bool = True
+    has_transactions: bool = True
+    transaction_pause_s_max: float = 8.0
+    # How often something happens to the clients that use transactions.
+    mean_upset_interval_s: float = 20.0
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -87,6 +99,8 @@ class Outcome:
     callbacks: int
     ended_s: float
     trace_lines: int
+    # Transactions that were known to be committed.
+    committed: int
 
 
 class World:
@@ -106,6 +120,7 @@ class World:
         self._rng = Random(f"{seed}/world")
         self._tasks: list[asyncio.Task[Any]] = []
         self._members_made = 0
+        self._transactional: TransactionalCrowd | None = None
 
     # -- what is wrong ---------------------------------------------------------------------------------------
 
@@ -134,7 +149,7 @@ class World:
     # -- the course of events --------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        with _LogCapture(self), _often_snapshots():
+        with _LogCapture(self), _hurry():
             thresholds = gc.get_threshold()
             gc.set_threshold(100_000, 50, 50)
             try:
@@ -149,7 +164,7 @@ class World:
             history_end_s = self.scheduler.now_s
             if not self.violations:
                 # A history that was cut short says too little: a member may not have heard yet what it lost.
-                for violation in check(self.record.history):
+                for violation in (*check(self.record.history), *check_transactions(self.record.transactions)):
                     self.accuse(str(violation))
             outcome = Outcome(
                 self.seed,
@@ -160,6 +175,7 @@ class World:
                 self.scheduler.callbacks,
                 history_end_s,
                 self.trace.lines,
+                sum(isinstance(event, Ended) and event.is_commit for event in self.record.transactions),
             )
             self._dispose()
         return outcome
@@ -175,8 +191,10 @@ class World:
         admin_client = self.client("admin")
         admin = Admin(admin_client, self._note_admin, plan.shape.broker_ids, 30.0)
         topics = {_TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
+        if plan.has_transactions:
+            topics |= TRANSACTION_TOPICS
         self.spawn(admin_client, admin.create(topics, plan.shape.replicas, {}))
-        if not self._wait(lambda: admin.is_ready, _START_LIMIT_S, "the topics are made"):
+        if not self.wait_for(lambda: admin.is_ready, _START_LIMIT_S, "the topics are made"):
             return
         self._start_clients(admin, admin_client)
         faults = Faults(
@@ -221,6 +239,9 @@ class World:
         self._members: dict[str, Member] = {}
         for _ in range(2):
             self._add_member()
+        if plan.has_transactions:
+            self._transactional = TransactionalCrowd(self, Random(f"{self.seed}/transactions"))
+            self._transactional.start(has_upsets=plan.has_faults)
         self._admin = admin
         self.spawn(admin_client, admin.run())
 
@@ -237,14 +258,20 @@ class World:
         name = self._rng.choice(list(self._members))
         self.trace.add(name, "is killed")
         del self._members[name]
-        loop = self._client_loops[name]
-        loop.kill()
-        self.wires.process_died(loop, is_silent=self._rng.random() < 0.5)
+        self.kill_client(name, is_silent=self._rng.random() < 0.5)
         self.record.history.append(Died(self.scheduler.now_s, MemberName(_GROUP, name)))
         self._add_member()
         self.scheduler.after(self._rng.expovariate(1 / _MEMBER_LIFE_S), self._replace_member)
 
-    def _wait(self, condition: Callable[[], bool], limit_s: float, what: str) -> bool:
+    def client_loop(self, name: str) -> SimulatedLoop:
+        return self._client_loops[name]
+
+    def kill_client(self, name: str, *, is_silent: bool) -> None:
+        loop = self._client_loops[name]
+        loop.kill()
+        self.wires.process_died(loop, is_silent=is_silent)
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float, what: str) -> bool:
         self.scheduler.run_until(self.scheduler.now_s + limit_s, lambda: bool(self.violations) or condition())
         if not self.violations and not condition():
             self.accuse(f"not within {limit_s:g} s: {what}")
@@ -252,24 +279,26 @@ class World:
 
     def _finish(self) -> None:
         """Without faults everything comes to a good end, soon."""
-        if not self._wait(self.is_healthy, _END_LIMIT_S, "all nodes are up and all replicas in sync"):
+        if not self.wait_for(self.is_healthy, _END_LIMIT_S, "all nodes are up and all replicas in sync"):
             self.accuse(self.health())
             return
-        if not self._wait(self._is_written, _END_LIMIT_S, "writers are done"):
+        if not self.wait_for(self._is_written, _END_LIMIT_S, "writers are done"):
+            return
+        if self._transactional is not None and not self._transactional.finish():
             return
         client = self.client("auditor")
         auditor = Auditor(client, [*self.partitions, TopicPartition(_LOOSE_TOPIC, 0)])
         self.spawn(client, auditor.run())
-        if not self._wait(lambda: auditor.is_done, _END_LIMIT_S, "every log can be read to its end"):
+        if not self.wait_for(lambda: auditor.is_done, _END_LIMIT_S, "every log can be read to its end"):
             return
         ends = auditor.end_offsets
         assert ends is not None
         for reader in self._readers:
             reader.end_offsets = ends
-        self._wait(
+        self.wait_for(
             lambda: all(reader.is_done for reader in self._readers), _END_LIMIT_S, "readers reach the end"
         )
-        if self._wait(lambda: self._is_drained(ends), _END_LIMIT_S, "the group reaches the end"):
+        if self.wait_for(lambda: self._is_drained(ends), _END_LIMIT_S, "the group reaches the end"):
             self.record.history.append(Drained(self.scheduler.now_s, _GROUP))
         self.invariants.check_all()
 
@@ -327,14 +356,14 @@ class World:
 
 
 @contextlib.contextmanager
-def _often_snapshots() -> Iterator[None]:
-    """Ten minutes make too few records for what a busy cluster does every few hours."""
-    before = driver._SNAPSHOT_AFTER_RECORDS
-    driver._SNAPSHOT_AFTER_RECORDS = _SNAPSHOT_AFTER_RECORDS
+def _hurry() -> Iterator[None]:
+    """Ten minutes are too few for what a busy cluster does every few hours: snapshots, markers that are sent again."""
+    before = driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S
+    driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = _SNAPSHOT_AFTER_RECORDS, _MARKERS_TIMEOUT_S
     try:
         yield
     finally:
-        driver._SNAPSHOT_AFTER_RECORDS = before
+        driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = before
 
 
 def _safety(shape: Shape) -> dict[str, str]:

@@ -474,6 +474,8 @@ class World:
         frame = bytearray(request_frame(request, version, 1, "test"))[LENGTH_BYTES:]
         dispatcher = Dispatcher(host.broker, {"PLAINTEXT": Scope.BOTH})
         self._run_in(host, lambda: dispatcher.dispatch(cast("Any", peer), memoryview(frame)))
+        # As in a connection's buffer: what arrives next takes the place.
+        frame[:] = bytes(len(frame))
         return Answer(request, version, peer)
 
 

@@ -17,7 +17,16 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.log.compacted import latest, offsets, put, records, seal, topic_config
+from tests.unit.log.compacted import (
+    committed,
+    end_transaction,
+    latest,
+    offsets,
+    put,
+    records,
+    seal,
+    topic_config,
+)
 from tidemill.broker.cleaning_process import clean_in_process
 from tidemill.broker.compaction import Compactor
 from tidemill.broker.partition import Partition
@@ -29,6 +38,7 @@ from tidemill.log.datadir import DataDir
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
 from tidemill.log.segment import segment_name
+from tidemill.protocol.records import TRANSACTIONAL
 from tidemill.sim.disk import SimulatedDisk, Step
 from tidemill.types import TopicPartition
 
@@ -133,6 +143,22 @@ async def test_each_step_of_the_swap_is_on_disk_before_the_next(disk: SimulatedD
         "replace",
         "remove",
     ]
+
+
+async def test_nothing_at_or_behind_an_open_transaction_is_cleaned(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    partition, log = broker.add("t", topic_config(min_cleanable_dirty_ratio=0.3, segment_bytes=10_000))
+    put(log, (b"a", b"1"))
+    put(log, (b"a", b"2"))
+    put(log, (b"b", b"1"), attributes=TRANSACTIONAL, producer_id=7, sequence=0)
+    broker.fill(partition, b"a", b"a")
+    assert await broker.compactor.clean_dirtiest()
+    assert offsets(log) == [1, 2, 3, 4]
+    assert not await broker.compactor.clean_dirtiest()
+    end_transaction(log, 7, commit=False)
+    broker.fill(partition, b"c")
+    assert await broker.compactor.clean_dirtiest()
+    assert [(record.offset, record.key) for record in committed(log)] == [(4, b"a"), (6, b"c")]
 
 
 async def test_nothing_above_the_high_watermark_is_cleaned(disk: SimulatedDisk) -> None:

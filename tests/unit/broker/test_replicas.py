@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -333,3 +334,28 @@ def test_a_deleted_topic_leaves_nothing(world: World) -> None:
             lambda: not [name for name in host.disk.list("/data") if name.startswith(TOPIC)],  # noqa: B023
             "the folder is gone",
         )
+
+
+def test_a_replica_that_left_in_a_crash_and_returns_after_a_clean_stop_is_checked(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(world, 1, b"old")
+    world.settle()
+    world.stop(3)
+    world.start(3)
+    world.change(leader=2)
+    world.settle()
+    write(world, 2, b"new")
+    world.settle()
+    # Its log has the new epoch, the checkpoint of epochs has not.
+    world.kill(3)
+    world.change(isr=[1, 2], replicas=[1, 2])
+    world.start(3)
+    world.settle()
+    world.stop(3)
+    world.change(replicas=[1, 2, 3], adding_replicas=[3])
+    caplog.set_level(logging.INFO)
+    world.start(3)
+    world.settle()
+    assert world[3].values() == [b"old", b"new"]
+    assert "is another one" not in caplog.text, "what was committed was cut and copied again"

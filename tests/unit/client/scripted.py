@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import Address, Connection
+from tidemill.client.connection import Address, BrokerUnreachable, Connection
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import (
     MetadataRequest,
@@ -39,6 +39,8 @@ class ScriptedNetwork:
         self.now_s += duration_s
 
     def connect(self, address: Address) -> Connection:
+        if address.port in self.refused:
+            raise BrokerUnreachable(f"{address}: connection refused")
         return ScriptedConnection(self, address)
 
     def asked_of(self, request_type: type[Request]) -> list[int]:

@@ -8,11 +8,17 @@ from tests.unit.client.scripted import Answer, ScriptedNetwork
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster, check, parse_bootstrap
 from tidemill.client.connection import Address, BrokerUnreachable, Connection, ConnectionLost
+from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.producer import Producer
 from tidemill.client.retry import UnknownTopic, may_retry
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.protocol.api.admin import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
-from tidemill.protocol.api.cluster import MetadataRequest
+from tidemill.protocol.api.cluster import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+)
 from tidemill.protocol.api.data import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -23,11 +29,17 @@ from tidemill.protocol.api.data import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from tidemill.protocol.api.offsets import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+)
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import header_at
 from tidemill.protocol.schema import Request
 from tidemill.types import TopicPartition
 
+DEAD = 9
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
@@ -139,6 +151,17 @@ def test_creating_is_repeated_when_the_controller_moved() -> None:
     with network.cluster() as cluster:
         assert Admin(cluster).create_topic("orders").name == "orders"
     assert len(network.asked_of(CreateTopicsRequest)) == 2
+
+
+def test_a_coordinator_that_died_is_asked_for_again() -> None:
+    network = ScriptedNetwork({})
+    found = [FindCoordinatorResponse(coordinators=[Coordinator(host="b", port=port)]) for port in (DEAD, 2)]
+    network.answers[FindCoordinatorRequest] = [*found]
+    network.answers[OffsetFetchRequest] = [OffsetFetchResponse(groups=[OffsetFetchResponseGroup()])]
+    network.refused.add(DEAD)
+    # Nothing else was asked before: it does not even know the cluster's brokers.
+    assert GroupAdmin(network.cluster()).committed("g") == {}
+    assert network.asked_of(OffsetFetchRequest) == [2]
 
 
 def test_a_cluster_that_was_never_reached_is_not_waited_for() -> None:

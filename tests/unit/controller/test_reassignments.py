@@ -248,6 +248,16 @@ class TestInternalTopics:
             len(each.replicas) == 2 for each in cluster.image.topics_by_name["__consumer_offsets"].partitions
         )
 
+    def test_each_by_its_own_factor(self) -> None:
+        cluster = Cluster(brokers=3, transaction_state_log_replication_factor="2")
+        cluster.create(creatable("__consumer_offsets", 2, 1), creatable("__transaction_state", 2, 1))
+        cluster.activate()
+        self.grow(cluster, 3)
+        assert {
+            name: [len(each.replicas) for each in cluster.image.topics_by_name[name].partitions]
+            for name in ("__consumer_offsets", "__transaction_state")
+        } == {"__consumer_offsets": [3, 3], "__transaction_state": [2, 2]}
+
     def test_a_new_controller_looks_as_well(self) -> None:
         cluster = Cluster(brokers=3)
         self.grow(cluster, 3)

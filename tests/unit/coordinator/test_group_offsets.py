@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from tests.scenarios.groups_world import World
-from tests.unit.coordinator.drive import answer_of, commit
+from tests.unit.coordinator.drive import answer_of, commit, fetch
+from tidemill.coordinator.group import TopicsChanged
+from tidemill.coordinator.responses import error_response
 from tidemill.errors import ErrorCode
+from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -17,6 +20,12 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
+)
+from tidemill.protocol.api.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
 )
 from tidemill.protocol.schema import decode, encode
 
@@ -130,3 +139,64 @@ def test_partitions_that_do_not_exist_are_refused_whatever_the_group_says(world:
 def test_an_empty_commit_is_no_error(world: World) -> None:
     assert answer_of(world, "c", OffsetCommitRequest(group_id="never"), 9).topics == []
     assert "never" not in world.groups.groups
+
+
+def txn_commit(world: World, producer_id: int, offset: int) -> None:
+    wanted = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    request = TxnOffsetCommitRequest(
+        group_id="g",
+        producer_id=producer_id,
+        topics=[TxnOffsetCommitRequestTopic(name="t", partitions=[wanted])],
+    )
+    assert answer_of(world, "t", request, 5).topics[0].partitions[0].error_code == 0
+
+
+def end(world: World, producer_id: int) -> None:
+    world.end_transaction(TransactionEnd(producer_id, 0, 0, is_commit=True))
+    assert world.ended.pop() is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", range(7, OffsetFetchRequest.versions.max + 1))
+def test_stable_offsets_in_every_version_that_can_ask_for_them(version: int, world: World) -> None:
+    txn_commit(world, 1, 50)
+    request = fetch_request(version, world, {"t": [0, 1]})
+    assert fetched(answer_of(world, "c", request, version), version, world)["t", 0] == (42, "m", 0)
+    request.require_stable = True
+    unstable = (-1, "", ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    assert fetched(answer_of(world, "c", request, version), version, world) == {
+        ("t", 0): unstable,
+        ("t", 1): (-1, "", 0),
+    }
+    everything = fetch_request(version, world, None)
+    everything.require_stable = True
+    assert fetched(answer_of(world, "c", everything, version), version, world) == {("t", 0): unstable}
+    end(world, 1)
+    assert fetched(answer_of(world, "c", request, version), version, world)["t", 0] == (50, "", 0)
+
+
+def test_a_late_word_of_a_deletion_spares_what_is_pending_for_the_new_topic(world: World) -> None:
+    old_id = world.topics.delete("t")
+    world.topics.create("t", 2)
+    txn_commit(world, 1, 7)
+    world.tell(TopicsChanged(deleted={"t": old_id}))
+    end(world, 1)
+    assert fetch(world) == 7
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        (1, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (2, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        (5, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+    ],
+)
+def test_old_producers_do_not_hear_that_the_coordinator_loads(version: int, told: ErrorCode) -> None:
+    wanted = [TxnOffsetCommitRequestPartition(partition_index=each) for each in (0, 3)]
+    request = TxnOffsetCommitRequest(topics=[TxnOffsetCommitRequestTopic(name="t", partitions=wanted)])
+    response = error_response(request, version, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    assert isinstance(response, TxnOffsetCommitResponse)
+    assert [(each.partition_index, each.error_code) for each in response.topics[0].partitions] == [
+        (0, told),
+        (3, told),
+    ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from tidemill.coordinator.shard import Answer, Decision, RawRecord, Shard, coordinator_error
+from tidemill.coordinator.shard import Answer, Decision, RawRecord, Shard, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.transactions import TransactionEnd
+
+WRITER = Writer(producer_id=7, producer_epoch=2)
+COMMIT = TransactionEnd(producer_id=7, producer_epoch=2, coordinator_epoch=0, is_commit=True)
+ABORT = COMMIT._replace(is_commit=False)
 
 
 class Counter:
@@ -21,6 +26,7 @@ class Counter:
         self.loaded_at_ms: int | None = None
         self.alarms: list[int] = []
         self.undone: list[ErrorCode] = []
+        self.pending: dict[int, list[int]] = {}
 
     @property
     def deadline_ms(self) -> int | None:
@@ -31,6 +37,17 @@ class Counter:
             case ("add", *numbers):
                 return Decision(
                     numbers, [Answer(token, ("total", self.total + sum(numbers)))], ["added"], self.undo
+                )
+            case ("add in", writer, *numbers):
+                return Decision(numbers, [Answer(token, "pending")], writer=writer)
+            case ("announce", *numbers):
+                announced = [("announced", number) for number in numbers]
+                return Decision(
+                    numbers,
+                    [Answer(token, "announced")],
+                    ["announcing"],
+                    lambda error: Decision(committed_effects=[("undone", error)]),
+                    announced or [("announced", "nothing")],
                 )
             case "read":
                 return Decision(answers=[Answer(token, ("total", self.total))])
@@ -54,9 +71,17 @@ class Counter:
         # Each sees what the one before it wrote.
         return Decision([self.total + 1])
 
-    def replay(self, record: int) -> None:
+    def replay(self, record: int, writer: Writer | None = None) -> None:
+        if writer is not None:
+            self.pending.setdefault(writer.producer_id, []).append(record)
+            return
         self.total += record
         self.seen.append(record)
+
+    def replay_end(self, end: TransactionEnd) -> None:
+        pending = self.pending.pop(end.producer_id, [])
+        for record in pending if end.is_commit else ():
+            self.replay(record)
 
     def on_loaded(self, now_ms: int) -> None:
         self.loaded_at_ms = now_ms
@@ -76,13 +101,28 @@ class Counter:
 class Log:
     def __init__(self) -> None:
         self.batches: list[list[RawRecord]] = []
+        self.writers: list[Writer | None] = []
+        self.markers: list[tuple[int, TransactionEnd]] = []
         self.error: ErrorCode | None = None
+        self.before_append: Callable[[], None] = lambda: None
 
-    def append(self, records: Sequence[RawRecord], now_ms: int) -> int:
+    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+        self.before_append()
         if self.error is not None:
             raise ApiError(self.error)
         self.batches.append(list(records))
-        return sum(map(len, self.batches))
+        self.writers.append(writer)
+        return self.end_offset
+
+    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+        if self.error is not None:
+            raise ApiError(self.error)
+        self.markers.append((now_ms, end))
+        return self.end_offset
+
+    @property
+    def end_offset(self) -> int:
+        return sum(map(len, self.batches)) + len(self.markers)
 
 
 class Harness:
@@ -91,10 +131,18 @@ class Harness:
         self.log = Log()
         self.answers: list[tuple[int, Any]] = []
         self.effects: list[Any] = []
-        self.shard = Shard(self.machine, self.log, self.respond, self.effects.append)
+        # Answers and effects in the order in which they came.
+        self.told: list[Any] = []
+        self.shard = Shard(self.machine, self.log, self.respond, self.report)
 
     def respond(self, token: int, response: Any) -> None:
-        self.answers.append((token, response.code if isinstance(response, ApiError) else response))
+        answer = (token, response.code if isinstance(response, ApiError) else response)
+        self.answers.append(answer)
+        self.told.append(answer)
+
+    def report(self, effect: Any) -> None:
+        self.effects.append(effect)
+        self.told.append(effect)
 
 
 @pytest.fixture
@@ -225,6 +273,143 @@ def test_each_timer_sees_what_the_one_before_it_wrote(harness: Harness) -> None:
     assert harness.shard.deadline_ms == 90
 
 
+def test_what_must_be_committed_first_is_reported_in_order_with_the_answers(harness: Harness) -> None:
+    harness.shard.handle(("add", 1), token=1, now_ms=0)
+    harness.shard.handle(("announce", 2), token=2, now_ms=0)
+    harness.shard.handle("read", token=3, now_ms=0)
+    assert harness.told == ["added", "announcing"]
+    harness.shard.committed(1)
+    assert harness.told[2:] == [(1, ("total", 1))]
+    harness.shard.committed(2)
+    assert harness.told[3:] == [("announced", 2), (2, "announced"), (3, ("total", 3))]
+
+
+def test_an_effect_without_records_waits_for_what_it_has_seen(harness: Harness) -> None:
+    harness.shard.handle(["announce"], token=1, now_ms=0)
+    assert harness.told == ["announcing", ("announced", "nothing"), (1, "announced")]
+    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    harness.shard.handle(["announce"], token=3, now_ms=0)
+    assert harness.told[3:] == ["added", "announcing"]
+    harness.shard.committed(1)
+    assert harness.told[5:] == [(2, ("total", 1)), ("announced", "nothing"), (3, "announced")]
+
+
+def test_an_effect_that_was_never_committed_is_not_reported(harness: Harness) -> None:
+    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    harness.shard.fail(ErrorCode.NOT_COORDINATOR)
+    harness.shard.committed(1)
+    assert harness.told == ["announcing", (1, ErrorCode.NOT_COORDINATOR)]
+
+
+def test_a_failed_append_reports_what_undoing_it_has_to_say_and_nothing_else(harness: Harness) -> None:
+    harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
+    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert harness.told == [("undone", error), (1, error)]
+
+
+def test_what_an_effect_leads_to_comes_after_what_was_parked_before_it(harness: Harness) -> None:
+    def report(effect: Any) -> None:
+        harness.told.append(effect)
+        if effect == ("announced", 1):
+            harness.shard.handle("read", token=9, now_ms=0)
+
+    harness.shard = Shard(harness.machine, harness.log, harness.respond, report)
+    harness.shard.load([], 0, 0, now_ms=0)
+    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    harness.shard.committed(2)
+    assert harness.answers == [(1, "announced"), (2, ("total", 2)), (9, ("total", 2))]
+
+
+def test_nothing_is_given_out_in_the_middle_of_an_append(harness: Harness) -> None:
+    def report(effect: Any) -> None:
+        if effect == ("announced", 1):
+            harness.shard.handle("read", token=9, now_ms=0)
+
+    harness.shard = Shard(harness.machine, harness.log, harness.respond, report)
+    harness.shard.load([], 0, 0, now_ms=0)
+    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    harness.log.before_append = lambda: harness.shard.committed(2)
+    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    assert harness.answers == [(1, "announced"), (2, ("total", 2)), (9, ("total", 2))]
+
+
+def test_a_shard_that_fails_in_the_middle_of_an_append_answers_the_request_too(harness: Harness) -> None:
+    harness.shard.handle(("add", 1), token=1, now_ms=0)
+    harness.log.before_append = lambda: harness.shard.fail(ErrorCode.NOT_COORDINATOR)
+    harness.log.error = ErrorCode.KAFKA_STORAGE_ERROR
+    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    assert harness.answers == [(1, ErrorCode.NOT_COORDINATOR), (2, ErrorCode.NOT_COORDINATOR)]
+
+
+def test_records_of_a_transaction_are_written_and_replayed_as_the_writers(harness: Harness) -> None:
+    harness.shard.handle(("add in", WRITER, 3, 4), token=1, now_ms=0)
+    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    assert harness.log.writers == [WRITER, None]
+    assert harness.machine.pending == {7: [3, 4]}
+    assert harness.machine.total == 1
+
+
+def test_the_marker_goes_through_the_log_and_is_answered_when_it_is_committed(harness: Harness) -> None:
+    harness.shard.handle(("add in", WRITER, 3, 4), token=1, now_ms=0)
+    harness.shard.end_transaction(COMMIT, token=2, now_ms=5)
+    assert harness.log.markers == [(5, COMMIT)]
+    assert harness.machine.seen == [3, 4]
+    harness.shard.committed(2)
+    assert harness.answers == [(1, "pending")]
+    harness.shard.committed(3)
+    assert harness.answers == [(1, "pending"), (2, None)]
+
+
+def test_an_aborted_transaction_leaves_nothing(harness: Harness) -> None:
+    harness.shard.handle(("add in", WRITER, 3), token=1, now_ms=0)
+    harness.shard.end_transaction(ABORT, token=2, now_ms=0)
+    assert harness.machine.total == 0
+    assert harness.machine.pending == {}
+
+
+def test_a_marker_that_the_log_refuses_ends_nothing(harness: Harness) -> None:
+    harness.shard.handle(("add in", WRITER, 3), token=1, now_ms=0)
+    harness.shard.committed(1)
+    for token, (refused, told) in enumerate(
+        [
+            (ErrorCode.TRANSACTION_COORDINATOR_FENCED, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+            (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_EPOCH),
+            (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
+        ]
+    ):
+        harness.log.error = refused
+        harness.shard.end_transaction(COMMIT, token=token, now_ms=0)
+        assert harness.answers[-1] == (token, told)
+    assert harness.machine.pending == {7: [3]}
+
+
+def test_a_marker_for_a_shard_that_is_not_loaded_or_has_failed() -> None:
+    harness = Harness()
+    harness.shard.end_transaction(COMMIT, token=1, now_ms=0)
+    harness.shard.load([], 0, 0, now_ms=0)
+    harness.shard.end_transaction(COMMIT, token=2, now_ms=0)
+    harness.shard.fail(ErrorCode.NOT_COORDINATOR)
+    harness.shard.end_transaction(COMMIT, token=3, now_ms=0)
+    assert harness.answers == [
+        (1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        (2, ErrorCode.NOT_COORDINATOR),
+        (3, ErrorCode.NOT_COORDINATOR),
+    ]
+
+
+def test_loading_replays_transactions_and_their_ends() -> None:
+    harness = Harness()
+    harness.shard.replay_raw(b"n", b"1", WRITER)
+    harness.shard.replay_raw(b"n", b"2", Writer(8, 0))
+    harness.shard.replay_raw(b"n", b"3")
+    harness.shard.replay_end(COMMIT)
+    harness.shard.loaded(4, 4, now_ms=0)
+    assert harness.machine.seen == [3, 1]
+    assert harness.machine.pending == {8: [2]}
+
+
 @pytest.mark.parametrize(
     ("appended", "told"),
     [
@@ -233,6 +418,7 @@ def test_each_timer_sees_what_the_one_before_it_wrote(harness: Harness) -> None:
         (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
         (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (ErrorCode.NETWORK_EXCEPTION, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
     ],
 )
 def test_what_clients_hear_of_an_append(appended: ErrorCode, told: ErrorCode) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidemill.config import TopicConfig
 from tidemill.log.log import Log
-from tidemill.protocol.records import Record, build_batch, header_at
+from tidemill.protocol.records import TRANSACTIONAL, Record, build_batch, header_at
 
 T0 = 1_700_000_000_000
 
@@ -21,14 +21,24 @@ def batch(
     timestamps: Sequence[int] | None = None,
     producer: tuple[int, int, int] | None = None,
     codec: int = 0,
+    attributes: int = 0,
 ) -> bytearray:
     """As a client sends it: offsets from zero. `producer` is (id, epoch, first sequence)."""
     times = timestamps if timestamps is not None else [T0 + number for number in range(count)]
     records = [Record(n, t, b"k%d" % n, value) for n, t in enumerate(times)]
     producer_id, epoch, sequence = producer or (-1, -1, -1)
     return build_batch(
-        records, codec=codec, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
+        records,
+        codec=codec,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
     )
+
+
+def transactional(producer_id: int, epoch: int, sequence: int, count: int = 2, **how: Any) -> bytearray:
+    return batch(count, producer=(producer_id, epoch, sequence), attributes=TRANSACTIONAL, **how)
 
 
 def append(log: Log, data: bytearray, *, leader_epoch: int = 0, now_ms: int = T0) -> int:

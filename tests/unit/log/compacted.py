@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tidemill.config import TopicConfig
 from tidemill.log.cleanable import find_dirt, plan_cleaning
-from tidemill.log.cleaner import AbortedTransaction, CleaningResult, clean
+from tidemill.log.cleaner import CleaningResult, clean
 from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.log.segment import placed
 from tidemill.log.swap import SegmentSwap
+from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.records import (
     BatchHeader,
     Header,
@@ -25,6 +25,8 @@ from tidemill.protocol.records import (
 FOLDER = "/data/t-0"
 LARGE_MAP_BYTES = 1 << 16
 DELETE_RETENTION_MS = 1_000
+
+ABORT_KEY = b"\0\0\0\0"
 
 Entry = tuple[bytes | None, bytes | None]
 
@@ -52,6 +54,7 @@ def append(
     codec: int = 0,
     attributes: int = 0,
     producer_id: int = -1,
+    epoch: int = 0,
     sequence: int = -1,
 ) -> list[Record]:
     """One batch; each record gets a header and its own timestamp. Returns the records as they must be read."""
@@ -66,7 +69,7 @@ def append(
         codec=codec,
         attributes=attributes,
         producer_id=producer_id,
-        producer_epoch=0 if producer_id >= 0 else -1,
+        producer_epoch=epoch if producer_id >= 0 else -1,
         base_sequence=sequence,
     )
     log.append(memoryview(batch), split_batches(memoryview(batch)), 0, timestamp)
@@ -85,12 +88,11 @@ def prepare(
     now_ms: int = 0,
     limit: int | None = None,
     map_bytes: int = LARGE_MAP_BYTES,
-    aborted: Sequence[AbortedTransaction] = (),
 ) -> tuple[SegmentSwap, CleaningResult]:
     """Everything up to the swap."""
     dirt = find_dirt(log, first_dirty, now_ms, log.log_end_offset if limit is None else limit)
     swap = SegmentSwap(files, log)
-    cleaning = plan_cleaning(log, dirt, now_ms, map_bytes=map_bytes, aborted=aborted)
+    cleaning = plan_cleaning(log, dirt, now_ms, map_bytes=map_bytes)
     return swap, clean(files, cleaning)
 
 
@@ -136,6 +138,29 @@ def records(log: Log) -> list[Record]:
     ]
 
 
+def committed(log: Log, high_watermark: int | None = None, *, max_bytes: int = 1) -> list[Record]:
+    """Every record that a consumer with `read_committed` gets, doing what such clients do with the aborted list."""
+    end_offset = log.last_stable_offset(log.log_end_offset if high_watermark is None else high_watermark)
+    offset, found = log.log_start_offset, list[Record]()
+    while (piece := log.read(offset, max_bytes, end_offset)) is not None:
+        data = piece.read()
+        waiting = sorted(log.aborted_between(offset, end_offset), key=lambda entry: entry.first_offset)
+        aborting: set[int] = set()
+        while data:
+            header = header_at(data)
+            while waiting and waiting[0].first_offset <= header.last_offset:
+                aborting.add(waiting.pop(0).producer_id)
+            control_keys = [r.key for r in iterate_records(memoryview(data[: header.size]), header)]
+            if header.is_control:
+                if control_keys == [ABORT_KEY]:
+                    aborting.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in aborting):
+                found += iterate_records(memoryview(data[: header.size]), header)
+            data = data[header.size :]
+            offset = header.next_offset
+    return [record._replace(headers=tuple(record.headers)) for record in found]
+
+
 def offsets(log: Log) -> list[int]:
     return [record.offset for record in records(log)]
 
@@ -157,14 +182,8 @@ def seal(log: Log) -> None:
     log.roll(0)
 
 
-def append_control(log: Log, producer_id: int) -> int:
-    """A transaction marker; its offset. Brokers write them, so they do not pass the checks for producers."""
-    offset = log.log_end_offset
-    marker = Record(offset, 0, b"\x00\x00\x00\x01", b"\x00" * 6)
-    batch = build_batch(
-        [marker], base_offset=offset, attributes=0x30, producer_id=producer_id, producer_epoch=0
-    )
-    log.active.append(batch, [placed(header_at(batch))])
-    log.size += len(batch)
-    log.log_end_offset = offset + 1
-    return offset
+def end_transaction(
+    log: Log, producer_id: int, *, commit: bool, epoch: int = 0, coordinator_epoch: int = 0, at_ms: int = 0
+) -> int:
+    """A marker; its offset."""
+    return log.append_marker(TransactionEnd(producer_id, epoch, coordinator_epoch, commit), 0, at_ms) - 1

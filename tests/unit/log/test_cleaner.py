@@ -9,7 +9,6 @@ import pytest
 from tests.unit.log.compacted import (
     DELETE_RETENTION_MS,
     FOLDER,
-    append_control,
     batches,
     compact,
     latest,
@@ -24,9 +23,9 @@ from tests.unit.log.compacted import (
 )
 from tidemill.errors import StorageError
 from tidemill.log.cleanable import find_dirt
-from tidemill.log.cleaner import AbortedTransaction, SourceSegment, group_segments
+from tidemill.log.cleaner import SourceSegment, group_segments
 from tidemill.log.swap import CleaningAbandoned
-from tidemill.protocol.records import DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL, checksum_matches
+from tidemill.protocol.records import DELETE_HORIZON, LOG_APPEND_TIME, checksum_matches
 from tidemill.sim.disk import SimulatedDisk
 
 CODECS = (0, 1, 2, 3, 4)
@@ -207,18 +206,6 @@ def test_what_is_swapped_in_rests_on_synced_segments_only(disk: SimulatedDisk) -
     prepare(disk, log)
     survivor = open_log(disk.crash(Random(0), keep="nothing"), is_clean=False)
     assert records(survivor) == before
-
-
-def test_aborted_records_go_and_displace_nothing_and_markers_stay(disk: SimulatedDisk) -> None:
-    log = open_log(disk, topic_config(segment_bytes=10_000))
-    put(log, (b"a", b"1"))
-    put(log, (b"a", b"aborted"), (b"b", b"aborted"), attributes=TRANSACTIONAL, producer_id=7, sequence=0)
-    marker = append_control(log, producer_id=7)
-    put(log, (b"c", b"1"), attributes=TRANSACTIONAL, producer_id=7, sequence=2)
-    seal(log)
-    compact(disk, log, aborted=[AbortedTransaction(7, 1, marker)])
-    kept = [(h.base_offset, h.record_count, h.is_control) for h, _ in batches(log)]
-    assert kept == [(0, 1, False), (1, 0, False), (3, 1, True), (4, 1, False)]
 
 
 @pytest.mark.parametrize("has_snapshots", [True, False])

@@ -7,6 +7,7 @@ import pytest
 from tidemill.config import TopicConfig
 from tidemill.log.epochs import EpochStart
 from tidemill.log.log import Log
+from tidemill.log.transactions import AbortedTransaction, TransactionEnd, build_marker
 from tidemill.protocol.records import (
     CONTROL,
     TRANSACTIONAL,
@@ -15,6 +16,7 @@ from tidemill.protocol.records import (
     build_batch,
     iterate_records,
     split_batches,
+    stamp,
 )
 from tidemill.sim.disk import SimulatedDisk
 
@@ -24,6 +26,12 @@ CONFIG = TopicConfig(segment_bytes=1000, index_interval_bytes=100)
 def batch(base_offset: int, *values: bytes, epoch: int = 0, **fields: int) -> bytes:
     records = [Record(base_offset + n, base_offset + n, None, value) for n, value in enumerate(values)]
     return bytes(build_batch(records, base_offset=base_offset, leader_epoch=epoch, **fields))
+
+
+def at(base_offset: int, data: bytes) -> bytes:
+    placed = bytearray(data)
+    stamp(memoryview(placed), 0, base_offset, 0)
+    return bytes(placed)
 
 
 @pytest.fixture
@@ -100,11 +108,20 @@ def test_producers_are_known_after_a_copy(disk: SimulatedDisk) -> None:
         log,
         batch(0, b"a", producer_id=7, producer_epoch=0, base_sequence=0),
         batch(1, b"b", producer_id=7, producer_epoch=0, base_sequence=1, attributes=TRANSACTIONAL),
-        batch(2, b"", producer_id=7, producer_epoch=0, attributes=CONTROL | TRANSACTIONAL),
+        at(2, build_marker(TransactionEnd(7, 0, 3, is_commit=False), 5)),
     )
     state = log.producers.get(7)
     assert state is not None
     assert [each.base_offset for each in state.batches] == [0, 1]
+    assert (state.coordinator_epoch, state.txn_first_offset, state.last_timestamp) == (3, -1, 5)
+    assert log.aborted_between(0, 3) == [AbortedTransaction(7, 1, 2, 3)]
+
+
+def test_a_marker_that_makes_no_sense_is_not_taken(disk: SimulatedDisk) -> None:
+    log = opened(disk)
+    with pytest.raises(InvalidBatch):
+        take(log, batch(0, b"", producer_id=7, producer_epoch=0, attributes=CONTROL | TRANSACTIONAL))
+    assert log.log_end_offset == 0
 
 
 @pytest.mark.parametrize("cut", range(13))

@@ -62,7 +62,7 @@ def test_the_walk_sees_what_the_message_says(
     frame = memoryview(b"header" + encode(_request(version, topics, transactional_id, acks), version))
     walk = walk_produce(frame, 6, version)
     assert (walk.acks, walk.timeout_ms) == (acks, 30_000)
-    assert walk.is_transactional == (transactional_id is not None)
+    assert walk.transactional_id == transactional_id
     found = [
         (
             topic.wire_name,

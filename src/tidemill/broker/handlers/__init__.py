@@ -9,7 +9,9 @@ from tidemill.broker.handlers import (
     offsets,
     produce,
     producer_ids,
+    producers,
     quorum,
+    transactions,
 )
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "offsets",
     "produce",
     "producer_ids",
+    "producers",
     "quorum",
+    "transactions",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, Scope, serves
 from tidemill.controller.image import PartitionImage, TopicImage
-from tidemill.controller.topic_names import is_valid_topic_name
+from tidemill.controller.topic_names import INTERNAL_TOPICS, is_valid_topic_name
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import CreatableTopic, CreateTopicsRequest
 from tidemill.protocol.api.cluster import (
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 _ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 _UNKNOWN_OPERATIONS = -0x80000000
-_INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _BROKER_ENDPOINTS = 1
 _CONTROLLER_ENDPOINTS = 2
 
@@ -157,7 +156,7 @@ def _describe(broker: Broker, topic: TopicImage) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.id,
-        is_internal=topic.name in _INTERNAL_TOPICS,
+        is_internal=topic.name in INTERNAL_TOPICS,
         partitions=[
             MetadataResponsePartition(
                 error_code=_leader_error(partition),
@@ -284,7 +283,7 @@ def _describe_partitions(
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.id,
-        is_internal=topic.name in _INTERNAL_TOPICS,
+        is_internal=topic.name in INTERNAL_TOPICS,
         topic_authorized_operations=_ALL_TOPIC_OPERATIONS,
         partitions=[
             DescribeTopicPartitionsResponsePartition(

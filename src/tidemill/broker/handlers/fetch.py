@@ -1,39 +1,40 @@
 """Fetch (1): whole batches as slices of segment files, now or when there is enough.
 
 A fetch that finds less than `min_bytes` is parked: it hears from each of its partitions how much became visible, and
-answers when that adds up, or when `max_wait_ms` is over. It answers by reading again, so whatever happened in between
-(a deletion, a new epoch) is seen.
+answers when that adds up, or when `max_wait_ms` is over.
 
 Partitions share `max_bytes` in the order of the session; those that returned data go to its end. The first batch of
 a response is returned whole even when it is larger than every limit.
 
-Consumers read from the leader, from version 11 on also from a follower, and always below the high watermark. With a
-`replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack (KIP-392). A fetch
-by a follower goes to `replica_fetch.py`, one of the metadata log to the quorum.
+Consumers read from the leader, from version 11 on also from a follower, and always below the high watermark; those that
+read committed transactions only below the last stable offset, with the list of aborted transactions that overlap what they
+get. With a `replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack
+(KIP-392). A fetch by a follower goes to `replica_fetch.py`, one of the metadata log to the quorum.
 
 Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries the diverging epoch; 13 names topics by id.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, Scope, serves_raw
+from tidemill.broker.parked_fetch import Answer, ParkedFetch
 from tidemill.broker.partition import Partition
-from tidemill.broker.replica_fetch import Answer, ReplicaFetch, by_topic, is_news, leader_endpoints
+from tidemill.broker.replica_fetch import ReplicaFetch, by_topic, is_news, leader_endpoints
 from tidemill.broker.sessions import CachedPartition, FetchSession, ReplicaSession, is_replica
 from tidemill.broker.waiters import WireKey
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
-from tidemill.log.log import OffsetOutOfRange
+from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
+from tidemill.protocol.records import HEADER_SIZE, header_at, is_plausible
 from tidemill.protocol.schema import decode
 from tidemill.types import BrokerId
 
 if TYPE_CHECKING:
-    from asyncio import TimerHandle
-
     from tidemill.broker.context import Broker
 
 _READ_COMMITTED = 1
@@ -71,27 +72,15 @@ def _is_of_metadata(request: FetchRequest) -> bool:
     return topic.topic == _METADATA_TOPIC or topic.topic_id == _METADATA_TOPIC_ID
 
 
-class _Fetch:
-    __slots__ = (
-        "_broker",
-        "_call",
-        "_has_errors",
-        "_is_woken",
-        "_missing_bytes",
-        "_request",
-        "_session",
-        "_timer",
-        "_waiting_on",
-        "_wanted",
-    )
+class _Fetch(ParkedFetch):
+    __slots__ = ("_has_errors", "_reads_committed", "_session", "_waiting_on", "_wanted")
 
     def __init__(
         self, broker: Broker, call: Call, request: FetchRequest, session: FetchSession | None
     ) -> None:
-        self._broker = broker
-        self._call = call
-        self._request = request
+        super().__init__(broker, call, request)
         self._session = session
+        self._reads_committed = request.isolation_level == _READ_COMMITTED
         self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
         if session is not None:
             self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
@@ -102,19 +91,8 @@ class _Fetch:
                 for topic in request.topics
                 for wanted in topic.partitions
             ]
-        self._missing_bytes = 0
         self._has_errors = False
-        self._is_woken = False
-        self._timer: TimerHandle | None = None
         self._waiting_on: list[Partition] = []
-
-    def start(self) -> None:
-        answers, found_bytes, is_urgent = self._read()
-        request = self._request
-        if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0:
-            self._answer(answers)
-        else:
-            self._park(request.min_bytes - found_bytes)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -159,14 +137,14 @@ class _Fetch:
             if error is ErrorCode.UNKNOWN_LEADER_EPOCH:
                 return Fetched(index, error), None  # the client knows more than this broker
             return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch)), None
-        end_offset = partition.high_watermark
+        stable_offset = log.last_stable_offset(partition.high_watermark)
         fetched = Fetched(
             index,
             0,
             partition.high_watermark,
-            end_offset,
+            stable_offset,
             log.log_start_offset,
-            [] if self._request.isolation_level == _READ_COMMITTED else None,
+            [] if self._reads_committed else None,
         )
         if self._request.rack_id and partition.is_leader:
             closest = self._closest_replica(partition, wanted.fetch_offset)
@@ -179,8 +157,13 @@ class _Fetch:
             if epoch < wanted.last_fetched_epoch or epoch_end < wanted.fetch_offset:
                 return fetched._replace(diverging=(epoch, epoch_end)), None
         max_bytes = min(wanted.partition_max_bytes, left)
+        end_offset = stable_offset if self._reads_committed else partition.high_watermark
         try:
             records = log.read(wanted.fetch_offset, max_bytes, end_offset, at_least_one=at_least_one)
+            if self._reads_committed and records is not None:
+                aborted = aborted_within(log, wanted.fetch_offset, records, end_offset)
+                if aborted:
+                    fetched = fetched._replace(aborted=aborted)
         except OffsetOutOfRange:
             return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
         except StorageError as failure:
@@ -212,38 +195,17 @@ class _Fetch:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def _park(self, missing_bytes: int) -> None:
-        self._missing_bytes = missing_bytes
+    def _listen(self) -> None:
         for key, _, _ in self._wanted:
             partition, _ = self._broker.replicas.find(key)
             if partition is not None:
-                partition.wait(self._grew)
+                partition.wait(self._grew, for_stable=self._reads_committed)
                 self._waiting_on.append(partition)
-        self._timer = self._broker.loop.call_later(self._request.max_wait_ms / 1000, self._complete)
-        self._call.connection.close_callbacks.append(self._unpark)
 
-    def _grew(self, added_bytes: int) -> None:
-        self._missing_bytes -= added_bytes
-        if self._missing_bytes <= 0 and not self._is_woken:
-            self._is_woken = True
-            # Not at once: the producer's ack goes first, and what else arrives in this turn comes along.
-            self._broker.loop.call_soon(self._complete)
-
-    def _unpark(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_listening(self) -> None:
         for partition in self._waiting_on:
             partition.stop_waiting(self._grew)
         self._waiting_on = []
-
-    def _complete(self) -> None:
-        if self._timer is None:
-            return
-        self._unpark()
-        if self._call.is_wanted:
-            self._call.connection.close_callbacks.remove(self._unpark)
-            self._answer(self._read()[0])
 
     # -- answering -------------------------------------------------------------------------------------------
 
@@ -262,3 +224,20 @@ class _Fetch:
                 by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
             )
         )
+
+
+def aborted_within(log: Log, fetch_offset: int, records: FileSlice, end_offset: int) -> list[tuple[int, int]]:
+    """(producer id, first offset) of the aborted transactions that overlap what is sent."""
+    aborted = log.aborted_between(fetch_offset, min(end_offset, _offset_after(log, records, end_offset)))
+    return [(transaction.producer_id, transaction.first_offset) for transaction in aborted]
+
+
+def _offset_after(log: Log, records: FileSlice, end_offset: int) -> int:
+    """Where the batch behind a slice begins, or the next segment when the slice ends with its own."""
+    behind = records.file.read(HEADER_SIZE, records.position + records.length)
+    if len(behind) == HEADER_SIZE and is_plausible(header_at(behind)):
+        return header_at(behind).base_offset
+    for segment, following in pairwise(log.segments):
+        if segment.file is records.file:
+            return following.base_offset
+    return end_offset

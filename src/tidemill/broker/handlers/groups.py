@@ -1,21 +1,25 @@
 """The group APIs.
 
 FindCoordinator (10), JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15), ListGroups (16),
-OffsetCommit (8), OffsetFetch (9), DeleteGroups (42), OffsetDelete (47), ConsumerGroupHeartbeat (68), ConsumerGroupDescribe
-(69).
+OffsetCommit (8), OffsetFetch (9), TxnOffsetCommit (28), DeleteGroups (42), OffsetDelete (47), ConsumerGroupHeartbeat (68),
+ConsumerGroupDescribe (69).
 
 The coordinator decides; this finds it. A request about several groups is split by group and its answers merged in order.
+Offsets of a transaction are handed over when the coordinator of the transaction has confirmed that the group's partition of
+`__consumer_offsets` is part of it; nothing may come between that answer and the coordinator's decision, hence no `await`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemill.broker.dispatch import Call, serves
+from tidemill.broker.hosting import ShardHost
 from tidemill.coordinator.group import Caller
 from tidemill.coordinator.responses import error_response, in_version
+from tidemill.coordinator.shard import Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from tidemill.protocol.api.groups import (
@@ -41,8 +45,14 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from tidemill.protocol.api.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 from tidemill.protocol.schema import Request, Response, replace
-from tidemill.types import BrokerId
+from tidemill.types import BrokerId, TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
@@ -53,6 +63,8 @@ _SHARE_FIND_SINCE = 6
 # A share coordinator is one of a group's partition: group, topic id, partition.
 _SHARE_KEY = re.compile(r".+:[A-Za-z0-9_-]{22}:[0-9]+", re.DOTALL)
 _BATCHED_FETCH_SINCE = 8
+_TXN_COMMIT_ABORTABLE_SINCE = 4
+_TXN_COMMIT_ADDS_SINCE = 5
 # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as bits.
 _ALL_GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
 
@@ -61,9 +73,7 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 @serves(
     FindCoordinatorRequest,
-    gaps=(
-        "Only groups (key type 0) have a coordinator; transactions and share groups: COORDINATOR_NOT_AVAILABLE.",
-    ),
+    gaps=("Share groups (key type 2) have no coordinator: COORDINATOR_NOT_AVAILABLE.",),
 )
 async def find_coordinator(
     broker: Broker, call: Call, request: FindCoordinatorRequest
@@ -86,11 +96,12 @@ async def find_coordinator(
 async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> Coordinator:
     error = ErrorCode.NONE
     try:
-        if key_type == _TRANSACTION or (key_type == _SHARE and _is_share_key(key, call.version)):
+        if key_type == _SHARE and _is_share_key(key, call.version):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if key_type != _GROUP:
+        if key_type not in (_GROUP, _TRANSACTION):
             raise ApiError(ErrorCode.INVALID_REQUEST)
-        member = broker.image.brokers[BrokerId(await broker.groups.leader_of(key))]
+        coordinators: ShardHost[Any] = broker.groups if key_type == _GROUP else broker.transactions
+        member = broker.image.brokers[BrokerId(await coordinators.leader_of(key))]
         host, port = broker.address_of(member, call.connection)
         return Coordinator(key=key, node_id=member.id, host=host, port=port, error_message="")
     except ApiError as refused:
@@ -161,6 +172,77 @@ async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) 
         answer = await _asked(broker, call, group.group_id, replace(request, groups=[group]))
         merged.groups += cast(OffsetFetchResponse, answer).groups
     return merged
+
+
+# Version 6 names topics by their ids; no release of Kafka has it yet.
+@serves(TxnOffsetCommitRequest, versions=(0, 5))
+async def txn_offset_commit(
+    broker: Broker, call: Call, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    """Partitions that do not exist come first in the answer, and keep nobody from committing the others."""
+    answered: dict[str, TxnOffsetCommitResponseTopic] = {}
+
+    def add(topic: str, partitions: list[TxnOffsetCommitResponsePartition]) -> None:
+        answer = answered.setdefault(topic, TxnOffsetCommitResponseTopic(name=topic))
+        answer.partitions += partitions
+
+    existing = []
+    for topic in request.topics:
+        image = broker.image.topics_by_name.get(topic.name)
+        indexes = range(len(image.partitions) if image else 0)
+        missing = [
+            TxnOffsetCommitResponsePartition(
+                partition_index=each.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            )
+            for each in topic.partitions
+            if each.partition_index not in indexes
+        ]
+        if missing or image is None:
+            add(topic.name, missing)
+        found = [each for each in topic.partitions if each.partition_index in indexes]
+        if found:
+            existing.append(replace(topic, partitions=found))
+    if existing:
+        committed = await _commit_in_transaction(broker, call, replace(request, topics=existing))
+        for each in committed.topics:
+            add(each.name, each.partitions)
+    return TxnOffsetCommitResponse(topics=list(answered.values()))
+
+
+async def _commit_in_transaction(
+    broker: Broker, call: Call, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    try:
+        await _confirm(broker, call, request)
+    except ApiError as error:
+        refused = error_response(request, call.version, coordinator_error(error.code))
+        return cast(TxnOffsetCommitResponse, refused)
+    return cast(TxnOffsetCommitResponse, await _asked(broker, call, request.group_id, request))
+
+
+async def _confirm(broker: Broker, call: Call, request: TxnOffsetCommitRequest) -> None:
+    """`ApiError` when the group's partition is not part of the producer's transaction, or cannot be made one."""
+    if not request.group_id:
+        raise ApiError(ErrorCode.INVALID_GROUP_ID)
+    broker.groups.shard_of(request.group_id)
+    place = TopicPartition(broker.groups.topic.name, broker.groups.partition_of(request.group_id))
+    partition, error = broker.replicas.find(place)
+    if partition is None:
+        raise ApiError(error)
+    writer = Writer(request.producer_id, request.producer_epoch)
+    adds = call.version >= _TXN_COMMIT_ADDS_SINCE
+    guard = partition.guard_for_writer(writer, adds=adds)
+    if guard is None:
+        return
+    codes = await broker.verification.check(request.transactional_id, *writer, [place], adds=adds)
+    code = codes[place]
+    if code is ErrorCode.INVALID_PRODUCER_EPOCH:
+        partition.drop_guard(writer.producer_id, guard)
+    if code is ErrorCode.TRANSACTION_ABORTABLE and call.version < _TXN_COMMIT_ABORTABLE_SINCE:
+        code = ErrorCode.INVALID_TXN_STATE
+    if code:
+        raise ApiError(code)
+    partition.check_writer(writer, guard)
 
 
 @serves(DescribeGroupsRequest)

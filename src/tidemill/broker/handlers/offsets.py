@@ -1,8 +1,9 @@
 """ListOffsets (2), DeleteRecords (21), OffsetForLeaderEpoch (23): where a log begins, ends and belongs to whom.
 
-The leader answers. Consumers hear of what is committed, replicas of all that the leader has; a debugging client (replica
-id -2) may ask any replica. A new leader that has not heard from its followers yet does not know the latest offset and says
-so. DeleteRecords is answered when every live replica has dropped the records.
+The leader answers. Consumers hear of what is committed or, at the isolation level for that, of what is below the last
+stable offset; replicas of all that the leader has; a debugging client (replica id -2) may ask any replica. A new leader
+that has not heard from its followers yet does not know the latest offset and says so. DeleteRecords is answered when every
+live replica has dropped the records.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _SPECIAL_SINCE = {
 }
 _NO_VERSION = 1 << 15
 _HIGH_WATERMARK = -1
+_READ_COMMITTED = 1
 _CONSUMER = -1
 _DEBUGGER = -2
 _OFFSET_NOT_AVAILABLE_SINCE = 5
@@ -73,14 +75,15 @@ def list_offsets(broker: Broker, call: Call, request: ListOffsetsRequest) -> Lis
                     ListOffsetsPartitionResponse(partition_index=wanted.partition_index, error_code=code)
                 )
             else:
-                answers.append(_list_offset(broker, call.version, topic.name, wanted, request.replica_id))
+                answers.append(_list_offset(broker, call.version, topic.name, wanted, request))
         response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return response
 
 
 def _list_offset(
-    broker: Broker, version: int, topic: str, wanted: ListOffsetsPartition, replica_id: int
+    broker: Broker, version: int, topic: str, wanted: ListOffsetsPartition, request: ListOffsetsRequest
 ) -> ListOffsetsPartitionResponse:
+    replica_id = request.replica_id
     answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
     partition, error = broker.replicas.find((topic, wanted.partition_index))
     if partition is not None:
@@ -95,8 +98,12 @@ def _list_offset(
         answer.error_code = error
         return answer
     is_consumer = replica_id == _CONSUMER
+    end_offset = partition.log.log_end_offset
+    if is_consumer:
+        is_committed = request.isolation_level == _READ_COMMITTED
+        end_offset = partition.last_stable_offset if is_committed else partition.high_watermark
     try:
-        found = _offset_at(partition, partition.log, wanted.timestamp, is_consumer)
+        found = _offset_at(partition, partition.log, wanted.timestamp, end_offset, is_consumer)
     except _NotKnownYet:
         is_new = version >= _OFFSET_NOT_AVAILABLE_SINCE
         answer.error_code = ErrorCode.OFFSET_NOT_AVAILABLE if is_new else ErrorCode.LEADER_NOT_AVAILABLE
@@ -114,8 +121,9 @@ class _NotKnownYet(Exception):
     """The leader is new and has not heard from those in sync: what was committed before it is not known here."""
 
 
-def _offset_at(partition: Partition, log: Log, timestamp: int, is_consumer: bool) -> TimestampedOffset | None:
-    end_offset = partition.high_watermark if is_consumer else log.log_end_offset
+def _offset_at(
+    partition: Partition, log: Log, timestamp: int, end_offset: int, is_consumer: bool
+) -> TimestampedOffset | None:
     if timestamp == _LATEST:
         if is_consumer and partition.is_high_watermark_behind:
             raise _NotKnownYet

@@ -4,17 +4,23 @@ The request is walked in place; each partition's batch goes to `Partition.append
 partition succeeded without waiting, the response is packed directly, otherwise it is built as a message. With `acks=all`
 the answer waits until the high watermark has passed the batch; a broker that stops to lead meanwhile says so.
 
+A transactional producer's batches go on with a transaction that is open in their partitions, or wait until its coordinator
+has confirmed that it may begin there. Nobody reads on a connection's behalf in order here: what comes meanwhile of the same
+producer for the same partition waits behind.
+
 Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
-10 adds the current leader; 13 names topics by id. ApiVersions says 0–13, because librdkafka takes a missing 0–2 for
-a broker without any codec support, as Kafka does.
+10 adds the current leader; 12 adds partitions to transactions; 13 names topics by id. ApiVersions says 0–13, because
+librdkafka takes a missing 0–2 for a broker without any codec support, as Kafka does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.dispatch import Call, serves_raw
+from tidemill.broker.guards import Guard
 from tidemill.broker.partition import Partition
 from tidemill.broker.replica_fetch import node_endpoints
 from tidemill.broker.waiters import Waiter
@@ -28,57 +34,62 @@ from tidemill.protocol.api.data import (
     TopicProduceResponse,
 )
 from tidemill.protocol.produce import ProduceResult, ProduceWalk, pack_produced, walk_produce
+from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
 from tidemill.protocol.schema import encode
+from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
 
 _NAMES_LEADERS_SINCE = 10
+# Clients of these versions know TRANSACTION_ABORTABLE, and leave it to the broker to add their partitions (KIP-890).
+_ABORTABLE_SINCE = 11
+_ADDS_SINCE = 12
+_COORDINATOR_AWAY = (
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
+_NOT_YET = ProduceResult(-1, ErrorCode.REQUEST_TIMED_OUT)
 
 Results = list[tuple[bytes, list[ProduceResult]]]
 
 
-@serves_raw(
-    ProduceRequest,
-    advertised=(0, 13),
-    gaps=("Transactional batches are refused until transactions are served.",),
-)
+@serves_raw(ProduceRequest, advertised=(0, 13))
 def produce(broker: Broker, call: Call) -> None:
     walk = walk_produce(call.frame, call.header.body_position, call.version)
     acks = walk.acks
     if acks not in (-1, 0, 1):
         call.expect_reply()
-        call.respond((encode(_refusal(walk, call.version, ErrorCode.INVALID_REQUIRED_ACKS), call.version),))
+        _refuse_all(call, walk, ErrorCode.INVALID_REQUIRED_ACKS)
         return
     if acks:
         call.expect_reply()
+    if walk.transactional_id is not None:
+        TransactionalProduce(broker, call, walk, walk.transactional_id).start()
+        return
     frame, version = call.frame, call.version
     topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
     now_ms = broker.clock.now_ms()
     results: Results = []
-    unsettled: list[_Unsettled] = []
+    unsettled: list[Unsettled] = []
     all_good = True
     for wire_name, partitions in walk.topics:
         hosted = topics.get(wire_name)
         topic_results: list[ProduceResult] = []
         for index, start, end in partitions:
             partition = hosted.get(index) if hosted is not None else None
-            if partition is None:
+            if partition is None or start < 0:
                 batch = frame[start:end] if start >= 0 else None
-                result = ProduceResult(index, _missing(broker, version, (wire_name, index), batch))
-            elif start < 0:
-                result = ProduceResult(index, ErrorCode.INVALID_RECORD, message="no records were sent")
+                result = _unappendable(broker, version, (wire_name, index), partition, batch)
             else:
                 result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
                 if result.sync_to is not None or result.commit_to is not None:
-                    unsettled.append(_Unsettled(partition, topic_results, len(topic_results)))
+                    unsettled.append(Unsettled(partition, topic_results, len(topic_results)))
             if result.error:
                 all_good = False
-                if result.error is ErrorCode.INVALID_TXN_STATE and not walk.is_transactional:
-                    # As Kafka: without a transactional id nobody may write into a transaction.
-                    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-                    result = ProduceResult(index, code, message=code.message)
             topic_results.append(result)
         if topic_results:
             results.append((wire_name, topic_results))
@@ -86,6 +97,18 @@ def produce(broker: Broker, call: Call) -> None:
         _Parked(broker, call, acks, results, unsettled, walk.timeout_ms)
     else:
         _answer(broker, call, acks, results, all_good)
+
+
+def _unappendable(
+    broker: Broker,
+    version: int,
+    wire_key: tuple[bytes, int],
+    partition: Partition | None,
+    batch: memoryview | None,
+) -> ProduceResult:
+    if partition is None:
+        return ProduceResult(wire_key[1], _missing(broker, version, wire_key, batch))
+    return ProduceResult(wire_key[1], ErrorCode.INVALID_RECORD, message="no records were sent")
 
 
 def _missing(
@@ -100,7 +123,7 @@ def _missing(
     return code
 
 
-class _Unsettled(NamedTuple):
+class Unsettled(NamedTuple):
     """A result that does not hold yet, and where it stands."""
 
     partition: Partition
@@ -119,7 +142,7 @@ class _Parked:
         call: Call,
         acks: int,
         results: Results,
-        unsettled: list[_Unsettled],
+        unsettled: list[Unsettled],
         timeout_ms: int,
     ) -> None:
         self._broker = broker
@@ -172,6 +195,141 @@ class _Parked:
         if self._call.is_wanted:
             all_good = not any(result.error for _, results in self._results for result in results)
             _answer(self._broker, self._call, self._acks, self._results, all_good)
+
+
+class TransactionalProduce:
+    """A produce with a transactional id: each batch whose transaction is not open in its partition waits for a word of the
+    transaction's coordinator, and those behind it wait with it. Then all is as for any other.
+    """
+
+    __slots__ = (
+        "_adds",
+        "_broker",
+        "_call",
+        "_results",
+        "_transactional_id",
+        "_unsettled",
+        "_waiting",
+        "_walk",
+    )
+
+    def __init__(self, broker: Broker, call: Call, walk: ProduceWalk, transactional_id: str) -> None:
+        self._broker = broker
+        self._call = call
+        self._walk = walk
+        self._transactional_id = transactional_id
+        self._adds = call.version >= _ADDS_SINCE
+        self._results: Results = []
+        self._unsettled: list[Unsettled] = []
+        # Batches that are not appended or refused yet, and `start` as long as it runs.
+        self._waiting = 1
+
+    def start(self) -> None:
+        frame, version = self._call.frame, self._call.version
+        producers: dict[tuple[int, int], None] = {}
+        asked: dict[TopicPartition, Guard] = {}
+        for _, partitions in self._walk.topics:
+            for _, start, end in partitions:
+                header = _transactional_header(frame[start:end]) if start >= 0 else None
+                if header is not None:
+                    producers[header.producer_id, header.producer_epoch] = None
+        if len(producers) > 1:
+            _refuse_all(self._call, self._walk, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return
+        topics = self._broker.replicas.by_wire_id if version >= 13 else self._broker.replicas.by_wire_name
+        for wire_name, partitions in self._walk.topics:
+            results: list[ProduceResult] = []
+            for index, start, end in partitions:
+                partition = topics.get(wire_name, {}).get(index)
+                batch = frame[start:end] if start >= 0 else None
+                if partition is None or batch is None:
+                    key = (wire_name, index)
+                    results.append(_unappendable(self._broker, version, key, partition, batch))
+                    continue
+                results.append(_NOT_YET._replace(partition=index))
+                self._take(Unsettled(partition, results, len(results) - 1), batch, asked)
+            if results:
+                self._results.append((wire_name, results))
+        if asked:
+            (producer,) = producers
+            self._broker.verification.ask(
+                self._transactional_id, *producer, list(asked), partial(_pass_on, asked), adds=self._adds
+            )
+        self._settle_one()
+
+    def _take(self, place: Unsettled, batch: memoryview, asked: dict[TopicPartition, Guard]) -> None:
+        """Append a batch now, or have it wait for an answer that is on its way or has to be asked for."""
+        header = _transactional_header(batch)
+        guard = place.partition.guard_for(header, adds=self._adds) if header is not None else None
+        if header is None or guard is None:
+            self._append(place, batch, None)
+            return
+        if guard.waiting is None:
+            guard.waiting = []
+            asked[place.partition.name] = guard
+        # The frame is overwritten by what arrives next.
+        kept = memoryview(bytearray(batch))
+        self._waiting += 1
+        guard.waiting.append(partial(self._answered, place, kept, header, guard))
+
+    def _answered(
+        self, place: Unsettled, batch: memoryview, header: BatchHeader, guard: Guard, code: ErrorCode
+    ) -> None:
+        if code:
+            told, reason = _as_told(code, self._call.version)
+            place.results[place.position] = place.partition.refuse_unverified(header, told, reason)
+        else:
+            self._append(place, batch, guard)
+        self._settle_one()
+
+    def _append(self, place: Unsettled, batch: memoryview, guard: Guard | None) -> None:
+        partition, results, position = place
+        result = results[position] = partition.append(
+            batch,
+            self._walk.acks,
+            self._broker.clock.now_ms(),
+            allows_zstd=self._call.version >= 7,
+            allows_transactions=True,
+            guard=guard,
+        )
+        if result.sync_to is not None or result.commit_to is not None:
+            self._unsettled.append(place)
+
+    def _settle_one(self) -> None:
+        self._waiting -= 1
+        if self._waiting or not self._call.is_wanted:
+            return
+        acks = self._walk.acks
+        if self._unsettled:
+            _Parked(self._broker, self._call, acks, self._results, self._unsettled, self._walk.timeout_ms)
+        else:
+            all_good = not any(result.error for _, results in self._results for result in results)
+            _answer(self._broker, self._call, acks, self._results, all_good)
+
+
+def _transactional_header(batch: memoryview) -> BatchHeader | None:
+    """The header of a batch that belongs to a producer's transaction; whether it is right is for the partition to say."""
+    if len(batch) < HEADER_SIZE:
+        return None
+    header = header_at(batch)
+    return header if header.is_transactional and header.producer_id >= 0 else None
+
+
+def _pass_on(asked: Mapping[TopicPartition, Guard], codes: Mapping[TopicPartition, ErrorCode]) -> None:
+    for tp, guard in asked.items():
+        guard.answered(codes[tp])
+
+
+def _as_told(code: ErrorCode, version: int) -> tuple[ErrorCode, str]:
+    """What a producer hears of a coordinator's refusal. Old ones take no retriable error but those of a partition."""
+    told = code
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE:
+        told = ErrorCode.INVALID_TXN_STATE
+    elif code in _COORDINATOR_AWAY or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_SINCE):
+        told = ErrorCode.NOT_ENOUGH_REPLICAS
+    if told is code:
+        return code, code.message
+    return told, f"the transaction's coordinator did not confirm the partition: {code.name}"
 
 
 def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: bool) -> None:
@@ -231,10 +389,13 @@ def _message(results: Results, version: int) -> ProduceResponse:
     return ProduceResponse(responses=responses)
 
 
-def _refusal(walk: ProduceWalk, version: int, code: ErrorCode) -> ProduceResponse:
+def _refuse_all(call: Call, walk: ProduceWalk, code: ErrorCode) -> None:
+    if walk.acks == 0:
+        call.connection.close(f"a produce request with acks=0 was refused: {code.name}")
+        return
     results = [
         (name, [ProduceResult(index, code) for index, _, _ in partitions])
         for name, partitions in walk.topics
         if partitions
     ]
-    return _message(results, version)
+    call.respond((encode(_message(results, call.version), call.version),))

@@ -1,28 +1,26 @@
-"""InitProducerId (22) for idempotent producers."""
+"""InitProducerId (22): ids for idempotent producers, and for transactional ones from their coordinator."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, serves
+from tidemill.broker.handlers.transactions import asked, caller_of
+from tidemill.coordinator.transaction_responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
+from tidemill.protocol.schema import Response
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
 
-@serves(InitProducerIdRequest, gaps=("Transactional ids are answered with UNSUPPORTED_VERSION.",))
-async def init_producer_id(
-    broker: Broker, call: Call, request: InitProducerIdRequest
-) -> InitProducerIdResponse:
-    refused = InitProducerIdResponse(producer_id=-1, producer_epoch=-1)
+@serves(InitProducerIdRequest)
+async def init_producer_id(broker: Broker, call: Call, request: InitProducerIdRequest) -> Response:
+    if (request.producer_id == -1) != (request.producer_epoch == -1) or request.transactional_id == "":
+        return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
-        is_empty = not request.transactional_id
-        refused.error_code = ErrorCode.INVALID_REQUEST if is_empty else ErrorCode.UNSUPPORTED_VERSION
-        return refused
-    if (request.producer_id == -1) != (request.producer_epoch == -1):
-        refused.error_code = ErrorCode.INVALID_REQUEST
-        return refused
+        await broker.transactions.until_complete(request.transactional_id)
+        return await asked(broker, caller_of(call), request.transactional_id, request, may_take_id=True)
     # A producer without a transactional id that asks again gets a new id; bumping its epoch is its own affair.
     return InitProducerIdResponse(producer_id=await broker.producer_ids.next(), producer_epoch=0)

@@ -27,11 +27,15 @@ from tidemill.sim.checker import Event
 from tidemill.sim.loops import SimulatedLoop
 from tidemill.sim.network import ProcessNetwork
 from tidemill.sim.platform import EPOCH_MS
+from tidemill.sim.transactions import TransactionEvent
 from tidemill.types import TopicPartition
 
 REQUEST_TIMEOUT_S = 12.0
 _FRAME_BYTES_MAX = 16 << 20
 _BACKOFF_S = 0.1
+# What FindCoordinator looks for.
+GROUP = 0
+TRANSACTION = 1
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
@@ -46,6 +50,9 @@ class Record:
     history: list[Event] = field(default_factory=list)
     # Set when faults are over: producers stop making new messages.
     is_ending: bool = False
+    transactions: list[TransactionEvent] = field(default_factory=list)
+    # The newest process that uses a transactional id; older ones are zombies, whether they know it or not.
+    incarnations: dict[str, int] = field(default_factory=dict)
 
     def now_ms(self) -> int:
         """The wall time of clients, whose clocks are right."""
@@ -81,7 +88,7 @@ class Client:
         self.brokers: dict[int, Address] = {}
         self.topic_ids: dict[str, bytes] = {}
         self.leaders: dict[TopicPartition, Leader] = {}
-        self._coordinators: dict[str, Address] = {}
+        self._coordinators: dict[tuple[str, int], Address] = {}
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -93,11 +100,12 @@ class Client:
         *,
         purpose: str = "",
         timeout_s: float = REQUEST_TIMEOUT_S,
+        version_max: int | None = None,
     ) -> ResponseT | None:
         """The answer; None when there is none, whatever the reason."""
         try:
             return await self._channels.to(address, purpose).request(
-                message, response_type, timeout_s=timeout_s
+                message, response_type, timeout_s=timeout_s, version_max=version_max
             )
         except PeerUnavailable:
             return None
@@ -169,19 +177,19 @@ class Client:
 
     # -- the coordinator -------------------------------------------------------------------------------------
 
-    async def coordinator_of(self, group: str) -> Address:
-        while group not in self._coordinators:
-            request = FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group])
+    async def coordinator_of(self, key: str, key_type: int = GROUP) -> Address:
+        while (key, key_type) not in self._coordinators:
+            request = FindCoordinatorRequest(key=key, key_type=key_type, coordinator_keys=[key])
             answer = await self.ask_any(request, FindCoordinatorResponse)
             found = answer.coordinators[0] if answer.coordinators else None
             if found is not None and found.error_code == ErrorCode.NONE:
-                self._coordinators[group] = Address(found.host, found.port)
+                self._coordinators[key, key_type] = Address(found.host, found.port)
             else:
                 await self.back_off()
-        return self._coordinators[group]
+        return self._coordinators[key, key_type]
 
-    def forget_coordinator(self, group: str) -> None:
-        self._coordinators.pop(group, None)
+    def forget_coordinator(self, key: str, key_type: int = GROUP) -> None:
+        self._coordinators.pop((key, key_type), None)
 
     def channel(self, address: Address, purpose: str) -> Channel:
         return self._channels.to(address, purpose)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tidemill.sim.checker import Assigned, Delivered, Drained, Found, LogEnded, MemberName
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
+from tidemill.sim.transactions import Read, ReadToEnd
 from tidemill.types import TopicPartition
 
 _WAIT_MS = 5_000
@@ -62,3 +63,31 @@ class Auditor:
             for offset, message in await position.fetch(_WAIT_MS):
                 record.history.append(Found(record.now_s(), tp, offset, message))
         record.history.append(LogEnded(record.now_s(), tp))
+
+
+class TransactionReader:
+    """Reads partitions that are written in transactions, from their beginning, at one isolation level."""
+
+    def __init__(
+        self, client: Client, partitions: Sequence[TopicPartition], *, is_read_committed: bool, rack: str = ""
+    ) -> None:
+        self._client = client
+        self._is_read_committed = is_read_committed
+        self._positions = [
+            Position(client, tp, rack=rack, is_read_committed=is_read_committed) for tp in partitions
+        ]
+        self.end_offsets: dict[TopicPartition, int] | None = None
+        self.is_done = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._read(position) for position in self._positions))
+        self.is_done = True
+
+    async def _read(self, position: Position) -> None:
+        record, name, tp = self._client.record, self._client.name, position.tp
+        while self.end_offsets is None or position.offset < self.end_offsets[tp]:
+            for offset, message in await position.fetch(_WAIT_MS):
+                record.transactions.append(
+                    Read(record.now_s(), name, self._is_read_committed, tp, offset, message)
+                )
+        record.transactions.append(ReadToEnd(record.now_s(), name, self._is_read_committed, tp))

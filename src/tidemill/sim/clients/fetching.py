@@ -1,11 +1,16 @@
-"""Reading one partition as a consumer does: at the leader or at a follower, up to the high watermark, never past it."""
+"""Reading one partition as a consumer does: at the leader or at a follower, up to the high watermark, never past it.
+
+With `read_committed` it is up to the last stable offset, and what the answer's list of aborted transactions covers is
+left out, as clients do it: from a transaction's first offset to its marker. Markers are not shown to anybody.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.api.data import (
+    AbortedTransaction,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -14,8 +19,9 @@ from tidemill.protocol.api.data import (
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
+    PartitionData,
 )
-from tidemill.protocol.records import InvalidBatch, iterate_records, split_batches
+from tidemill.protocol.records import BatchHeader, InvalidBatch, iterate_records, split_batches
 from tidemill.sim.checker import MessageId
 from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
@@ -27,24 +33,39 @@ _LATEST = -1
 class Position:
     """Where a consumer is in a partition, and whom it asks."""
 
-    def __init__(self, client: Client, tp: TopicPartition, offset: int = 0, rack: str = "") -> None:
+    def __init__(
+        self,
+        client: Client,
+        tp: TopicPartition,
+        offset: int = 0,
+        rack: str = "",
+        *,
+        epoch: int = -1,
+        is_read_committed: bool = False,
+    ) -> None:
         self.offset = offset
+        self._is_read_committed = is_read_committed
         self.tp = tp
         self._client = client
         self._rack = rack
-        self._last_epoch = -1
+        # Of the last message before the offset; -1 when nobody knows.
+        self.epoch = epoch
         self._follower: int | None = None
 
     async def fetch(self, max_wait_ms: int) -> list[tuple[int, MessageId]]:
         """The messages from here on, as far as one answer goes; none when there are none or nobody answers."""
         client = self._client
         address, leader = await client.find_leader(self.tp)
+        if leader.epoch < self.epoch:
+            # KIP-320: what was read comes from a later leader than the one that is known here.
+            await self._look_around()
+            return []
         asked_follower = self._follower
         if asked_follower is not None:
             address = client.brokers.get(asked_follower, address)
         answer = await client.ask(
             address,
-            self._request(leader.epoch, max_wait_ms, -1 if asked_follower is not None else self._last_epoch),
+            self._request(leader.epoch, max_wait_ms, -1 if asked_follower is not None else self.epoch),
             FetchResponse,
             purpose=f"fetch {self.tp}",
             timeout_s=max_wait_ms / 1000 + 5,
@@ -70,7 +91,7 @@ class Position:
                 await client.back_off()
                 await client.refresh([self.tp.topic])
             return []
-        return list(self._taken(bytes(data.records or b""), data.high_watermark, address.host))
+        return list(self._taken(data, address.host))
 
     def _request(self, leader_epoch: int, max_wait_ms: int, last_fetched_epoch: int) -> FetchRequest:
         client, tp = self._client, self.tp
@@ -87,6 +108,7 @@ class Position:
             max_wait_ms=max_wait_ms,
             min_bytes=1,
             max_bytes=_FETCH_BYTES_MAX,
+            isolation_level=self._is_read_committed,
             topics=[topic],
             rack_id=self._rack,
         )
@@ -97,49 +119,57 @@ class Position:
         await self._client.refresh([self.tp.topic])
 
     def _refused(self, code: ErrorCode, follower: int | None, high_watermark: int) -> None:
-        if code == ErrorCode.OFFSET_OUT_OF_RANGE and follower is None:
+        # Without an epoch this may be a leader of old, which knows less than the one that was read from.
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE and follower is None and self.epoch >= 0:
             self._client.record.accuse(
                 f"{self._client.name} read {self.tp} up to {self.offset}, and its leader says OFFSET_OUT_OF_RANGE "
                 f"(high watermark {high_watermark})"
             )
 
-    def _taken(self, records: bytes, high_watermark: int, host: str) -> Iterator[tuple[int, MessageId]]:
+    def _taken(self, data: PartitionData, host: str) -> Iterator[tuple[int, MessageId]]:
         accuse = self._client.record.accuse
         where = f"{self._client.name} read {self.tp} at {self.offset} from {host}"
-        view = memoryview(records)
+        limit = data.high_watermark
+        if self._is_read_committed:
+            limit = data.last_stable_offset
+            if not 0 <= limit <= data.high_watermark:
+                accuse(f"{where}: stable up to {limit}, high watermark {data.high_watermark}")
+        view = memoryview(bytes(data.records or b""))
         try:
             headers = split_batches(view)
         except InvalidBatch as error:
             accuse(f"{where}: {error}")
             return
+        aborted = _Aborted(data.aborted_transactions or ())
         position = 0
         for header in headers:
             batch = view[position : position + header.size]
             position += header.size
-            if header.next_offset > high_watermark:
-                accuse(
-                    f"{where}: offset {header.last_offset} is not below the high watermark {high_watermark}"
-                )
-            if header.leader_epoch < self._last_epoch:
-                accuse(f"{where}: epoch {header.leader_epoch} after {self._last_epoch}")
+            if header.next_offset > limit:
+                accuse(f"{where}: offset {header.last_offset} is not below {limit}")
+            if header.leader_epoch < self.epoch:
+                accuse(f"{where}: epoch {header.leader_epoch} after {self.epoch}")
+            is_shown = aborted.is_shown(batch, header) or not self._is_read_committed
             if header.next_offset <= self.offset:
                 continue
-            self._last_epoch = header.leader_epoch
-            try:
-                for record in iterate_records(batch, header):
-                    if record.offset >= self.offset:
-                        yield record.offset, message_of(record.value or b"")
-            except (ProtocolError, ValueError) as error:
-                accuse(f"{where}: {error}")
-                return
+            self.epoch = header.leader_epoch
+            if is_shown and not header.is_control:
+                try:
+                    for record in iterate_records(batch, header):
+                        if record.offset >= self.offset:
+                            yield record.offset, message_of(record.value or b"")
+                except (ProtocolError, ValueError) as error:
+                    accuse(f"{where}: {error}")
+                    return
             self.offset = header.next_offset
 
     async def end_offset(self) -> int:
-        """The high watermark, as the leader tells it."""
+        """The high watermark or the last stable offset, as the leader tells it."""
         while True:
             address, leader = await self._client.find_leader(self.tp)
             request = ListOffsetsRequest(
                 replica_id=-1,
+                isolation_level=self._is_read_committed,
                 topics=[
                     ListOffsetsTopic(
                         name=self.tp.topic,
@@ -159,6 +189,30 @@ class Position:
                 if result.error_code == ErrorCode.NONE:
                     return result.offset
             await self._look_around()
+
+
+class _Aborted:
+    """Which batches of one answer belong to aborted transactions."""
+
+    def __init__(self, transactions: Sequence[AbortedTransaction]) -> None:
+        self._coming = sorted(transactions, key=lambda each: -each.first_offset)
+        self._open: set[int] = set()
+
+    def is_shown(self, batch: memoryview, header: BatchHeader) -> bool:
+        """Of each batch in turn."""
+        while self._coming and self._coming[-1].first_offset <= header.last_offset:
+            self._open.add(self._coming.pop().producer_id)
+        if header.is_control:
+            if not is_commit_marker(batch, header):
+                self._open.discard(header.producer_id)
+            return False
+        return not (header.is_transactional and header.producer_id in self._open)
+
+
+def is_commit_marker(batch: memoryview, header: BatchHeader) -> bool:
+    """Of a control batch: the key is a version and a type, of which 1 means commit."""
+    key = next(iterate_records(batch, header)).key or b""
+    return int.from_bytes(key[2:4], "big") == 1
 
 
 def message_of(value: bytes) -> MessageId:

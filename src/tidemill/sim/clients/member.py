@@ -45,8 +45,8 @@ _SESSION_TIMEOUT_MS = 10_000
 _REBALANCE_TIMEOUT_MS = 12_000
 # Well within the session: what is answered later is not believed.
 _ANSWER_TIMEOUT_S = 4.0
-_HEARTBEAT_S = 1.5
-_POLL_WAIT_MS = 1_200
+HEARTBEAT_S = 1.5
+POLL_WAIT_MS = 1_200
 _PROTOCOL_VERSION = b"\0\0"
 _FENCED = (
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -56,7 +56,7 @@ _FENCED = (
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-class _Rejoin(Exception):
+class Rejoin(Exception):
     """This generation is over for us."""
 
     def __init__(self, *, is_lost: bool) -> None:
@@ -65,13 +65,16 @@ class _Rejoin(Exception):
 
 
 @dataclass(slots=True)
-class _Generation:
+class Generation:
     number: int
     positions: dict[TopicPartition, Position]
     heartbeat_at_s: float = 0.0
 
 
 class Member:
+    # Whether it reads committed messages and offsets only.
+    _is_read_committed = False
+
     def __init__(self, client: Client, group: str, topics: Sequence[str]) -> None:
         self._client = client
         self._group = group
@@ -94,13 +97,13 @@ class Member:
             try:
                 while not self.is_stopping:
                     await self._poll(generation)
-            except _Rejoin as reason:
+            except Rejoin as reason:
                 self._let_go(is_lost=reason.is_lost)
         self.is_done = True
 
     # -- joining ---------------------------------------------------------------------------------------------
 
-    async def _join(self) -> _Generation | None:
+    async def _join(self) -> Generation | None:
         client = self._client
         coordinator = await client.coordinator_of(self._group)
         joined = await client.ask(
@@ -164,22 +167,26 @@ class Member:
             for member, share in shares.items()
         ]
 
-    async def _take(self, number: int, assignment: bytes) -> _Generation | None:
+    async def _take(self, number: int, assignment: bytes) -> Generation | None:
         owned = _decode_assignment(assignment)
         record = self._client.record
         self._owned = owned
         self.committed = {}
         record.history.append(Assigned(record.now_s(), self._name, owned, number))
-        generation = _Generation(number, {})
+        generation = Generation(number, {})
         try:
             offsets = await self._committed_offsets(generation, owned)
-        except _Rejoin as reason:
+        except Rejoin as reason:
             self._let_go(is_lost=reason.is_lost)
             return None
         for tp in owned:
-            generation.positions[tp] = Position(self._client, tp, max(0, offsets[tp]))
-            self.committed[tp] = max(0, offsets[tp])
+            offset, epoch = offsets[tp]
+            self.committed[tp] = max(0, offset)
+            generation.positions[tp] = self._position(tp, self.committed[tp], epoch)
         return generation
+
+    def _position(self, tp: TopicPartition, offset: int, epoch: int = -1) -> Position:
+        return Position(self._client, tp, offset, epoch=epoch, is_read_committed=self._is_read_committed)
 
     def _let_go(self, *, is_lost: bool) -> None:
         record = self._client.record
@@ -190,14 +197,14 @@ class Member:
 
     # -- working ---------------------------------------------------------------------------------------------
 
-    async def _poll(self, generation: _Generation) -> None:
+    async def _poll(self, generation: Generation) -> None:
         client = self._client
         await self._beat(generation)
         if not generation.positions:
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             return
         positions = list(generation.positions.values())
-        fetched = await asyncio.gather(*(position.fetch(_POLL_WAIT_MS) for position in positions))
+        fetched = await asyncio.gather(*(position.fetch(POLL_WAIT_MS) for position in positions))
         await self._beat(generation)
         record = client.record
         for position, messages in zip(positions, fetched, strict=True):
@@ -209,11 +216,11 @@ class Member:
         if changed:
             await self._commit(generation, changed)
 
-    async def _beat(self, generation: _Generation) -> None:
+    async def _beat(self, generation: Generation) -> None:
         now_s = self._client.loop.time()
         if now_s < generation.heartbeat_at_s:
             return
-        generation.heartbeat_at_s = now_s + _HEARTBEAT_S
+        generation.heartbeat_at_s = now_s + HEARTBEAT_S
         request = HeartbeatRequest(
             group_id=self._group, generation_id=generation.number, member_id=self._member_id
         )
@@ -226,20 +233,24 @@ class Member:
         if code in _FENCED:
             if code != ErrorCode.ILLEGAL_GENERATION:
                 self._member_id = ""
-            raise _Rejoin(is_lost=True)
+            raise Rejoin(is_lost=True)
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            raise _Rejoin(is_lost=False)
+            raise Rejoin(is_lost=False)
         if code in _MOVED:
             self._client.forget_coordinator(self._group)
 
-    async def _commit(self, generation: _Generation, offsets: dict[TopicPartition, int]) -> None:
+    async def _commit(self, generation: Generation, offsets: dict[TopicPartition, int]) -> None:
         record, client = self._client.record, self._client
         for tp, offset in offsets.items():
             record.history.append(CommitSent(record.now_s(), self._name, tp, offset))
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
         for tp, offset in offsets.items():
             topics.setdefault(tp.topic, []).append(
-                OffsetCommitRequestPartition(partition_index=tp.partition, committed_offset=offset)
+                OffsetCommitRequestPartition(
+                    partition_index=tp.partition,
+                    committed_offset=offset,
+                    committed_leader_epoch=generation.positions[tp].epoch,
+                )
             )
         request = OffsetCommitRequest(
             group_id=self._group,
@@ -271,8 +282,9 @@ class Member:
             self._judge(code)
 
     async def _committed_offsets(
-        self, generation: _Generation, owned: tuple[TopicPartition, ...]
-    ) -> dict[TopicPartition, int]:
+        self, generation: Generation, owned: tuple[TopicPartition, ...]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Offset and leader epoch of each, -1 and -1 where nothing was committed."""
         client = self._client
         topics: dict[str, list[int]] = {}
         for tp in owned:
@@ -288,7 +300,8 @@ class Member:
                         for name, indexes in topics.items()
                     ],
                 )
-            ]
+            ],
+            require_stable=self._is_read_committed,
         )
         while True:
             await self._beat(generation)
@@ -301,9 +314,10 @@ class Member:
                 if code == ErrorCode.NONE:
                     names = {topic_id: name for name, topic_id in client.topic_ids.items()}
                     return {
-                        TopicPartition(
-                            topic.name or names[bytes(topic.topic_id)], p.partition_index
-                        ): p.committed_offset
+                        TopicPartition(topic.name or names[bytes(topic.topic_id)], p.partition_index): (
+                            p.committed_offset,
+                            p.committed_leader_epoch,
+                        )
                         for topic in group.topics
                         for p in topic.partitions
                     }

@@ -1,0 +1,118 @@
+"""Transactions that are about to begin in a partition: who may write the first batch, and who waits behind it.
+
+A batch of a transaction that is not open here yet may be appended only when the transaction's coordinator knows that the
+partition is part of it. Asking takes a moment, in which the transaction may end: its marker comes, and the answer, when it
+comes, is about a transaction of the past. A batch let in by it would stay open for ever and hold the last stable offset
+(failure 6). So the question is asked under a guard, which a marker takes away, and only who holds the partition's present
+guard may append. The first batch uses it up: from then on the log itself says that the transaction is open.
+
+A guard outlives a question that failed, because it knows the lowest sequence that was seen. A producer that is not known
+here could otherwise begin in the middle: with the second batch, after the first was refused for the moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.errors import ErrorCode
+from tidemill.log.producers import AppendedBatch, Producers
+from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.records import BatchHeader, InvalidBatch
+
+_GUARDS_MAX = 1_000
+# Version 2 of transactions (KIP-890).
+_EPOCH_BUMP_SINCE = 2
+
+
+class Guard:
+    __slots__ = ("adds", "lowest_sequence", "producer_epoch", "waiting")
+
+    def __init__(self, producer_epoch: int, sequence: int, adds: bool) -> None:
+        self.producer_epoch = producer_epoch
+        self.lowest_sequence = sequence
+        # Whether the client leaves it to brokers to add its partitions (Produce 12 and later).
+        self.adds = adds
+        # While the coordinator is asked: what is done with its answer, in the order in which the batches came.
+        self.waiting: list[Callable[[ErrorCode], None]] | None = None
+
+    def answered(self, code: ErrorCode) -> None:
+        waiting, self.waiting = self.waiting, None
+        for proceed in waiting or ():
+            proceed(code)
+
+
+class Guards:
+    """Those of one partition, by producer id."""
+
+    __slots__ = ("_guards",)
+
+    def __init__(self) -> None:
+        self._guards: dict[int, Guard] = {}
+
+    def enter(self, producer_id: int, producer_epoch: int, sequence: int, adds: bool) -> Guard:
+        """The guard of a producer's next transaction here: the one that is there, or a new one."""
+        guard = self._guards.get(producer_id)
+        if guard is None or producer_epoch > guard.producer_epoch:
+            self._make_room()
+            guard = self._guards[producer_id] = Guard(producer_epoch, sequence, adds)
+        elif producer_epoch < guard.producer_epoch:
+            # One that has been fenced may ask and hear so; what it holds never lets it in.
+            return Guard(producer_epoch, sequence, adds)
+        elif sequence < guard.lowest_sequence:
+            guard.lowest_sequence = sequence
+        return guard
+
+    def _make_room(self) -> None:
+        if len(self._guards) >= _GUARDS_MAX:
+            idle = next((key for key, guard in self._guards.items() if guard.waiting is None), None)
+            if idle is not None:
+                del self._guards[idle]
+
+    def is_present(self, producer_id: int, guard: Guard) -> bool:
+        """Whether no marker has taken it away."""
+        return self._guards.get(producer_id) is guard
+
+    def ended(self, end: TransactionEnd) -> None:
+        """A marker voids what was confirmed before it, unless it ends the transaction before the guarded one.
+
+        New clients do not wait for markers: the first batch of their next transaction may be here first. Its epoch is the
+        marker's then, since each end bumps it; the guarded transaction's own marker has a higher one.
+        """
+        guard = self._guards.get(end.producer_id)
+        bumps_epoch = end.transaction_version >= _EPOCH_BUMP_SINCE
+        if guard is not None and not (bumps_epoch and guard.producer_epoch >= end.producer_epoch):
+            del self._guards[end.producer_id]
+
+    def forget(self, producer_id: int) -> None:
+        self._guards.pop(producer_id, None)
+
+    def clear(self) -> None:
+        self._guards.clear()
+
+    def duplicate_of(
+        self, producers: Producers, header: BatchHeader, guard: Guard | None
+    ) -> AppendedBatch | None:
+        """As `Producers.duplicate_of`, for a batch of a transaction: `InvalidBatch` also when that may not begin here."""
+        if producers.is_open(header.producer_id, header.producer_epoch):
+            return producers.duplicate_of(header)
+        refused: InvalidBatch | None = None
+        try:
+            duplicate = producers.duplicate_of(header)
+        except InvalidBatch as error:
+            duplicate, refused = None, error
+        if duplicate is not None:
+            return duplicate
+        if guard is None or self._guards.get(header.producer_id) is not guard:
+            raise InvalidBatch(
+                ErrorCode.INVALID_TXN_STATE, "the batch is not part of a transaction that is known to be open"
+            )
+        if refused is not None:
+            raise refused
+        is_unknown = guard.adds and producers.get(header.producer_id) is None and header.base_sequence != 0
+        if is_unknown or header.base_sequence > guard.lowest_sequence:
+            raise InvalidBatch(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} begins with sequence {header.base_sequence}, "
+                f"an earlier one was {0 if is_unknown else guard.lowest_sequence}",
+            )
+        return None

@@ -1,0 +1,84 @@
+"""What a log's batches say of its producers and their transactions: learned when a batch is appended, and again when a log
+is opened or cut.
+
+A replay goes on from a snapshot. Every segment that it reads gets its index of aborted transactions made anew, so that
+the index is as good as the batches; one that compaction took records from may lack a transaction of which nothing is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from tidemill.errors import ErrorCode, ProtocolError, StorageError
+from tidemill.log.producers import Producers
+from tidemill.log.segment import Segment
+from tidemill.log.transactions import AbortedTransaction, marker_of
+from tidemill.protocol.records import CONTROL, BatchHeader, InvalidBatch
+
+logger = logging.getLogger(__name__)
+
+
+def learn(producers: Producers, header: BatchHeader, batch: memoryview) -> AbortedTransaction | None:
+    """A batch with a producer id stands in the log; the transaction that it aborted, if it is a marker that did."""
+    if not header.is_control:
+        producers.record(header)
+        return None
+    try:
+        end = marker_of(batch, header)
+    except ProtocolError as error:
+        raise StorageError(f"the marker at offset {header.base_offset} is damaged: {error}") from error
+    if end is not None:
+        return producers.record_end(end, header.base_offset, header.max_timestamp)
+    if not header.record_count:
+        producers.record_bare_marker(header)
+    return None
+
+
+def check_continues(data: memoryview, headers: Sequence[BatchHeader], end_offset: int, epoch: int) -> None:
+    """`InvalidBatch` unless these batches can stand behind a log that ends at `end_offset` in `epoch`.
+
+    Compaction leaves gaps, but nothing ever goes back: neither offsets nor epochs. And a marker must be one to learn from.
+    """
+    position = 0
+    for header in headers:
+        if header.base_offset < end_offset or header.last_offset_delta < 0 or header.leader_epoch < epoch:
+            raise InvalidBatch(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"a batch at offset {header.base_offset} of epoch {header.leader_epoch} cannot follow offset "
+                f"{end_offset - 1} of epoch {epoch}",
+            )
+        if header.attributes & CONTROL:
+            try:
+                marker_of(data[position : position + header.size], header)
+            except ProtocolError as error:
+                raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        end_offset, epoch = header.next_offset, header.leader_epoch
+        position += header.size
+
+
+def replay(producers: Producers, segments: Sequence[Segment], start_offset: int) -> None:
+    """Every batch of these neighbours from `start_offset` on."""
+    for segment in segments:
+        aborted = [entry for entry in segment.txn_index.entries if entry.last_offset < start_offset]
+        for _, header, batch in segment.batches(segment.locate(start_offset)):
+            if header.producer_id >= 0 and header.base_offset >= start_offset:
+                found = learn(producers, header, batch)
+                if found is not None:
+                    aborted.append(found)
+        segment.txn_index.replace(aborted)
+
+
+def save_txn_indexes(segments: Sequence[Segment], recovery_point: int) -> int:
+    """Write what a replay made anew below the recovery point, where no sync comes to it. Returns how many files are new."""
+    created = 0
+    for segment in segments:
+        index = segment.txn_index
+        if segment.base_offset < recovery_point and not index.is_saved:
+            try:
+                created += index.save()
+                index.sync()
+            except OSError as error:
+                # What is in memory is right, and the next start finds the damage again.
+                logger.warning("%s: cannot be written anew: %s", index.path, error)
+    return created

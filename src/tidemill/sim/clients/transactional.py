@@ -1,0 +1,73 @@
+"""A simulated transactional producer: numbered messages to several partitions, in transactions that end either way.
+
+Now and then it takes longer than the coordinator waits, gives up in the middle of a write, or forgets its transaction and
+begins anew under the same id, as a process that was restarted does. Whoever is fenced by a newer process ends; the newest
+begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.transactor import Abortable, Fenced, Transactor
+from tidemill.types import TopicPartition
+
+TRANSACTION_TIMEOUT_MS = 10_000
+
+
+class TransactionalProducer:
+    def __init__(
+        self, client: Client, transactional_id: str, partitions: Sequence[TopicPartition], pause_s_max: float
+    ) -> None:
+        self._client = client
+        self._partitions = list(partitions)
+        self._pause_s_max = pause_s_max
+        self._transactor = Transactor(client, transactional_id, TRANSACTION_TIMEOUT_MS)
+        self.is_done = False
+
+    async def run(self) -> None:
+        client, record = self._client, self._client.record
+        await client.find_topics(sorted({tp.topic for tp in self._partitions}))
+        while not record.is_ending:
+            try:
+                await self._transactor.initialise()
+                while not record.is_ending:
+                    if not await self._transact():
+                        break
+                    await asyncio.sleep(client.rng.random() * self._pause_s_max)
+            except Fenced:
+                if not self._transactor.is_newest:
+                    break
+        self.is_done = True
+
+    async def _transact(self) -> bool:
+        """False when it is left as it is, for whoever comes next under this id."""
+        rng, transactor = self._client.rng, self._transactor
+        await transactor.begin(patience_s=rng.uniform(1, 12))
+        try:
+            for _ in range(rng.randint(1, 4)):
+                await transactor.write(rng.choice(self._partitions), rng.randint(1, 3))
+                await asyncio.sleep(self._thinking_time_s())
+            chance = rng.random()
+            if chance < 0.04:
+                return False
+            await transactor.end(is_commit=chance < 0.75)
+        except Abortable:
+            await self._abort()
+        return True
+
+    def _thinking_time_s(self) -> float:
+        rng = self._client.rng
+        chance = rng.random()
+        if chance < 0.7:
+            return 0.0
+        return rng.random() if chance < 0.995 else 1.5 * TRANSACTION_TIMEOUT_MS / 1000
+
+    async def _abort(self) -> None:
+        try:
+            await self._transactor.abort()
+        except Abortable:
+            # Not even that: only a new epoch helps.
+            raise Fenced from None

@@ -1,0 +1,413 @@
+"""What a transactional producer says to the cluster: one transactional id, one process, one transaction at a time.
+
+Two manners. *Old* (`transaction.version` 0 and 1): the client adds each partition before it writes there, and an epoch lasts
+until somebody asks for another. *New* (version 2, KIP-890): writing adds, and each end brings the next epoch. In the old
+manner nothing but the epoch keeps a late copy of a request out of the next transaction, so after every doubt a new epoch
+is asked for (KIP-360), as careful clients do.
+
+An error that only spoils the transaction is `Abortable`; one that means that somebody newer uses the id, or that the
+coordinator gave up on us, is `Fenced`. Everything else is asked again until it is answered. What is not known of an end
+(no answer, then a refusal) is not noted as known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidemill.protocol.api.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+from tidemill.protocol.records import TRANSACTIONAL, Record, build_batch
+from tidemill.protocol.schema import Request, Response
+from tidemill.sim.checker import MessageId
+from tidemill.sim.clients.base import GROUP, TRANSACTION, Client
+from tidemill.sim.transactions import Began, EndAsked, Ended, Initialised, Place, TransactionName, Wrote
+from tidemill.types import TopicPartition
+
+_PRODUCE_TIMEOUT_MS = 3_000
+_ANSWER_TIMEOUT_S = 4.0
+# Sometimes it loses patience: what it sends again may arrive before what it sent first.
+_SHORT_TIMEOUT_S = 0.3
+_SHORT_SHARE = 0.15
+# The last versions of the old manner.
+_OLD_PRODUCE = 11
+_OLD_INIT_PRODUCER_ID = 4
+_OLD_ADD_PARTITIONS = 3
+_OLD_ADD_OFFSETS = 3
+_OLD_OFFSET_COMMIT = 4
+_OLD_END = 4
+
+_GONE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+# Refusals that say that nothing was done, and that asking again may help.
+_NOT_YET = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+_FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
+_FORGOTTEN = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID)
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+
+class Fenced(Exception):
+    """Under this epoch nothing is possible any more."""
+
+
+class Abortable(Exception):
+    """This transaction cannot be committed."""
+
+    def __init__(self, code: ErrorCode | None) -> None:
+        super().__init__(code.name if code is not None else "out of time")
+        self.code = code
+
+
+class Transactor:
+    def __init__(
+        self, client: Client, transactional_id: str, timeout_ms: int, *, is_new: bool | None = None
+    ) -> None:
+        """`is_new` is the manner; None lets chance decide at each start."""
+        self.transactional_id = transactional_id
+        self._client = client
+        self._timeout_ms = timeout_ms
+        self._manner = is_new
+        self._is_new = False
+        self._incarnation = -1
+        self._producer_id = -1
+        self._epoch = -1
+        self._sequences: dict[TopicPartition, int] = {}
+        self._transactions = 0
+        self.transaction: TransactionName | None = None
+        self._messages = 0
+        self._added: dict[TopicPartition | str, None] = {}
+        self._deadline_s = 0.0
+        # Whether the coordinator may know of this transaction.
+        self._is_told = False
+        # Whether its commit was asked for and not refused for sure.
+        self._may_be_committed = False
+        # Whether a copy of something may still be on its way.
+        self._is_doubtful = False
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether no other process has taken over the transactional id."""
+        return self._client.record.incarnations.get(self.transactional_id, -1) == self._incarnation
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        """Its id and epoch."""
+        return self._producer_id, self._epoch
+
+    # -- the producer id -------------------------------------------------------------------------------------
+
+    async def initialise(self) -> None:
+        """Shut out everybody else. `Fenced` when somebody newer is there."""
+        record = self._client.record
+        if self._incarnation >= 0 and not self.is_newest:
+            raise Fenced
+        self._incarnation = record.incarnations.get(self.transactional_id, -1) + 1
+        record.incarnations[self.transactional_id] = self._incarnation
+        is_new = self._client.rng.random() < 0.6
+        self._is_new = is_new if self._manner is None else self._manner
+        self._transactions = 0
+        self.transaction = None
+        self._producer_id = self._epoch = -1
+        await self._next_epoch()
+
+    async def _next_epoch(self) -> None:
+        record = self._client.record
+        while True:
+            request = InitProducerIdRequest(
+                transactional_id=self.transactional_id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=self._producer_id,
+                producer_epoch=self._epoch,
+            )
+            answer = await self._ask(request, InitProducerIdResponse, _OLD_INIT_PRODUCER_ID)
+            if answer is None:
+                continue
+            code = ErrorCode(answer.error_code)
+            if code == ErrorCode.NONE:
+                break
+            await self._refused(code)
+        self._take(answer.producer_id, answer.producer_epoch)
+        self._is_doubtful = False
+        record.transactions.append(
+            Initialised(
+                record.now_s(), self.transactional_id, self._incarnation, self._producer_id, self._epoch
+            )
+        )
+
+    def _take(self, producer_id: int, epoch: int) -> None:
+        if (producer_id, epoch) != (self._producer_id, self._epoch):
+            self._producer_id, self._epoch = producer_id, epoch
+            self._sequences = {}
+
+    # -- one transaction -------------------------------------------------------------------------------------
+
+    async def begin(self, patience_s: float) -> None:
+        if self._is_doubtful and not self._is_new:
+            await self._next_epoch()
+        record = self._client.record
+        self.transaction = TransactionName(self.transactional_id, self._incarnation, self._transactions)
+        self._transactions += 1
+        self._messages = 0
+        self._added = {}
+        self._is_told = self._may_be_committed = False
+        self._deadline_s = record.now_s() + patience_s
+        record.transactions.append(Began(record.now_s(), self.transaction, self._producer_id, self._epoch))
+
+    async def write(self, tp: TopicPartition, count: int, sources: Sequence[Place] = ()) -> None:
+        """Returns when all of it is acknowledged."""
+        client, record = self._client, self._client.record
+        assert self.transaction is not None
+        if not self._is_new:
+            await self._add_partition(tp)
+        sequence = self._sequences.get(tp, 0)
+        messages = [MessageId(f"{self.transaction}@{tp}", self._messages + i) for i in range(count)]
+        self._messages += count
+        data = build_batch(
+            (Record(i, record.now_ms(), None, str(message).encode()) for i, message in enumerate(messages)),
+            attributes=TRANSACTIONAL,
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            base_sequence=sequence,
+        )
+        for i, message in enumerate(messages):
+            source = sources[i] if sources else None
+            record.transactions.append(Wrote(record.now_s(), self.transaction, tp, message, source))
+        self._is_told = True
+        while not await self._produce(tp, bytes(data)):
+            self._check_time()
+            await client.back_off()
+            await client.refresh([tp.topic])
+        self._sequences[tp] = sequence + count
+
+    async def _produce(self, tp: TopicPartition, data: bytes) -> bool:
+        client = self._client
+        address, _ = await client.find_leader(tp)
+        partition = PartitionProduceData(index=tp.partition, records=memoryview(data))
+        topic = TopicProduceData(
+            name=tp.topic, topic_id=client.topic_ids[tp.topic], partition_data=[partition]
+        )
+        request = ProduceRequest(
+            transactional_id=self.transactional_id,
+            acks=-1,
+            timeout_ms=_PRODUCE_TIMEOUT_MS,
+            topic_data=[topic],
+        )
+        answer = await client.ask(
+            address,
+            request,
+            ProduceResponse,
+            purpose=str(tp),
+            timeout_s=self._answer_timeout_s(),
+            version_max=None if self._is_new else _OLD_PRODUCE,
+        )
+        if answer is None:
+            self._is_doubtful = True
+            return False
+        code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
+        if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            return True
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            client.record.accuse(
+                f"{self.transaction}: sequence {self._sequences.get(tp, 0)} of producer {self._producer_id} epoch "
+                f"{self._epoch} is refused by {tp}, although everything before it was acknowledged"
+            )
+        self._judge(code)
+        return False
+
+    async def _add_partition(self, tp: TopicPartition) -> None:
+        if tp in self._added:
+            return
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self._producer_id,
+            v3_and_below_producer_epoch=self._epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name=tp.topic, partitions=[tp.partition])],
+        )
+        self._is_told = True
+        while True:
+            answer = await self._ask(request, AddPartitionsToTxnResponse, _OLD_ADD_PARTITIONS)
+            self._check_time()
+            if answer is None:
+                continue
+            result = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
+            code = ErrorCode(result.partition_error_code)
+            if code == ErrorCode.NONE:
+                self._added[tp] = None
+                return
+            self._judge(code)
+            await self._refused(code)
+
+    async def send_offsets(
+        self, group: str, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]
+    ) -> None:
+        """The group's positions become part of the transaction."""
+        client = self._client
+        if not self._is_new:
+            await self._add_offsets(group)
+        topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
+        for tp, offset in offsets.items():
+            topics.setdefault(tp.topic, []).append(
+                TxnOffsetCommitRequestPartition(partition_index=tp.partition, committed_offset=offset)
+            )
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=group,
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            generation_id_or_member_epoch=generation,
+            member_id=member_id,
+            topics=[
+                TxnOffsetCommitRequestTopic(name=name, topic_id=client.topic_ids[name], partitions=partitions)
+                for name, partitions in topics.items()
+            ],
+        )
+        self._is_told = True
+        while True:
+            address = await client.coordinator_of(group)
+            answer = await client.ask(
+                address,
+                request,
+                TxnOffsetCommitResponse,
+                timeout_s=self._answer_timeout_s(),
+                version_max=None if self._is_new else _OLD_OFFSET_COMMIT,
+            )
+            if answer is not None:
+                codes = [p.error_code for topic in answer.topics for p in topic.partitions]
+                code = ErrorCode(next(filter(None, codes), 0))
+                if code == ErrorCode.NONE:
+                    return
+                self._judge(code)
+            self._is_doubtful = self._is_doubtful or answer is None
+            client.forget_coordinator(group, GROUP)
+            self._check_time()
+            await client.back_off()
+
+    async def _add_offsets(self, group: str) -> None:
+        if group in self._added:
+            return
+        request = AddOffsetsToTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            group_id=group,
+        )
+        self._is_told = True
+        while True:
+            answer = await self._ask(request, AddOffsetsToTxnResponse, _OLD_ADD_OFFSETS)
+            self._check_time()
+            if answer is None:
+                continue
+            code = ErrorCode(answer.error_code)
+            if code == ErrorCode.NONE:
+                self._added[group] = None
+                return
+            self._judge(code)
+            await self._refused(code)
+
+    async def end(self, *, is_commit: bool) -> None:
+        """Returns when it is known to be so. `Abortable` when it cannot be committed, `Fenced` when nobody may end it."""
+        record, transaction = self._client.record, self.transaction
+        assert transaction is not None
+        if not self._is_told:
+            return
+        record.transactions.append(EndAsked(record.now_s(), transaction, is_commit))
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            committed=is_commit,
+        )
+        while True:
+            answer = await self._ask(request, EndTxnResponse, _OLD_END)
+            code = ErrorCode(answer.error_code) if answer is not None else None
+            if code == ErrorCode.NONE:
+                break
+            if code is None or code.retriable:
+                self._may_be_committed |= is_commit and code not in _NOT_YET
+                if code is not None:
+                    await self._refused(code)
+                continue
+            if not self._may_be_committed:
+                record.transactions.append(Ended(record.now_s(), transaction, is_commit=False))
+            self._judge(code)
+            raise Fenced
+        assert answer is not None
+        record.transactions.append(Ended(record.now_s(), transaction, is_commit))
+        if self._is_new:
+            self._take(answer.producer_id, answer.producer_epoch)
+            self._is_doubtful = False
+
+    async def abort(self) -> None:
+        """After an error: whatever of it is still on its way must not reach the next transaction."""
+        self._is_doubtful = True
+        await self.end(is_commit=False)
+
+    # -- what answers mean -----------------------------------------------------------------------------------
+
+    async def _ask(
+        self, request: Request, response_type: type[ResponseT], old_version: int
+    ) -> ResponseT | None:
+        client = self._client
+        address = await client.coordinator_of(self.transactional_id, TRANSACTION)
+        # In the new manner nobody sends AddPartitionsToTxn or AddOffsetsToTxn.
+        answer = await client.ask(
+            address,
+            request,
+            response_type,
+            purpose="transactions",
+            timeout_s=self._answer_timeout_s(),
+            version_max=None if self._is_new else old_version,
+        )
+        if answer is None:
+            self._is_doubtful = True
+            client.forget_coordinator(self.transactional_id, TRANSACTION)
+            await client.back_off()
+        return answer
+
+    def _answer_timeout_s(self) -> float:
+        return _SHORT_TIMEOUT_S if self._client.rng.random() < _SHORT_SHARE else _ANSWER_TIMEOUT_S
+
+    async def _refused(self, code: ErrorCode) -> None:
+        """By the coordinator: look for another, or wait."""
+        if code in _FENCED:
+            raise Fenced
+        if not code.retriable:
+            self._client.record.accuse(f"{self.transactional_id} is refused with {code.name}")
+        if code in _GONE:
+            self._client.forget_coordinator(self.transactional_id, TRANSACTION)
+        await self._client.back_off()
+
+    def _judge(self, code: ErrorCode) -> None:
+        """Returns when asking again may help."""
+        if code in _FORGOTTEN:
+            self._client.record.accuse(
+                f"{self.transaction}: {code.name}, although it is producer {self._producer_id} epoch {self._epoch}"
+            )
+        if code == ErrorCode.PRODUCER_FENCED:
+            raise Fenced
+        if not code.retriable:
+            raise Abortable(code)
+
+    def _check_time(self) -> None:
+        if self._client.record.now_s() > self._deadline_s:
+            raise Abortable(None)

@@ -1,0 +1,61 @@
+"""What a log says of transactions, read from its batches by somebody who is not the log.
+
+A transaction of a producer opens with its first transactional batch and closes with the next marker of that producer.
+Nothing under an older epoch may follow a newer one, and no marker of an older coordinator may follow one of a newer. A
+producer whose last word is older than a marker's epoch is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tidemill.protocol.records import BatchHeader, iterate_records
+from tidemill.sim.clients.fetching import is_commit_marker
+
+
+@dataclass(slots=True)
+class OpenTransactions:
+    end_offset: int = 0
+    # The first offset of each producer's open transaction.
+    open: dict[int, int] = field(default_factory=dict)
+    # (producer, first offset, offset of the marker), in the order of the markers.
+    aborted: list[tuple[int, int, int]] = field(default_factory=list)
+    _epochs: dict[int, int] = field(default_factory=dict)
+    _coordinator_epochs: dict[int, int] = field(default_factory=dict)
+
+    def stable_offset(self, high_watermark: int) -> int:
+        return min(self.open.values(), default=high_watermark)
+
+    def described(self) -> str:
+        return ", ".join(f"{producer} since {offset}" for producer, offset in self.open.items()) or "none"
+
+    def take(self, batch: memoryview, header: BatchHeader) -> Iterator[str]:
+        """The next transactional batch; what is wrong with it."""
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        self.end_offset = header.next_offset
+        known = self._epochs.get(producer_id, -1)
+        kind = "marker" if header.is_control else "batch"
+        if epoch < known:
+            yield f"a {kind} of producer {producer_id} epoch {epoch} at {header.base_offset}, after epoch {known}"
+        self._epochs[producer_id] = max(known, epoch)
+        if not header.is_control:
+            self.open.setdefault(producer_id, header.base_offset)
+            return
+        coordinator_epoch = _coordinator_epoch(batch, header)
+        known = self._coordinator_epochs.get(producer_id, -1)
+        if coordinator_epoch < known:
+            yield (
+                f"a marker of coordinator epoch {coordinator_epoch} at {header.base_offset} for producer {producer_id}, "
+                f"after one of epoch {known}"
+            )
+        self._coordinator_epochs[producer_id] = max(known, coordinator_epoch)
+        first_offset = self.open.pop(producer_id, None)
+        if first_offset is not None and not is_commit_marker(batch, header):
+            self.aborted.append((producer_id, first_offset, header.last_offset))
+
+
+def _coordinator_epoch(batch: memoryview, header: BatchHeader) -> int:
+    """Of a marker: its value is a version and the epoch."""
+    value = next(iterate_records(batch, header)).value or b""
+    return int.from_bytes(value[2:6], "big", signed=True)

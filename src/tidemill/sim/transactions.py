@@ -1,0 +1,381 @@
+"""Judges what clients saw of transactions: which became visible, as a whole, once, in order, and which must never be.
+
+Like `checker.py`, from a history alone. Whoever drives the clients notes when a transaction begins, what it writes, what
+end is asked for, and what end is *known*: a client that was answered knows; one that was killed or never answered does
+not. A transaction whose commit was asked for and whose end nobody knows may be either, but wholly. One whose commit was
+never asked for is never visible.
+
+Epochs say who is newer. A transactional id's `Initialised` with a later epoch shuts out all that has an earlier one: what
+that writes afterwards is nowhere, not even in what an uncommitted reader sees, and no end that it asks for afterwards
+commits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidemill.sim.checker import MessageId, Violation
+from tidemill.types import TopicPartition
+
+_NAMED_MAX = 3
+
+
+class Place(NamedTuple):
+    partition: TopicPartition
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition} offset {self.offset}"
+
+
+class TransactionName(NamedTuple):
+    """The how manieth of which process that used this transactional id."""
+
+    transactional_id: str
+    incarnation: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.transactional_id}.{self.incarnation}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """InitProducerId was answered."""
+
+    at_s: float
+    transactional_id: str
+    incarnation: int
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    at_s: float
+    transaction: TransactionName
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """The message is about to be sent. `source` is what it was made of, in a loop that consumes, transforms and produces."""
+
+    at_s: float
+    transaction: TransactionName
+    partition: TopicPartition
+    message: MessageId
+    source: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndAsked:
+    at_s: float
+    transaction: TransactionName
+    is_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The client knows how it ended."""
+
+    at_s: float
+    transaction: TransactionName
+    is_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    at_s: float
+    reader: str
+    is_read_committed: bool
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadToEnd:
+    """The reader has seen everything that the partition holds for its isolation level."""
+
+    at_s: float
+    reader: str
+    is_read_committed: bool
+    partition: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """The loop has come to the end of this input: everything below the offset is committed."""
+
+    at_s: float
+    partition: TopicPartition
+
+
+TransactionEvent = Initialised | Began | Wrote | EndAsked | Ended | Read | ReadToEnd | Transformed
+TransactionHistory = Sequence[TransactionEvent]
+
+
+@dataclass(slots=True)
+class _Transaction:
+    name: TransactionName
+    producer_id: int
+    producer_epoch: int
+    writes: list[Wrote] = field(default_factory=list)
+    commit_asked_s: float | None = None
+    # None: nobody knows.
+    is_committed: bool | None = None
+
+    @property
+    def may_be_committed(self) -> bool:
+        return self.is_committed if self.is_committed is not None else self.commit_asked_s is not None
+
+
+def _transactions(history: TransactionHistory) -> dict[TransactionName, _Transaction]:
+    found: dict[TransactionName, _Transaction] = {}
+    for event in history:
+        if isinstance(event, Began):
+            found[event.transaction] = _Transaction(
+                event.transaction, event.producer_id, event.producer_epoch
+            )
+        elif isinstance(event, Wrote):
+            found[event.transaction].writes.append(event)
+        elif isinstance(event, EndAsked) and event.is_commit:
+            found[event.transaction].commit_asked_s = event.at_s
+        elif isinstance(event, Ended):
+            found[event.transaction].is_committed = event.is_commit
+    return found
+
+
+def _by_message(history: TransactionHistory) -> dict[MessageId, _Transaction]:
+    return {
+        write.message: transaction
+        for transaction in _transactions(history).values()
+        for write in transaction.writes
+    }
+
+
+def _committed_reads(history: TransactionHistory) -> Iterator[Read]:
+    return (event for event in history if isinstance(event, Read) and event.is_read_committed)
+
+
+def _ends(history: TransactionHistory, *, is_read_committed: bool) -> Iterator[ReadToEnd]:
+    return (
+        event
+        for event in history
+        if isinstance(event, ReadToEnd) and event.is_read_committed == is_read_committed
+    )
+
+
+def check_transactions(history: TransactionHistory) -> list[Violation]:
+    return [Violation(rule.__name__, text) for rule in TRANSACTION_RULES for text in rule(history)]
+
+
+def committed_transactions_are_read(history: TransactionHistory) -> Iterator[str]:
+    """Who reads a partition to its end sees all that was committed there."""
+    seen: defaultdict[tuple[str, TopicPartition], set[MessageId]] = defaultdict(set)
+    for read in _committed_reads(history):
+        seen[read.reader, read.partition].add(read.message)
+    committed = [each for each in _transactions(history).values() if each.is_committed]
+    for end in _ends(history, is_read_committed=True):
+        got = seen[end.reader, end.partition]
+        missed = [
+            f"{write.message} of {transaction.name}, which is committed, was not shown to {end.reader}"
+            for transaction in committed
+            for write in transaction.writes
+            if write.partition == end.partition and write.message not in got
+        ]
+        yield from _first_of(missed)
+
+
+def only_committed_transactions_are_read(history: TransactionHistory) -> Iterator[str]:
+    """Nothing of a transaction that was aborted, or that nobody asked to commit."""
+    transactions = _by_message(history)
+    for read in _committed_reads(history):
+        transaction = transactions.get(read.message)
+        if transaction is not None and not transaction.may_be_committed:
+            why = "is aborted" if transaction.is_committed is False else "was never asked to commit"
+            yield (
+                f"{read.reader} was shown {read.message} at {_place(read)}, whose transaction {transaction.name} {why}"
+            )
+
+
+def a_commit_is_asked_for_before_it_is_read(history: TransactionHistory) -> Iterator[str]:
+    transactions = _by_message(history)
+    for read in _committed_reads(history):
+        transaction = transactions.get(read.message)
+        asked_s = transaction.commit_asked_s if transaction is not None else None
+        if asked_s is not None and asked_s > read.at_s:
+            yield f"{read.reader} was shown {read.message} at {read.at_s:.3f}, before its commit was asked for"
+
+
+def transactions_are_atomic(history: TransactionHistory) -> Iterator[str]:
+    """Whoever reads all its partitions to their ends sees all of a transaction or nothing, and all see the same."""
+    seen: defaultdict[str, set[MessageId]] = defaultdict(set)
+    for read in _committed_reads(history):
+        seen[read.reader].add(read.message)
+    ended: defaultdict[str, set[TopicPartition]] = defaultdict(set)
+    for end in _ends(history, is_read_committed=True):
+        ended[end.reader].add(end.partition)
+    for transaction in _transactions(history).values():
+        opinions: dict[bool, str] = {}
+        for reader, partitions in ended.items():
+            for write in transaction.writes:
+                if write.partition in partitions:
+                    opinions.setdefault(write.message in seen[reader], f"{reader} {write.partition}")
+        if len(opinions) == 2:
+            yield (
+                f"{transaction.name} is torn: visible to {opinions[True]}, not to {opinions[False]}; "
+                f"committed: {transaction.is_committed}"
+            )
+
+
+def nothing_invented_is_read(history: TransactionHistory) -> Iterator[str]:
+    sent: dict[MessageId, TopicPartition] = {}
+    for event in history:
+        if isinstance(event, Wrote):
+            sent[event.message] = event.partition
+        elif isinstance(event, Read) and sent.get(event.message) != event.partition:
+            yield f"{event.reader} was shown {event.message} at {_place(event)}, which nobody wrote there"
+
+
+def one_place_for_a_message(history: TransactionHistory) -> Iterator[str]:
+    """However often it was sent, a message has one offset, and an offset one message, whoever reads."""
+    places: dict[MessageId, int] = {}
+    messages: dict[tuple[TopicPartition, int], MessageId] = {}
+    for event in history:
+        if isinstance(event, Read):
+            known_offset = places.setdefault(event.message, event.offset)
+            if known_offset != event.offset:
+                yield f"{event.message} is at {event.partition} offset {known_offset} and again at {event.offset}"
+            known = messages.setdefault((event.partition, event.offset), event.message)
+            if known != event.message:
+                yield f"{_place(event)} is {known} and also {event.message}"
+
+
+def reads_go_forward(history: TransactionHistory) -> Iterator[str]:
+    """A reader is shown growing offsets: nothing twice."""
+    last: dict[tuple[str, bool, TopicPartition], int] = {}
+    for event in history:
+        if isinstance(event, Read):
+            key = (event.reader, event.is_read_committed, event.partition)
+            if event.offset <= last.get(key, -1):
+                yield f"{event.reader} was shown {_place(event)} after offset {last[key]}"
+            last[key] = event.offset
+
+
+def order_is_kept_across_transactions(history: TransactionHistory) -> Iterator[str]:
+    """In a partition, what one process wrote lies in the order in which it wrote it."""
+    transactions = _by_message(history)
+    placed: defaultdict[tuple[TopicPartition, str, int], dict[int, tuple[int, int]]] = defaultdict(dict)
+    for event in history:
+        if isinstance(event, Read):
+            transaction = transactions.get(event.message)
+            if transaction is not None:
+                name = transaction.name
+                key = (event.partition, name.transactional_id, name.incarnation)
+                placed[key][event.offset] = (name.number, event.message.number)
+    for (partition, transactional_id, incarnation), numbers in placed.items():
+        for (offset, number), (next_offset, next_number) in itertools.pairwise(sorted(numbers.items())):
+            if next_number <= number:
+                yield (
+                    f"{partition}: {transactional_id}.{incarnation} wrote {number} at offset {offset} and then "
+                    f"{next_number} at offset {next_offset}"
+                )
+
+
+def what_committed_readers_saw_is_in_the_log(history: TransactionHistory) -> Iterator[str]:
+    found = {
+        (event.partition, event.offset)
+        for event in history
+        if isinstance(event, Read) and not event.is_read_committed
+    }
+    ended = {end.partition for end in _ends(history, is_read_committed=False)}
+    for read in _committed_reads(history):
+        if read.partition in ended and (read.partition, read.offset) not in found:
+            yield f"{read.reader} was shown {read.message} at {_place(read)}, which is gone"
+
+
+def a_fenced_producer_writes_nothing(history: TransactionHistory) -> Iterator[str]:
+    """What is sent under an epoch after a later one was given out is in no log, and no end asked for then commits."""
+    given: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, Initialised):
+            given[event.transactional_id, event.producer_id].append((event.producer_epoch, event.at_s))
+    read = {event.message for event in history if isinstance(event, Read)}
+    for transaction in _transactions(history).values():
+        later = given[transaction.name.transactional_id, transaction.producer_id]
+        fenced_s = min((at_s for epoch, at_s in later if epoch > transaction.producer_epoch), default=None)
+        if fenced_s is None:
+            continue
+        for write in transaction.writes:
+            if write.at_s > fenced_s and write.message in read:
+                yield (
+                    f"{write.message} was sent at {write.at_s:.3f} under epoch {transaction.producer_epoch}, which was "
+                    f"fenced at {fenced_s:.3f}, and is in the log"
+                )
+        asked_s = transaction.commit_asked_s
+        if transaction.is_committed and asked_s is not None and asked_s > fenced_s:
+            yield f"{transaction.name} was fenced at {fenced_s:.3f}, and committed at {asked_s:.3f}"
+
+
+def every_input_is_transformed_once(history: TransactionHistory) -> Iterator[str]:
+    """In the committed output each message of the committed input has one offspring: none is missing, none is doubled."""
+    sources = {
+        event.message: event.source
+        for event in history
+        if isinstance(event, Wrote) and event.source is not None
+    }
+    readers = {end.reader for end in _ends(history, is_read_committed=True)}
+    drained = {event.partition for event in history if isinstance(event, Transformed)}
+    for reader in sorted(readers):
+        outputs: dict[Place, MessageId] = {}
+        inputs: dict[Place, MessageId] = {}
+        for read in _committed_reads(history):
+            if read.reader != reader:
+                continue
+            source = sources.get(read.message)
+            if source is not None and outputs.setdefault(source, read.message) != read.message:
+                yield f"{source} was transformed into {outputs[source]} and into {read.message}"
+            if read.partition in drained:
+                inputs[Place(read.partition, read.offset)] = read.message
+        missed = [
+            f"{message} at {place} was never transformed"
+            for place, message in inputs.items()
+            if place not in outputs
+        ]
+        yield from _first_of(missed)
+        for place, output in outputs.items():
+            if place.partition in drained and place not in inputs:
+                yield f"{output} was made of {place}, which no committed reader sees"
+
+
+TransactionRule = Callable[[TransactionHistory], Iterator[str]]
+TRANSACTION_RULES: tuple[TransactionRule, ...] = (
+    committed_transactions_are_read,
+    only_committed_transactions_are_read,
+    a_commit_is_asked_for_before_it_is_read,
+    transactions_are_atomic,
+    nothing_invented_is_read,
+    one_place_for_a_message,
+    reads_go_forward,
+    order_is_kept_across_transactions,
+    what_committed_readers_saw_is_in_the_log,
+    a_fenced_producer_writes_nothing,
+    every_input_is_transformed_once,
+)
+
+
+def _place(event: Read) -> str:
+    return f"{event.partition} offset {event.offset}"
+
+
+def _first_of(texts: Sequence[str]) -> Iterator[str]:
+    yield from texts[:_NAMED_MAX]
+    if len(texts) > _NAMED_MAX:
+        yield f"and {len(texts) - _NAMED_MAX} more"
