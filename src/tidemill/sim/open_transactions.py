@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tidemill.protocol.isolation import is_commit_marker
 from tidemill.protocol.records import BatchHeader, iterate_records
-from tidemill.sim.clients.fetching import is_commit_marker
 
 
 @dataclass(slots=True)

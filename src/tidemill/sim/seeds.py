@@ -28,9 +28,7 @@ _WARM_UP_S = 20.0
 def plan_of(seed: int, duration_s: float) -> Plan:
     # Transactions double what a seed costs: every other round of the shapes has them.
     has_transactions = seed // len(_SHAPES) % 2 == 0
-    return Plan(
-        shape=_SHAPES[seed % len(_SHAPES)], duration_s=duration_s, has_transactions=has_transactions
-    )
+    return Plan(shape=_SHAPES[seed % len(_SHAPES)], duration_s=duration_s, has_transactions=has_transactions)
 
 
 def run_seed(seed: int, duration_s: float) -> Outcome:

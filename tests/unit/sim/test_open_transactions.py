@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tidemill.log.transactions import TransactionEnd, build_marker
-from tidemill.protocol.api.data import AbortedTransaction
+from tidemill.protocol.isolation import AbortedBatches
 from tidemill.protocol.records import TRANSACTIONAL, Record, build_batch, header_at, stamp
-from tidemill.sim.clients.fetching import _Aborted
 from tidemill.sim.open_transactions import OpenTransactions
 
 
@@ -17,14 +16,14 @@ class Log:
         self.wrong: list[str] = []
         self.shown: list[int] = []
         self.end = 0
-        self._reader = _Aborted([AbortedTransaction(producer_id=p, first_offset=o) for p, o in aborted])
+        self._reader = AbortedBatches(aborted)
 
     def _take(self, raw: bytes) -> None:
         batch = memoryview(bytearray(raw))
         stamp(batch, 0, self.end, 0)
         header = header_at(batch)
         self.wrong += self.seen.take(batch, header)
-        if self._reader.is_shown(batch, header):
+        if not self._reader.includes(batch, header) and not header.is_control:
             self.shown.append(self.end)
         self.end = header.next_offset
 

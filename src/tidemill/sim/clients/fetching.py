@@ -6,11 +6,10 @@ left out, as clients do it: from a transaction's first offset to its marker. Mar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.api.data import (
-    AbortedTransaction,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -21,7 +20,8 @@ from tidemill.protocol.api.data import (
     ListOffsetsTopic,
     PartitionData,
 )
-from tidemill.protocol.records import BatchHeader, InvalidBatch, iterate_records, split_batches
+from tidemill.protocol.isolation import AbortedBatches
+from tidemill.protocol.records import InvalidBatch, iterate_records, split_batches
 from tidemill.sim.checker import MessageId
 from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
@@ -140,7 +140,9 @@ class Position:
         except InvalidBatch as error:
             accuse(f"{where}: {error}")
             return
-        aborted = _Aborted(data.aborted_transactions or ())
+        aborted = AbortedBatches(
+            (each.producer_id, each.first_offset) for each in data.aborted_transactions or ()
+        )
         position = 0
         for header in headers:
             batch = view[position : position + header.size]
@@ -149,7 +151,7 @@ class Position:
                 accuse(f"{where}: offset {header.last_offset} is not below {limit}")
             if header.leader_epoch < self.epoch:
                 accuse(f"{where}: epoch {header.leader_epoch} after {self.epoch}")
-            is_shown = aborted.is_shown(batch, header) or not self._is_read_committed
+            is_shown = not aborted.includes(batch, header) or not self._is_read_committed
             if header.next_offset <= self.offset:
                 continue
             self.epoch = header.leader_epoch
@@ -189,30 +191,6 @@ class Position:
                 if result.error_code == ErrorCode.NONE:
                     return result.offset
             await self._look_around()
-
-
-class _Aborted:
-    """Which batches of one answer belong to aborted transactions."""
-
-    def __init__(self, transactions: Sequence[AbortedTransaction]) -> None:
-        self._coming = sorted(transactions, key=lambda each: -each.first_offset)
-        self._open: set[int] = set()
-
-    def is_shown(self, batch: memoryview, header: BatchHeader) -> bool:
-        """Of each batch in turn."""
-        while self._coming and self._coming[-1].first_offset <= header.last_offset:
-            self._open.add(self._coming.pop().producer_id)
-        if header.is_control:
-            if not is_commit_marker(batch, header):
-                self._open.discard(header.producer_id)
-            return False
-        return not (header.is_transactional and header.producer_id in self._open)
-
-
-def is_commit_marker(batch: memoryview, header: BatchHeader) -> bool:
-    """Of a control batch: the key is a version and a type, of which 1 means commit."""
-    key = next(iterate_records(batch, header)).key or b""
-    return int.from_bytes(key[2:4], "big") == 1
 
 
 def message_of(value: bytes) -> MessageId:
