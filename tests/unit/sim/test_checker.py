@@ -158,7 +158,7 @@ def _marks() -> list[pytest.Mark]:
             "a of g processed t-0 offset 0 at 13.000, which it did not own",
         ),
         (
-            "nothing_processed_twice_in_a_generation",
+            "one_member_processes_an_offset_in_a_generation",
             script().assigned(A, 1).delivered(A, 0, 1).died(A).assigned(B, None).delivered(B, 0, 1),
             "t-0 offset 0 in generation 1 of g: by a and by b",
         ),
@@ -255,3 +255,8 @@ def test_a_commit_without_an_answer_counts_no_longer_after_the_next_commit() -> 
     life.assigned(B, 2).delivered(B, 0, 2).commit_sent(B, 4).committed(B, 4).revoked(B)
     found = check(life.assigned(A, 3).delivered(A, 1, 3).events)
     assert rules(found) == {"resumes_at_the_commit"}
+
+
+def test_a_member_that_gets_its_generation_back_reads_again_what_it_has_not_committed() -> None:
+    life = script().assigned(A, 1).delivered(A, 0, 1).delivered(A, 1, 1).revoked(A)
+    assert check(life.assigned(A, 1).delivered(A, 0, 1).delivered(A, 1, 1).events) == []
