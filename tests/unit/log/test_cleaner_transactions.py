@@ -282,6 +282,10 @@ def test_readers_of_committed_records_notice_no_cleaning(history: list[tuple[obj
                 first_dirty = compact(disk, log, first_dirty, now_ms=now_ms, limit=stable).end_offset
             case ("expire",):
                 log.producers.expire(now_ms)
+                # Who was forgotten begins anew; a marker alone makes it known again, without its sequence.
+                forgotten = [pid for pid in model.sequences if log.producers.get(pid) is None]
+                for pid in forgotten:
+                    del model.sequences[pid]
             case ("reopen", bool(is_clean), bool(has_snapshots)):
                 log.close()
                 if not has_snapshots:
