@@ -352,10 +352,10 @@ class RealDiskMachine(LogMachine):
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 LogMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=_SLOW
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=_SLOW
 )
 RealDiskMachine.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=_SLOW
+    max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=_SLOW
 )
 TestLogOnSimulatedDisk = LogMachine.TestCase
 TestLogOnRealDisk = RealDiskMachine.TestCase

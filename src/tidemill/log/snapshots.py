@@ -47,15 +47,15 @@ class ProducerSnapshots:
     ) -> int:
         """Load the newest that fits a log from `start_offset` to `end_offset`; the offset to replay from.
 
-        None above `newest` is used: who replays wants to see the batches from there on.
+        None above `newest` is used, or kept: who replays wants to see the batches from there on, and what he finds stands.
+        A producer that is gone with its batches must not come back with an older snapshot at the restart after.
         """
         producers.clear()
         for offset in reversed(self._offsets()):
-            if not start_offset <= offset <= end_offset:
-                # Of another course of events, or followed by batches that are gone: both would block a producer.
+            # Of another course of events, or followed by batches that are gone: both would block a producer.
+            is_foreign = not start_offset <= offset <= end_offset
+            if is_foreign or (newest is not None and offset > newest):
                 self._files.remove(self._path(offset))
-                continue
-            if newest is not None and offset > newest:
                 continue
             try:
                 producers.restore(self._files.read(self._path(offset)))
