@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tidemill.client.connection import Address, BrokerUnreachable, Connection
 from tidemill.client.retry import Retries, UnknownTopic, may_retry
+from tidemill.client.security import SecurityOptions
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.protocol.api.cluster import (
     FindCoordinatorRequest,
@@ -83,6 +84,7 @@ class Cluster:
         *,
         client_id: str = "tidemill",
         timeout_s: float = 30.0,
+        security: SecurityOptions | None = None,
         connect: Connect | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -90,9 +92,9 @@ class Cluster:
         self.timeout_s = timeout_s
         self._seeds = parse_bootstrap(bootstrap)
         self._connect = connect or (
-            lambda address: Connection(address, client_id=client_id, timeout_s=timeout_s)
+            lambda address: Connection(address, client_id=client_id, timeout_s=timeout_s, security=security)
         )
-        self._clock = clock
+        self.clock = clock
         self._sleep = sleep
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[int, Address] = {}
@@ -121,7 +123,7 @@ class Cluster:
 
     def retrying(self, attempt: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """The first result of `attempt`, whose failures are judged by the rules of `retry`."""
-        retries = Retries(self.timeout_s, self._clock, self._sleep)
+        retries = Retries(self.timeout_s, self.clock, self._sleep)
         while True:
             try:
                 return attempt()
@@ -133,6 +135,10 @@ class Cluster:
                 self.forget()
                 if not retries.wait():
                     raise
+
+    def retries(self, limit_s: float) -> Retries:
+        """The waits of an operation that judges its failures itself."""
+        return Retries(limit_s, self.clock, self._sleep)
 
     # --- which connection ---
 
@@ -161,6 +167,11 @@ class Cluster:
         if address is None:
             raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"there is no broker {broker_id}")
         return self.connection(address)
+
+    def open_leader(self, partition: TopicPartition) -> Connection:
+        """A new connection to the leader, which the caller owns and closes: for who has requests under way."""
+        (leader_id,) = self.leaders([partition])
+        return self._connect(self._brokers[leader_id])
 
     def broker_ids(self) -> list[int]:
         return sorted(broker.node_id for broker in self.load_metadata([]).brokers)

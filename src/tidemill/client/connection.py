@@ -1,18 +1,28 @@
-"""One connection to one broker: a request goes out, its response comes back, nothing is pipelined.
+"""One connection to one broker: a request goes out, its response comes back.
+
+`request` is one exchange. Who wants the broker to work meanwhile sends with `post` and takes the answer with `take`:
+answers come in the order of the requests, and whoever posts owns the connection until everything is taken.
 
 The first exchange is ApiVersions; from then on every request uses the highest version that both sides know.
 Every wait is bounded. There are two failures, because a caller may always try again after the first one only:
 
     BrokerUnreachable    no connection was made, so nothing was asked
     ConnectionLost       the request may have been carried out, but its answer did not arrive
+
+Where `security` asks for it, the connection is encrypted and the client logs in before anything else is said;
+`AuthenticationFailed` means that one side does not trust the other, and is not worth another try.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from tidemill import __version__
+from tidemill.client.sasl import AuthenticationFailed
+from tidemill.client.security import SecurityOptions
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import frames, wire
 from tidemill.protocol.api.cluster import ApiVersionsRequest, ApiVersionsResponse
@@ -43,9 +53,19 @@ class Address(NamedTuple):
 
 
 class Connection:
-    def __init__(self, address: Address, *, client_id: str = "tidemill", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_id: str = "tidemill",
+        timeout_s: float = 30.0,
+        security: SecurityOptions | None = None,
+    ) -> None:
         self.address = address
         self.is_closed = False
+        self._is_ready = False
+        # For who is hung up on: what may be missing. Nothing, as soon as the broker has answered a request.
+        self._hint = ""
         self._client_id = client_id
         self._timeout_s = timeout_s
         self._correlation_id = 0
@@ -56,13 +76,16 @@ class Connection:
             raise BrokerUnreachable(f"{address}: {_reason(error, timeout_s)}") from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._negotiate()
+            self._secure(security or SecurityOptions())
         except ConnectionLost as error:
-            self.close()
             raise BrokerUnreachable(str(error)) from None
         except ProtocolError as error:
-            self.close()
             raise BrokerUnreachable(f"{address} does not speak the Kafka protocol: {error}") from None
+        except AuthenticationFailed as error:
+            raise AuthenticationFailed(f"{address}: {error}") from None
+        finally:
+            if not self._is_ready:
+                self.close()
 
     def __enter__(self) -> Connection:
         return self
@@ -106,11 +129,62 @@ class Connection:
 
     def send(self, message: Request) -> None:
         """For the one request that has no answer: Produce with acks=0."""
+        self.post(message, self.version_of(type(message)))
+
+    def post(self, message: Request, version: int) -> int:
+        """Sends a request whose answer is taken later, by the correlation id that is returned."""
         try:
-            self._send(message, self.version_of(type(message)))
+            return self._send(message, version)
         except OSError as error:
             self.close()
-            raise ConnectionLost(f"{self.address}: {_reason(error, self._timeout_s)}") from None
+            reason = _reason(error, self._timeout_s)
+            raise ConnectionLost(f"{self.address}: {reason}{self._hint}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def take(
+        self, correlation_id: int, *, wait_s: float = 0.0, allocate: Callable[[int], bytearray] = bytearray
+    ) -> memoryview:
+        """The frame of the answer to the oldest request that was posted, in a buffer of at least that size.
+
+        After any failure, also Ctrl-C, the stream is at an unknown place: it is closed.
+        """
+        try:
+            self._socket.settimeout(self._timeout_s + wait_s)
+            prefix = self._receive(memoryview(bytearray(frames.LENGTH_BYTES)))
+            length = frames.parse_frame_length(prefix, 0, RESPONSE_BYTES_MAX)
+            frame = self._receive(memoryview(allocate(length))[:length])
+            answered_id = wire.read_int32(frame, 0)[0]
+            if answered_id != correlation_id:
+                raise ProtocolError(f"{self.address} answered request {answered_id}, not {correlation_id}")
+        except OSError as error:
+            self.close()
+            hint = "" if isinstance(error, TimeoutError) else self._hint
+            raise ConnectionLost(
+                f"{self.address}: {_reason(error, self._timeout_s + wait_s)}{hint}"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        self._hint = ""
+        return frame
+
+    def _secure(self, security: SecurityOptions) -> None:
+        """TLS, then the versions, which a broker tells anybody, then who we are."""
+        try:
+            self._socket = security.secured(self._socket, self.address.host)
+        except OSError as error:
+            reason = _reason(error, self._timeout_s)
+            raise ConnectionLost(
+                f"{self.address}: TLS failed: {reason} (is it a listener with TLS?)"
+            ) from None
+        self._hint = f" ({security.hint})"
+        self._negotiate()
+        security.authenticate(self.request)
+        if security.mechanism is None:
+            self._hint = " (if its listener wants a login, set security.protocol and sasl.mechanism)"
+        self._is_ready = True
 
     def _negotiate(self) -> None:
         hello = ApiVersionsRequest(client_software_name="tidemill", client_software_version=__version__)
@@ -127,23 +201,8 @@ class Connection:
             api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys
         }
 
-    def _exchange(self, message: Request, version: int, wait_s: float = 0.0) -> bytearray:
-        """The frame of the answer. After any failure, also Ctrl-C, the stream is at an unknown place: it is closed."""
-        try:
-            correlation_id = self._send(message, version)
-            self._socket.settimeout(self._timeout_s + wait_s)
-            length = frames.parse_frame_length(self._receive(frames.LENGTH_BYTES), 0, RESPONSE_BYTES_MAX)
-            frame = self._receive(length)
-            answered_id = wire.read_int32(frame, 0)[0]
-            if answered_id != correlation_id:
-                raise ProtocolError(f"{self.address} answered request {answered_id}, not {correlation_id}")
-        except OSError as error:
-            self.close()
-            raise ConnectionLost(f"{self.address}: {_reason(error, self._timeout_s + wait_s)}") from None
-        except BaseException:
-            self.close()
-            raise
-        return frame
+    def _exchange(self, message: Request, version: int, wait_s: float = 0.0) -> memoryview:
+        return self.take(self.post(message, version), wait_s=wait_s)
 
     def _send(self, message: Request, version: int) -> int:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
@@ -152,19 +211,19 @@ class Connection:
         self._socket.sendall(frame)
         return self._correlation_id
 
-    def _receive(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        received = 0
+    def _receive(self, view: memoryview) -> memoryview:
+        received, size = 0, len(view)
         while received < size:
             count = self._socket.recv_into(view[received:])
             if not count:
-                raise ConnectionLost(f"{self.address} closed the connection")
+                raise ConnectionLost(f"{self.address} closed the connection{self._hint}")
             received += count
-        return data
+        return view
 
 
 def _reason(error: OSError, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s:g} s"
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "the TLS connection broke off").replace("_", " ").lower()
     return str(error.strerror or error).lower()

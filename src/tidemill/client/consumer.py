@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
 from tidemill.client.connection import Connection
-from tidemill.errors import ProtocolError
-from tidemill.protocol import records as record_batches
+from tidemill.client.fetch import shown_batches, whole_batches
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from tidemill.protocol.isolation import READ_UNCOMMITTED, AbortedBatches
-from tidemill.protocol.records import Record
+from tidemill.protocol.isolation import READ_UNCOMMITTED
+from tidemill.protocol.records import Record, iterate_records
 from tidemill.types import TopicPartition
 
 PARTITION_BYTES_MAX = 1024 * 1024
@@ -57,14 +56,14 @@ class Consumer:
     def poll(self, max_wait_ms: int = 500) -> Iterator[Consumed]:
         """The records of one round, waiting so long when there are none."""
         for partition, fetched in self.fetch(max_wait_ms).items():
-            aborted = AbortedBatches(fetched.aborted)
-            for header, batch in _whole_batches(fetched.batches):
-                if not aborted.includes(batch, header) and not header.is_control:
-                    for record in record_batches.iterate_records(batch, header):
-                        if record.offset >= self.positions[partition]:
-                            self.positions[partition] = record.offset + 1
-                            yield Consumed(partition, record)
-                self.positions[partition] = max(self.positions[partition], header.next_offset)
+            batches = whole_batches(fetched.batches)
+            for header, batch in shown_batches(batches, fetched.aborted):
+                for record in iterate_records(batch, header):
+                    if record.offset >= self.positions[partition]:
+                        self.positions[partition] = record.offset + 1
+                        yield Consumed(partition, record)
+            if batches:
+                self.positions[partition] = max(self.positions[partition], batches[-1][0].next_offset)
 
     def fetch(self, max_wait_ms: int) -> dict[TopicPartition, Fetched]:
         """One request to each leader; the positions stay where they are."""
@@ -116,20 +115,3 @@ class Consumer:
                     [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],
                 )
                 yield PartitionAnswer(TopicPartition(name, data.partition_index), data.error_code, fetched)
-
-
-def _whole_batches(data: memoryview) -> Iterator[tuple[record_batches.BatchHeader, memoryview]]:
-    position = 0
-    while len(data) - position >= record_batches.HEADER_SIZE:
-        header = record_batches.header_at(data, position)
-        if not record_batches.is_plausible(header):
-            raise ProtocolError(f"what follows offset {header.base_offset} is not a record batch")
-        batch = data[position : position + header.size]
-        if len(batch) < header.size:
-            return
-        if not record_batches.checksum_matches(batch, header):
-            raise ProtocolError(
-                f"the batch at offset {header.base_offset} is damaged: its CRC-32C does not match"
-            )
-        yield header, batch
-        position += header.size

@@ -1,8 +1,8 @@
 """Fetch responses without messages in between: records leave as slices of files and arrive as views, never as copies.
 
 `pack_fetched` lays out the response of every version as a list of parts, in which a partition's records are whatever
-payload the caller has, as long as it knows its length. `walk_fetched` reads what a follower gets, in place. The message
-classes in `api/data.py` describe the same layout and are what this is tested against.
+payload the caller has, as long as it knows its length. `walk_fetched` reads what a follower or a client gets, in place.
+The message classes in `api/data.py` describe the same layout and are what this is tested against.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _partition_tags(fetched: Fetched, version: int) -> bytes:
     return bytes((len(tags),)) + b"".join(tags)
 
 
-# -- the follower's side -------------------------------------------------------------------------------------
+# -- the reader's side ---------------------------------------------------------------------------------------
 
 # The first version that names topics by id.
 WALKED_SINCE = 13
@@ -167,6 +167,9 @@ class FetchedRecords(NamedTuple):
     log_start_offset: int
     diverging: tuple[int, int] | None
     records: memoryview
+    last_stable_offset: int = -1
+    # (producer id, first offset) of each aborted transaction in it; none unless committed records were asked for.
+    aborted: tuple[tuple[int, int], ...] = ()
 
 
 class FetchWalk(NamedTuple):
@@ -201,9 +204,13 @@ def _walk_partitions(body: memoryview, position: int) -> Iterator[FetchedRecords
 
 
 def _walk_partition(body: memoryview, position: int, topic_id: bytes) -> tuple[FetchedRecords, int]:
-    index, error_code, high_watermark, _, log_start_offset = _PARTITION_V5.unpack_from(body, position)
+    index, error_code, high_watermark, last_stable_offset, log_start_offset = _PARTITION_V5.unpack_from(
+        body, position
+    )
     aborted_count, position = read_uvarint(body, position + _PARTITION_V5.size)
+    aborted = []
     for _ in range(aborted_count - 1):
+        aborted.append(_ABORTED.unpack_from(body, position))
         position = skip_tagged_fields(body, position + _ABORTED.size)
     length, position = read_uvarint(body, position + _INT32.size)
     end = position + max(0, length - 1)
@@ -212,7 +219,15 @@ def _walk_partition(body: memoryview, position: int, topic_id: bytes) -> tuple[F
     records = body[position:end]
     diverging, position = _diverging_at(body, end)
     fetched = FetchedRecords(
-        topic_id, index, error_code, high_watermark, log_start_offset, diverging, records
+        topic_id,
+        index,
+        error_code,
+        high_watermark,
+        log_start_offset,
+        diverging,
+        records,
+        last_stable_offset,
+        tuple(aborted),
     )
     return fetched, position
 

@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import Address, BrokerUnreachable, Connection
 from tidemill.errors import TidemillError
+from tidemill.protocol import frames
 from tidemill.protocol.api.cluster import (
     MetadataRequest,
     MetadataResponse,
@@ -15,7 +16,7 @@ from tidemill.protocol.api.cluster import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from tidemill.protocol.schema import Request, Response
+from tidemill.protocol.schema import NO_UUID, Request, Response
 
 Answer = Response | TidemillError | Callable[[Request], Response]
 
@@ -25,6 +26,8 @@ class ScriptedNetwork:
 
     def __init__(self, leaders: dict[str, list[int]]) -> None:
         self.leaders = leaders
+        self.topic_ids: dict[str, bytes] = {}
+        self.connections: list[ScriptedConnection] = []
         self.answers: dict[type[Request], list[Answer]] = {}
         self.asked: list[tuple[int, Request]] = []
         self.refused: set[int] = set()
@@ -41,7 +44,8 @@ class ScriptedNetwork:
     def connect(self, address: Address) -> Connection:
         if address.port in self.refused:
             raise BrokerUnreachable(f"{address}: connection refused")
-        return ScriptedConnection(self, address)
+        self.connections.append(ScriptedConnection(self, address))
+        return self.connections[-1]
 
     def asked_of(self, request_type: type[Request]) -> list[int]:
         """The brokers that got such a request, in order."""
@@ -71,7 +75,9 @@ class ScriptedNetwork:
             MetadataResponsePartition(partition_index=index, leader_id=leader)
             for index, leader in enumerate(self.leaders[name])
         ]
-        return MetadataResponseTopic(name=name, partitions=partitions)
+        return MetadataResponseTopic(
+            name=name, topic_id=self.topic_ids.get(name, NO_UUID), partitions=partitions
+        )
 
 
 class ScriptedConnection(Connection):
@@ -79,6 +85,24 @@ class ScriptedConnection(Connection):
         self.address = address
         self.is_closed = False
         self._network = network
+        self.fetches: list[tuple[Request, int]] = []
+
+    def version_of(self, message: type[Request], max_version: int | None = None) -> int:
+        return message.versions.max if max_version is None else max_version
+
+    def post(self, message: Request, version: int) -> int:
+        self.fetches.append((message, version))
+        return len(self.fetches)
+
+    def take(
+        self, correlation_id: int, *, wait_s: float = 0.0, allocate: Callable[[int], bytearray] = bytearray
+    ) -> memoryview:
+        message, version = self.fetches[correlation_id - 1]
+        answer = self._network.answer(self.address.port, message)
+        frame = frames.response_frame(answer, version, correlation_id)[frames.LENGTH_BYTES :]
+        buffer = allocate(len(frame))
+        buffer[: len(frame)] = frame
+        return memoryview(buffer)[: len(frame)]
 
     def request(self, message: Request, response_type: type[Any], **_: Any) -> Any:
         return self._network.answer(self.address.port, message)

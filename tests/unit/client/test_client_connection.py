@@ -135,9 +135,17 @@ def test_a_peer_that_does_not_speak_kafka(peer: Peer) -> None:
 def test_a_connection_that_closes_before_the_answer(peer: Peer) -> None:
     peer.play(versions((3, 0, 5)), lambda _: None)
     with Connection(peer.address) as connection:
-        with pytest.raises(ConnectionLost, match="closed the connection"):
+        with pytest.raises(ConnectionLost, match=r"closed the connection .*set security.protocol and sasl"):
             connection.request(MetadataRequest(), MetadataResponse)
         assert connection.is_closed
+
+
+def test_a_connection_that_closes_later(peer: Peer) -> None:
+    peer.play(versions((3, 0, 5)), metadata, lambda _: None)
+    with Connection(peer.address) as connection:
+        connection.request(MetadataRequest(), MetadataResponse)
+        with pytest.raises(ConnectionLost, match=r"closed the connection$"):
+            connection.request(MetadataRequest(), MetadataResponse)
 
 
 def test_an_answer_that_does_not_come(peer: Peer) -> None:

@@ -32,7 +32,11 @@ def response() -> FetchResponse:
                 topic_id=ONE,
                 partitions=[
                     PartitionData(
-                        partition_index=0, high_watermark=5, log_start_offset=2, records=b"x" * 300
+                        partition_index=0,
+                        high_watermark=5,
+                        last_stable_offset=4,
+                        log_start_offset=2,
+                        records=b"x" * 300,
                     ),
                     PartitionData(
                         partition_index=3,
@@ -50,7 +54,10 @@ def response() -> FetchResponse:
                         partition_index=1,
                         error_code=ErrorCode.FENCED_LEADER_EPOCH,
                         high_watermark=-1,
-                        aborted_transactions=[AbortedTransaction(producer_id=1, first_offset=2)],
+                        aborted_transactions=[
+                            AbortedTransaction(producer_id=1, first_offset=2),
+                            AbortedTransaction(producer_id=3, first_offset=5),
+                        ],
                         records=b"",
                     )
                 ],
@@ -64,9 +71,11 @@ def test_every_partition_is_found(version: int) -> None:
     walk = walk_fetched(memoryview(encode(response(), version)), version)
     assert (walk.error_code, walk.session_id) == (0, 77)
     assert [found._replace(records=memoryview(bytes(found.records))) for found in walk.partitions] == [
-        FetchedRecords(ONE, 0, 0, 5, 2, None, memoryview(b"x" * 300)),
+        FetchedRecords(ONE, 0, 0, 5, 2, None, memoryview(b"x" * 300), 4),
         FetchedRecords(ONE, 3, 0, 9, 1, (4, 6), memoryview(b"")),
-        FetchedRecords(TWO, 1, ErrorCode.FENCED_LEADER_EPOCH, -1, -1, None, memoryview(b"")),
+        FetchedRecords(
+            TWO, 1, ErrorCode.FENCED_LEADER_EPOCH, -1, -1, None, memoryview(b""), -1, ((1, 2), (3, 5))
+        ),
     ]
 
 
