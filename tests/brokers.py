@@ -78,6 +78,8 @@ class Broker(RunningBroker):
     process: subprocess.Popen[bytes]
     data_dir: Path
     log_path: Path
+    # What it said on standard output when it began to listen.
+    printed: str = ""
 
     def __enter__(self) -> Broker:
         return self
@@ -172,7 +174,7 @@ def start_broker(
         process.stdout.close()
         log = log_path.read_text(errors="replace")
         raise BrokerFailedError(f"the broker did not listen (exit {process.returncode})\n{printed}\n{log}")
-    return Broker(address["host"], int(address["port"]), process, data_dir, log_path)
+    return Broker(address["host"], int(address["port"]), process, data_dir, log_path, printed)
 
 
 def run_to_end(arguments: Sequence[str], limit_s: float = START_LIMIT_S) -> subprocess.CompletedProcess[str]:

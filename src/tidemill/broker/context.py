@@ -13,6 +13,7 @@ from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.dispatch import TABLE, Peer, Scope
 from tidemill.broker.driver import ControllerDriver
+from tidemill.broker.metrics import Metrics
 from tidemill.broker.producer_ids import ProducerIds
 from tidemill.broker.quorum import Quorum
 from tidemill.broker.replicas import Replicas
@@ -46,6 +47,7 @@ class Broker:
     verification: Verification
     data_dir: DataDir
     new_uuid: Callable[[], bytes]
+    metrics: Metrics
     quorum: Quorum = field(init=False)
 
     @property

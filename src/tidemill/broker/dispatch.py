@@ -39,6 +39,7 @@ from tidemill.protocol.schema import Request, Response, VersionRange, decode, en
 if TYPE_CHECKING:
     from tidemill.broker.connection import Part, Reply
     from tidemill.broker.context import Broker
+    from tidemill.broker.metrics import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Peer(Protocol):
 class Call:
     """One request under way."""
 
-    __slots__ = ("_reply", "client_id", "connection", "frame", "header", "is_flexible", "version")
+    __slots__ = ("_reply", "client_id", "connection", "frame", "header", "is_flexible", "timing", "version")
 
     def __init__(self, connection: Peer, header: RequestHeader, frame: memoryview, is_flexible: bool) -> None:
         self.connection = connection
@@ -85,6 +86,8 @@ class Call:
         self.client_id = header.client_id
         self.is_flexible = is_flexible
         self._reply: Reply | None = None
+        # Since when, by which clock and for whom the time until the answer is measured.
+        self.timing: tuple[float, Callable[[], float], Histogram] | None = None
 
     def expect_reply(self) -> None:
         """Take the next place in the connection's queue; `respond` fills it."""
@@ -104,6 +107,13 @@ class Call:
         if self.is_flexible:
             prefix += b"\0"
         self._reply.send((prefix, *body))
+        self.finish()
+
+    def finish(self) -> None:
+        """The request is done with, answered or not: its time is measured."""
+        if self.timing is not None:
+            started, ticks, histogram = self.timing
+            histogram.observe(ticks() - started)
 
 
 MessageHandler = Callable[["Broker", Call, Any], Response | Awaitable[Response]]
@@ -191,6 +201,8 @@ class Dispatcher:
     def __init__(self, broker: Broker, scopes: Mapping[str, Scope]) -> None:
         """`scopes` says what each listener serves."""
         self._broker = broker
+        self._ticks = broker.metrics.ticks
+        self._latencies = {key: broker.metrics.request(key) for key in TABLE}
         self._tables = {
             name: {key: api for key, api in TABLE.items() if api.scope & scope}
             for name, scope in scopes.items()
@@ -207,6 +219,7 @@ class Dispatcher:
         call = Call(
             connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
         )
+        call.timing = (self._ticks(), self._ticks, self._latencies[header.api_key])
         if served.is_raw:
             self._handle_raw(served, call)
         else:

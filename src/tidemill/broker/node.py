@@ -154,6 +154,7 @@ class Node:
             verification=self._verification,
             data_dir=data_dir,
             new_uuid=self._new_uuid,
+            metrics=replicas.metrics,
         )
 
     def _make_coordinators(self) -> None:

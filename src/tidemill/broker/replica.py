@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tidemill.broker.metrics import TopicCounts
 from tidemill.broker.partition_host import Host
 from tidemill.broker.waiters import MANY_BYTES, Audience, OffsetWaiters, Settled, Waiter
 from tidemill.config import TopicConfig
@@ -37,6 +38,7 @@ class Replica:
         "_told_stable_offset",
         "audience",
         "config",
+        "counts",
         "high_watermark",
         "image",
         "index",
@@ -63,6 +65,7 @@ class Replica:
         self.log = log
         self._host = host
         self.config = config
+        self.counts = TopicCounts()
         self.image: PartitionImage | None = None
         self.leader_id: int = NO_BROKER
         self.leader_epoch: int = NO_LEADER_EPOCH
@@ -143,6 +146,7 @@ class Replica:
         """As follower: what the leader sent, checked. `OSError` and `InvalidBatch` are the caller's to judge."""
         assert self.log is not None
         self.log.append_fetched(data, headers, now_ms)
+        self.counts.replication_bytes_in += len(data)
         self.audience.appended(self.log.log_end_offset, len(data))
 
     def follow_high_watermark(self, offset: int) -> None:

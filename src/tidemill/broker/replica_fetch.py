@@ -180,7 +180,7 @@ class ReplicaFetch(ParkedFetch):
             cached = session.partitions.get(key)
             is_news(cached, answer)
             if records is not None:
-                self._note_sent(key, cached)
+                self._note_sent(key, cached, records.length)
                 # The next fetch says whether the follower took it; until then it stays due, behind the others.
                 session.dirty.pop(key, None)
                 session.dirty[key] = None
@@ -190,9 +190,12 @@ class ReplicaFetch(ParkedFetch):
         if not session.id:
             session.close()
 
-    def _note_sent(self, key: WireKey, cached: CachedPartition | None) -> None:
+    def _note_sent(self, key: WireKey, cached: CachedPartition | None, size: int) -> None:
         partition, _ = self._broker.replicas.find(key)
-        state = partition.follower_state(self._replica_id) if partition is not None else None
+        if partition is None:
+            return
+        partition.counts.replication_bytes_out += size
+        state = partition.follower_state(self._replica_id)
         if state is not None and cached is not None:
             state.sent_offset = cached.wanted.fetch_offset
 

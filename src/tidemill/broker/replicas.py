@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from tidemill.broker.channel import Channels
 from tidemill.broker.fetchers import Fetchers
 from tidemill.broker.isr_changes import Ask, IsrChanges
+from tidemill.broker.metrics import Metrics
 from tidemill.broker.network import Address
 from tidemill.broker.partition import Partition
 from tidemill.broker.platform import Platform
@@ -71,6 +72,7 @@ class Replicas:
         self.followers_serve_consumers = config.replication.selector_class is not None
         self._damaged: set[TopicPartition] = set()
         self.early_refusals = EarlyRefusals()
+        self.metrics = Metrics(platform.ticks)
         # When each other broker last fetched anything from here.
         self._followers_heard_ms: dict[int, int] = {}
         self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
@@ -262,6 +264,9 @@ class Replicas:
         if partition.log is None:
             self._repair(partition, image)
         before = (partition.leader_id, partition.leader_epoch)
+        if partition.is_leader and partition.image is not None:
+            self.metrics.isr_shrinks += len(image.isr) < len(partition.image.isr)
+            self.metrics.isr_expands += len(image.isr) > len(partition.image.isr)
         was_following = self._fetchers.state_of(partition) is not None
         partition.apply(image)
         if partition.log is None or image.leader in (NO_BROKER, self._config.node_id):
@@ -286,7 +291,7 @@ class Replicas:
         except OSError as error:
             self._report_offline(tp, str(error))
             self._stop_if_others_can(tp, image, str(error))
-        return Partition(
+        partition = Partition(
             tp,
             topic_id,
             log,
@@ -295,6 +300,8 @@ class Replicas:
             self._data_dir.high_watermarks.get(tp, 0),
             self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition)),
         )
+        partition.counts = self.metrics.topic(tp.topic)
+        return partition
 
     def _open_log(
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False

@@ -96,6 +96,8 @@ class WritableReplica(Replica):
     ) -> ProduceResult:
         """`guard` is that of a transaction that is not open here yet and may be, as its coordinator says."""
         log = self._writable
+        counts = self.counts
+        counts.produce_requests += 1
         if log is None:
             return self._refused_for_now(data, *self._not_writable())
         if acks == -1 and self._isr_size < self._min_isr:
@@ -141,7 +143,10 @@ class WritableReplica(Replica):
         except OSError as error:
             self._refusals.note(header, ErrorCode.KAFKA_STORAGE_ERROR, self._host.steady_ms())
             return self._append_failed(error)
-        self._appended(log, len(data))
+        size = len(data)
+        counts.messages_in += header.record_count
+        counts.bytes_in += size
+        self._appended(log, size)
         return self._accepted(log, base_offset, log.log_end_offset, now_ms, acks)
 
     def _appended(self, log: Log, size: int) -> None:
@@ -195,6 +200,7 @@ class WritableReplica(Replica):
         log_start_offset: int = -1,
         record_errors: Sequence[tuple[int, str]] = (),
     ) -> ProduceResult:
+        self.counts.failed_produce_requests += 1
         return ProduceResult(
             self.index,
             code,

@@ -21,12 +21,17 @@ import uvloop
 
 from tidemill import __version__
 from tidemill.broker.node import Node
+from tidemill.broker.status import StatusServer
+from tidemill.client.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
+from tidemill.config.listeners import parse_listeners
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger("tidemill")
 
 _DEFAULT_LISTENER = "127.0.0.1:9092"
+# Of this process and not of the broker's configuration: no client is told.
+_STATUS_KEY = "tidemill.status.listener"
 # Few long-lived cycles are made while serving: looking for them often only adds latency.
 _GC_THRESHOLDS = (50_000, 20, 100)
 
@@ -40,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"address to listen on; port 0 lets the kernel choose (default {_DEFAULT_LISTENER})",
     )
     parser.add_argument(
+        "--status",
+        metavar="HOST:PORT",
+        help=f"serve /metrics, /healthz, /readyz and /rebalances over HTTP here (or {_STATUS_KEY}=HOST:PORT in the file)",
+    )
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
@@ -51,32 +61,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config, warnings = load_broker_config(_properties(arguments))
+    properties = _properties(arguments)
+    status = arguments.status or properties.pop(_STATUS_KEY, None)
+    status_address = _status_address(status) if status else None
+    config, warnings = load_broker_config(properties)
     _configure_logging(arguments.log_level, arguments.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
     _raise_file_limit()
-    return uvloop.run(_serve(config))
+    return uvloop.run(_serve(config, status_address))
 
 
-async def _serve(config: BrokerConfig) -> int:
+async def _serve(config: BrokerConfig, status_address: Address | None) -> int:
     node = Node(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.request_stop)
     await node.start()
+    status = None
+    if status_address is not None:
+        try:
+            status = StatusServer(node.broker, lambda: not node.is_stopping)
+            status_address = status_address._replace(port=await status.start(*status_address))
+        except ConfigError:
+            await node.stop()
+            raise
     if not node.is_stopping:
-        _announce(config, node.addresses)
+        _announce(config, node.addresses, status_address)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     await node.wait_until_stopped()
     logger.info("shutting down")
     await node.stop()
+    if status is not None:
+        await status.stop()
     return 0 if node.failure is None else 1
 
 
-def _announce(config: BrokerConfig, addresses: list[tuple[Listener, int]]) -> None:
+def _announce(
+    config: BrokerConfig, addresses: list[tuple[Listener, int]], status_address: Address | None
+) -> None:
     """Where clients, and then other controllers, can dial; standard output is read by those who start nodes."""
     controllers = {listener.name for listener in config.network.controller_listeners}
     shown = sorted(addresses, key=lambda address: address[0].name in controllers)
@@ -84,11 +109,18 @@ def _announce(config: BrokerConfig, addresses: list[tuple[Listener, int]]) -> No
     for (listener, _), text in zip(shown, texts, strict=True):
         note = " (controller)" if listener.name in controllers else ""
         print(f"Tidemill {__version__} listens on {text}{note}")
+    if status_address is not None:
+        print(f"Metrics at http://{status_address}/metrics")
     if config.is_broker:
         print(
             f"Try:  tidemill topics create orders      (or any Kafka client at {texts[0]}; Ctrl-C stops the broker)"
         )
     sys.stdout.flush()
+
+
+def _status_address(text: str) -> Address:
+    (listener,) = parse_listeners(_STATUS_KEY, (f"HTTP://{text}",), {"HTTP": "PLAINTEXT"})
+    return Address(listener.host, listener.port)
 
 
 def _host_text(host: str) -> str:

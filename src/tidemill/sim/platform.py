@@ -103,4 +103,5 @@ def simulated_platform(
         pid=pid,
         host_name=host,
         close=lambda: None,
+        ticks=loop.time,
     )

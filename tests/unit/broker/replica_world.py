@@ -259,6 +259,7 @@ class World:
             loop=loop,
             clock=clock,
             replicas=host.replicas,
+            metrics=host.replicas.metrics,
             fetch_sessions=FetchSessions(100, lambda: rng.randrange(1, 1 << 31)),
             syncer=syncer,
             data_dir=data_dir,

@@ -119,6 +119,7 @@ class _Fetch(ParkedFetch):
                 left = max(0, left - records.length)
             if fetched.error_code:
                 is_urgent = self._has_errors = True
+                partition.counts.failed_fetch_requests += 1
             elif fetched.diverging is not None or fetched.preferred_read_replica >= 0:
                 is_urgent = True
             answers.append((key, fetched, records))
@@ -128,6 +129,7 @@ class _Fetch(ParkedFetch):
         self, partition: Partition, wanted: FetchPartition, left: int, *, at_least_one: bool
     ) -> tuple[Fetched, FileSlice | None]:
         index, log = wanted.partition, partition.log
+        partition.counts.fetch_requests += 1
         if log is None:
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
@@ -212,6 +214,11 @@ class _Fetch(ParkedFetch):
     def _answer(self, answers: list[Answer]) -> None:
         session = self._session
         session_id = 0
+        for key, _, records in answers:
+            if records is not None:
+                partition, _ = self._broker.replicas.find(key)
+                assert partition is not None, "it was read in this very turn"
+                partition.counts.bytes_out += records.length
         if session is not None:
             session_id = session.id
             is_full = self._request.session_epoch == 0

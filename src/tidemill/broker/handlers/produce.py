@@ -337,6 +337,7 @@ def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: b
         if not all_good:
             # The only way to tell a client that asked for no answer.
             call.connection.close("a produce request with acks=0 failed")
+        call.finish()
         return
     if all_good:
         call.respond((pack_produced(results, call.version),))
