@@ -22,6 +22,9 @@ setup: $(VENV)/dev.stamp  ## the development environment
 run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data
 	@exec $(BIN)/tidemill serve --data-dir data
 
+demo: $(VENV)/dev.stamp  ## a broker, an order stream, and Spark over it, in about two minutes (Java 17)
+	@exec $(BIN)/tidemill demo $(ARGS)
+
 test: $(VENV)/dev.stamp  ## every test that a fresh machine can run
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile $(ARGS)
 
@@ -59,6 +62,17 @@ exactly-once: $(VENV)/dev.stamp  ## read, transform, write with each client, thr
 	@TIDEMILL_EXACTLY_ONCE_KILLS=$(or $(KILLS),100) TIDEMILL_EXACTLY_ONCE_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/cluster/test_exactly_once.py $(ARGS)
 
+spark-jvm: $(VENV)/dev.stamp  ## Spark's own Kafka connector (jars from Maven Central) against this broker
+	@$(BIN)/python -m bench.spark.jvm_connector
+	@$(BIN)/python -m pytest tests/spark/test_jvm_connector.py $(ARGS)
+
+spark-kills: $(VENV)/dev.stamp  ## a streaming query through 30 kills of executors, driver and broker, on one broker and on three
+	@TIDEMILL_SPARK_KILLS=$(or $(KILLS),30) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
+		tests/spark/test_exactly_once.py $(ARGS)
+
+bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
+	@$(BIN)/python -m bench.spark $(ARGS)
+
 sim: $(VENV)/dev.stamp  ## the whole cluster from a seed: SEED=7, or SEEDS=1000; MINUTES=10 of simulated time each
 	@$(BIN)/python -m tidemill.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10)) --minutes $(or $(MINUTES),10) $(ARGS)
 
@@ -66,4 +80,4 @@ group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run test check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once sim group-schedules
+.PHONY: help setup run demo test check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills bench-spark sim group-schedules

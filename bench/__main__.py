@@ -33,14 +33,14 @@ def _families(text: str) -> list[str]:
     return names
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"at least 1, not {text}")
     return value
 
 
-def _new_file(text: str) -> Path:
+def new_file(text: str) -> Path:
     """Refused now rather than after half an hour of measuring."""
     path = Path(text)
     if not path.parent.is_dir() or path.is_dir():
@@ -58,11 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(ONE_BROKER.families)}; with --cluster of {', '.join(CLUSTER.families)}",
     )
     parser.add_argument("--quick", action="store_true", help="less data, fewer cases, one round")
-    parser.add_argument("--rounds", type=_positive, help="how often each live case runs (the median counts)")
+    parser.add_argument("--rounds", type=positive, help="how often each live case runs (the median counts)")
     parser.add_argument("--kafka", action="store_true", help="the same beside Apache Kafka, alternating")
     parser.add_argument("--kafka-only", action="store_true", help="only Apache Kafka")
     parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
-    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write everything there as well")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write everything there as well")
     parser.add_argument(
         "--dir", type=Path, help="where the brokers keep their data; default: a temporary directory"
     )

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import fcntl
 import os
 import re
 import shutil
@@ -35,9 +34,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from bench import maven
+
 HERE = Path(__file__).resolve().parent / "kafka"
-TARGET = HERE / "target"
-JARS = TARGET / "jars"
+JARS = HERE / "target" / "jars"
 JAVA_VERSION_MIN = 17
 HEAP = ("-Xmx1G", "-Xms1G")
 COLLECTOR = (
@@ -114,8 +114,7 @@ class ApacheKafka:
 
     @staticmethod
     def version() -> str:
-        match = re.search(r"<kafka\.version>(.+?)</kafka\.version>", (HERE / "pom.xml").read_text())
-        return match.group(1) if match else "unknown"
+        return maven.property_of(HERE, "kafka.version")
 
     @property
     def bootstrap(self) -> str:
@@ -260,29 +259,10 @@ def _require_java() -> None:
 
 
 def _require_jars() -> None:
-    """Copy the jars through Maven unless this pom's jars are there; one process at a time."""
-    stamp = TARGET / "jars.pom.xml"
-    pom = (HERE / "pom.xml").read_text()
-    if stamp.exists() and stamp.read_text() == pom:
-        return
-    if shutil.which("mvn") is None:
-        raise KafkaUnavailableError("Apache Kafka comes from Maven Central: install Maven (mvn)")
-    TARGET.mkdir(parents=True, exist_ok=True)
-    with (TARGET / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.read_text() == pom:
-            return
-        shutil.rmtree(JARS, ignore_errors=True)
-        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={JARS}"]
-        done = subprocess.run(
-            ["mvn", "-q", "-B", "-ntp", "-f", str(HERE / "pom.xml"), *goal], capture_output=True
-        )
-        if done.returncode != 0:
-            lines = [line for line in done.stdout.decode(errors="replace").splitlines() if "ERROR" in line]
-            raise KafkaUnavailableError(
-                f"Maven cannot download Apache Kafka: {lines[0] if lines else 'no reason given'}"
-            )
-        stamp.write_text(pom)
+    try:
+        maven.jars(HERE, "Apache Kafka")
+    except maven.JarsMissingError as missing:
+        raise KafkaUnavailableError(str(missing)) from None
 
 
 def free_ports(count: int) -> list[int]:

@@ -69,6 +69,10 @@ class Tidemill:
         return shown.stdout.strip().rpartition(" ")[2] or "unknown"
 
     @property
+    def log_dir(self) -> Path:
+        return self.data_dir / "log"
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -83,7 +87,7 @@ class Tidemill:
             self.command(),
             "serve",
             "--data-dir",
-            str(self.data_dir / "log"),
+            str(self.log_dir),
             "--listen",
             "127.0.0.1:0",
         ]

@@ -91,6 +91,19 @@ GOALS = (
     Goal("replicated ack p99 : Kafka's", "replicated-latency", "", "p99_ms", 1.0, is_ratio=True),
     Goal("loaded ack p50 : Kafka's", "replicated-produce", "", "p50_ms", 1.0, is_ratio=True),
     Goal("loaded ack p99 : Kafka's", "replicated-produce", "", "p99_ms", 1.0, is_ratio=True),
+    Goal(
+        "Spark source, 100 B: M rows/s", "spark-source", "100 B", "million_rows_per_s", 1.0, is_at_least=True
+    ),
+    Goal("Spark source, 1 KB: MB/s", "spark-source", "1 KB", "mb_per_s", 300, is_at_least=True),
+    Goal("Spark sink, 100 B: M rows/s", "spark-sink", "100 B", "million_rows_per_s", 0.4, is_at_least=True),
+    *(
+        Goal(f"{text} : JVM connector's", family, "", "mb_per_s", 1.0, is_ratio=True, is_at_least=True)
+        for text, family in (
+            ("Spark source", "spark-source"),
+            ("segment scan", "spark-scan"),
+            ("Spark sink", "spark-sink"),
+        )
+    ),
     Goal("start : Kafka's", "start", "", "start_s", 0.2, is_ratio=True),
     Goal("RSS : Kafka's", "start", "", "rss_mb", 0.2, is_ratio=True),
 )

@@ -66,6 +66,9 @@ COLUMNS = {
     "cold_start_s": Column("cold start s", 2),
     "failover_s": Column("failover s", 2),
     "rolling_restart_s": Column("rolling restart s", 1),
+    "million_rows_per_s": Column("M rows/s", 3),
+    "spark_cpu_s_per_gb": Column("Spark CPU-s/GB", 2),
+    "wall_s": Column("took s", 1),
 }
 
 
@@ -77,10 +80,10 @@ def ratio_text(first: float | None, second: float | None) -> str:
     return "–" if first is None or not second else f"{first / second:.2f}×"
 
 
-def family_rows(results: Sequence[Result]) -> list[Row]:
-    """The table of one family; the first row is its head."""
+def family_rows(results: Sequence[Result], measured: str = "broker") -> list[Row]:
+    """The table of one family; the first row is its head, and `measured` is what its targets are."""
     names = list(dict.fromkeys(name for result in results for name in result.median))
-    rows = [["case", "broker", *(COLUMNS[name].label for name in names)]]
+    rows = [["case", measured, *(COLUMNS[name].label for name in names)]]
     for case in dict.fromkeys(result.case for result in results):
         of_case = [result for result in results if result.case == case]
         for position, result in enumerate(of_case):
@@ -129,11 +132,13 @@ def markdown_table(rows: Sequence[Row]) -> str:
     return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])
 
 
-def document(results: Sequence[Result], verdicts: Sequence[Verdict], *, is_markdown: bool) -> str:
+def document(
+    results: Sequence[Result], verdicts: Sequence[Verdict], *, is_markdown: bool, measured: str = "broker"
+) -> str:
     table = markdown_table if is_markdown else text_table
     blocks = []
     for family in dict.fromkeys(result.family for result in results):
-        rows = family_rows([result for result in results if result.family == family])
+        rows = family_rows([result for result in results if result.family == family], measured)
         blocks.append(f"{'### ' if is_markdown else ''}{family}\n\n{table(rows)}")
     if verdicts:
         blocks.append(f"{'### ' if is_markdown else ''}goals\n\n{table(verdict_rows(verdicts))}")

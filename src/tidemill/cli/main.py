@@ -34,6 +34,11 @@ COMMANDS = {
     "cluster": ("tidemill.cli.cluster", "run a local cluster, and show how a cluster is"),
     "brokers": ("tidemill.cli.brokers", "list, drain and remove brokers"),
     "reassign": ("tidemill.cli.reassign", "move partitions between brokers"),
+    "pipeline": (
+        "tidemill.cli.pipeline",
+        "run data pipelines on Spark: archive, replay, dedupe, aggregate and your own",
+    ),
+    "demo": ("tidemill.cli.demo", "show all of it in two minutes: a broker, an order stream, Spark"),
 }
 
 

@@ -31,15 +31,15 @@ class Progress:
         if self._is_terminal and self._shown:
             self._write("\n")
 
-    def show(self, share: float, text: str) -> None:
-        """`share` of the work is done, from 0 to 1. The end is always shown, and nothing twice."""
-        percent = int(100 * min(max(share, 0.0), 1.0))
-        line = f"{percent:3d} %  {text}"
+    def show(self, share: float | None, text: str) -> None:
+        """`share` of the work is done, from 0 to 1, or None where no end is known. The end is always shown, and nothing
+        twice."""
+        percent = None if share is None else int(100 * min(max(share, 0.0), 1.0))
+        line = text if percent is None else f"{percent:3d} %  {text}"
         if line == self._shown:
             return
         if self._is_terminal:
-            cells = _BAR_CELLS * percent // 100
-            self._write(f"\r[{'#' * cells}{'.' * (_BAR_CELLS - cells)}] {line}\x1b[K")
+            self._write(f"\r{_bar(percent)}{line}\x1b[K")
         elif percent == 100 or self._is_due():
             self._write(f"{line}\n")
             self._shown_at = self._clock()
@@ -58,3 +58,10 @@ class Progress:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+def _bar(percent: int | None) -> str:
+    if percent is None:
+        return ""
+    cells = _BAR_CELLS * percent // 100
+    return f"[{'#' * cells}{'.' * (_BAR_CELLS - cells)}] "

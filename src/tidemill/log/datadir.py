@@ -156,17 +156,7 @@ class DataDir:
         path = f"{self.path}/{name}"
         if not self._files.exists(path):
             return {}
-        try:
-            version, count, *lines = self._files.read(path).decode().split("\n")
-            fields = [line.split(" ") for line in lines if line]
-            offsets = {TopicPartition(topic, int(index)): int(offset) for topic, index, offset in fields}
-            if int(version) != 0 or len(offsets) != int(count):
-                raise ValueError("count or version")
-        except ValueError as error:
-            raise StorageError(
-                f"{path} is damaged ({error}); remove it to recover every log whole"
-            ) from error
-        return offsets
+        return parse_checkpoint(path, self._files.read(path))
 
     def disk_bytes(self) -> tuple[int, int]:
         """Total and usable bytes of the disk under this directory."""
@@ -239,6 +229,19 @@ class DataDir:
         return [
             f"{self.path}/{name}" for name in self._files.list(self.path) if name.endswith(_DELETED_SUFFIX)
         ]
+
+
+def parse_checkpoint(path: str, content: bytes) -> dict[TopicPartition, int]:
+    """One offset for each partition; `StorageError` when that is not what the file holds."""
+    try:
+        version, count, *lines = content.decode().split("\n")
+        fields = [line.split(" ") for line in lines if line]
+        offsets = {TopicPartition(topic, int(index)): int(offset) for topic, index, offset in fields}
+        if int(version) != 0 or len(offsets) != int(count):
+            raise ValueError("count or version")
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged ({error}); remove it to recover every log whole") from error
+    return offsets
 
 
 def _is_torn(metadata: bytes) -> bool:

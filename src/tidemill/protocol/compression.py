@@ -14,7 +14,7 @@ forged length costs memory. Everything that does not decompress is a `ProtocolEr
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -84,19 +84,47 @@ def decompress(codec: int, data: Buffer, limit: int) -> bytes:
     raise ProtocolError(f"unknown compression type {codec}")
 
 
-def _decompress_bounded(decompress_into: Callable[[Any, bytearray], int], data: Buffer, limit: int) -> bytes:
+def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
+    """Decompress to the front of `out`: how many bytes it were, or None when they are more than fit."""
+    match codec:
+        case CompressionType.NONE:
+            if len(data) > len(out):
+                return None
+            out[: len(data)] = data
+            return len(data)
+        case CompressionType.GZIP:
+            return _stream_into(cramjam.gzip.decompress_into, data, out)
+        case CompressionType.SNAPPY:
+            if bytes(data[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+                return _xerial_into(data, out)
+            return _snappy_block_into(data, out)
+        case CompressionType.LZ4:
+            return _stream_into(cramjam.lz4.decompress_into, data, out)
+        case CompressionType.ZSTD:
+            return _stream_into(cramjam.zstd.decompress_into, data, out)
+    raise ProtocolError(f"unknown compression type {codec}")
+
+
+def _stream_into(into: Callable[[Any, Any], int], data: Buffer, out: memoryview | bytearray) -> int | None:
+    try:
+        return into(data, out)
+    except cramjam.DecompressionError as error:
+        # Garbage must fail at once: trying again with more room would cost a forged batch nothing and us much.
+        if str(error) != _DOES_NOT_FIT:
+            raise ProtocolError(f"not decompressed: {error}") from None
+        return None
+
+
+def _decompress_bounded(into: Callable[[Any, Any], int], data: Buffer, limit: int) -> bytes:
     capacity = min(limit, max(len(data) * _GUESS_RATIO, _GUESS_BYTES_MIN))
     while True:
         out = bytearray(capacity)
-        try:
-            size = decompress_into(data, out)
-        except cramjam.DecompressionError as error:
-            # Garbage must fail at once: trying again with more room would cost a forged batch nothing and us much.
-            if str(error) != _DOES_NOT_FIT or capacity >= limit:
-                raise ProtocolError(f"not decompressed within {limit} bytes: {error}") from None
-            capacity = min(limit, capacity * _GUESS_RATIO)
-            continue
-        return bytes(memoryview(out)[:size])
+        size = _stream_into(into, data, out)
+        if size is not None:
+            return bytes(memoryview(out)[:size])
+        if capacity >= limit:
+            raise _too_large(limit)
+        capacity = min(limit, capacity * _GUESS_RATIO)
 
 
 def _compress_xerial(data: Buffer) -> bytes:
@@ -109,12 +137,11 @@ def _compress_xerial(data: Buffer) -> bytes:
     return bytes(out)
 
 
-def _decompress_xerial(data: Buffer, limit: int) -> bytes:
+def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
     view = memoryview(data)
     position = len(_XERIAL_HEADER)
     if len(view) < position:
         raise ProtocolError("snappy: the xerial header is cut short")
-    out = bytearray()
     while position < len(view):
         if len(view) - position < _BLOCK_LENGTH.size:
             raise ProtocolError("snappy: a block's length is cut short")
@@ -122,22 +149,57 @@ def _decompress_xerial(data: Buffer, limit: int) -> bytes:
         position += _BLOCK_LENGTH.size
         if not 0 <= length <= len(view) - position:
             raise ProtocolError(f"snappy: block of {length} bytes, {len(view) - position} left")
-        out += _decompress_snappy_block(view[position : position + length], limit - len(out))
+        yield view[position : position + length]
         position += length
+
+
+def _decompress_xerial(data: Buffer, limit: int) -> bytes:
+    out = bytearray()
+    for block in _xerial_blocks(data):
+        out += _decompress_snappy_block(block, limit - len(out))
     return bytes(out)
 
 
+def _xerial_into(data: Buffer, out: memoryview) -> int | None:
+    size = 0
+    for block in _xerial_blocks(data):
+        of_block = _snappy_block_into(block, out[size:])
+        if of_block is None:
+            return None
+        size += of_block
+    return size
+
+
 def _decompress_snappy_block(data: Buffer, limit: int) -> bytes:
+    size = _snappy_block_size(data)
+    if size > limit:
+        raise _too_large(limit)
     try:
-        size = cramjam.snappy.decompress_raw_len(data)
-        # The length is the sender's claim, so it is held against both the limit and the format's best ratio.
-        if size > limit:
-            raise _too_large(limit)
-        if size > len(data) * _SNAPPY_RATIO_MAX:
-            raise ProtocolError(f"snappy: {len(data)} bytes cannot hold {size}")
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise ProtocolError(str(error)) from None
+
+
+def _snappy_block_into(data: Buffer, out: memoryview) -> int | None:
+    size = _snappy_block_size(data)
+    if size > len(out):
+        return None
+    try:
+        cramjam.snappy.decompress_raw_into(data, out[:size])
+    except cramjam.DecompressionError as error:
+        raise ProtocolError(str(error)) from None
+    return size
+
+
+def _snappy_block_size(data: Buffer) -> int:
+    """What the block says that it holds, which is the sender's claim: held against the format's best ratio."""
+    try:
+        size: int = cramjam.snappy.decompress_raw_len(data)
+    except cramjam.DecompressionError as error:
+        raise ProtocolError(str(error)) from None
+    if size > len(data) * _SNAPPY_RATIO_MAX:
+        raise ProtocolError(f"snappy: {len(data)} bytes cannot hold {size}")
+    return size
 
 
 def _too_large(limit: int) -> ProtocolError:

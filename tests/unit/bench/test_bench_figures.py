@@ -16,6 +16,7 @@ from bench.goals import GOALS, Goal, Verdict, judge
 from bench.processes import cpu_seconds, rss_mb
 from bench.results import Result
 from bench.run import CLUSTER, ONE_BROKER
+from bench.spark import FAMILIES as SPARK_FAMILIES
 from bench.stats import Schedule, percentile
 
 
@@ -103,7 +104,7 @@ def test_a_verdict_names_its_limit() -> None:
 
 def test_every_column_that_a_goal_needs_can_be_printed() -> None:
     assert {goal.metric for goal in GOALS} <= report.COLUMNS.keys()
-    assert {goal.family for goal in GOALS} <= ONE_BROKER.families.keys() | CLUSTER.families.keys()
+    assert {goal.family for goal in GOALS} <= {*ONE_BROKER.families, *CLUSTER.families, *SPARK_FAMILIES}
 
 
 def test_cpu_time_includes_children() -> None:

@@ -39,6 +39,13 @@ def test_a_bar_redraws_itself_and_ends_its_line() -> None:
     assert done.endswith("\n")
 
 
+def test_work_without_a_known_end_has_no_bar() -> None:
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress.show(None, "7 records")
+    assert stream.getvalue() == "\r7 records\x1b[K\n"
+
+
 def test_a_throttle_covers_senders_and_receivers() -> None:
     present = {TopicPartition("t", 0): (1, 2), TopicPartition("t", 1): (2, 3)}
     targets = {TopicPartition("t", 0): (1, 4), TopicPartition("t", 1): (5, 3)}

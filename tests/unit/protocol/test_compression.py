@@ -12,7 +12,7 @@ import cramjam
 import pytest
 
 from tidemill.errors import ProtocolError
-from tidemill.protocol.compression import CompressionType, compress, decompress
+from tidemill.protocol.compression import CompressionType, compress, decompress, decompress_into
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = CompressionType
 CODECS = list(CompressionType)
@@ -28,6 +28,28 @@ def test_round_trip(codec: CompressionType, data: bytes) -> None:
     for form in (data, bytearray(data), memoryview(data)):
         assert decompress(codec, compress(codec, form), LIMIT) == data
     assert decompress(codec, memoryview(compress(codec, data)), len(data)) == data
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("data", [b"", b"x", TEXT, NOISE], ids=["empty", "one", "text", "noise"])
+def test_into_a_buffer(codec: CompressionType, data: bytes) -> None:
+    """It goes to the front of what is there, and what does not fit is not taken for garbage."""
+    compressed = memoryview(compress(codec, data))
+    out = bytearray(b"?" * (len(data) + 10))
+    assert decompress_into(codec, compressed, memoryview(out)[3:]) == len(data)
+    assert out == b"???" + data + b"???????"
+    assert decompress_into(codec, compressed, memoryview(bytearray(len(data)))) == len(data)
+    if data:
+        assert decompress_into(codec, compressed, memoryview(bytearray(len(data) - 1))) is None
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 50, b"\x82SNAPPY\0", b"\x82SNAPPY\0" + bytes(8) + b"\0\0\0\x09."]
+)
+def test_garbage_into_a_buffer(codec: CompressionType, garbage: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decompress_into(codec, garbage, memoryview(bytearray(1 << 20)))
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])

@@ -1,0 +1,462 @@
+"""The options of `format("tidemill")` when it reads: those of Spark's Kafka source, checked before a broker is asked.
+
+Names are taken without regard to case, as Spark does. An option is one of these:
+
+    known          in `_SOURCE` or `_KAFKA`; its value is checked here, and what contradicts another is refused
+    refused        Spark's source or Kafka's consumer has it and this source does not; the reason says what to do instead
+    unknown        refused with the nearest name that is known
+
+Nothing is ignored: an option that had no effect would be believed to have one. Options that only a stream or only a batch
+understands are refused by the other, except the limits of a trigger, which Spark's source allows in a batch as well.
+
+Our own, which Spark's source does not have:
+
+    columns        the columns to read, such as `value,offset`; Spark does not tell a Python source which ones it needs
+    groupId        a stream shows its progress as the committed offsets of this consumer group, which must have no members
+    scan           `broker`, or `segments`: sealed segments are read as files and never asked of a broker
+    segmentsPath   where those files are, when not where the brokers say
+    archive        the folder of an archive, which is read before what the topics still hold
+
+With `segmentsPath` or `archive` a read may do without `kafka.bootstrap.servers`: it ends where the files do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tidemill.client.cluster import Cluster, parse_bootstrap
+from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.fetch import FETCH_BYTES
+from tidemill.client.security import SecurityOptions
+from tidemill.errors import ConfigError
+from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
+from tidemill.spark.offsets import (
+    AtOffsets,
+    AtTimestamp,
+    AtTimestamps,
+    Earliest,
+    Latest,
+    Position,
+    Subscription,
+    parse_offsets,
+    parse_partitions,
+    parse_timestamps,
+)
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+HEADERS = "headers"
+
+
+class Query(Enum):
+    BATCH = "batch"
+    STREAM = "stream"
+    # Not told yet: Spark asks for the schema before it says which of the two it will be.
+    ANY = "any"
+
+
+_SOURCE = (
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+    "failOnDataLoss",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "kafkaConsumer.pollTimeoutMs",
+    "columns",
+    "groupId",
+    "scan",
+    "segmentsPath",
+    "archive",
+)
+_KAFKA = (
+    "kafka.bootstrap.servers",
+    "kafka.client.id",
+    "kafka.isolation.level",
+    "kafka.fetch.max.bytes",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.request.timeout.ms",
+)
+SECURITY_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+
+_STRATEGIES = ("subscribe", "subscribePattern", "assign")
+_BATCH_ONLY = (
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "scan",
+    "segmentsPath",
+    "archive",
+)
+_STREAM_ONLY = ("groupId",)
+
+_NO_POLLING = "this source asks brokers for ranges of offsets and has no such setting; remove it"
+_NO_MEMBERSHIP = (
+    "this source joins no group; remove it (groupId shows a stream's progress in a consumer group)"
+)
+_BYTES = "keys and values are bytes; convert them with DataFrame functions"
+_REFUSED = {
+    "groupIdPrefix": _NO_MEMBERSHIP,
+    "path": "topics are named by subscribe, subscribePattern or assign; call load() without a path",
+    "topic": "topics to read are named by subscribe, subscribePattern or assign",
+    "kafka.group.id": _NO_MEMBERSHIP,
+    "kafka.group.instance.id": _NO_MEMBERSHIP,
+    "kafka.group.protocol": _NO_MEMBERSHIP,
+    "kafka.group.remote.assignor": _NO_MEMBERSHIP,
+    "kafka.session.timeout.ms": _NO_MEMBERSHIP,
+    "kafka.heartbeat.interval.ms": _NO_MEMBERSHIP,
+    "kafka.partition.assignment.strategy": _NO_MEMBERSHIP,
+    "kafka.auto.offset.reset": "startingOffsets says where a query starts; set it to earliest or latest",
+    "kafka.enable.auto.commit": "Spark's checkpoint keeps the progress; groupId shows it in a consumer group",
+    "kafka.auto.commit.interval.ms": "Spark's checkpoint keeps the progress; groupId shows it in a consumer group",
+    "kafka.key.deserializer": _BYTES,
+    "kafka.value.deserializer": _BYTES,
+    "kafka.interceptor.classes": "there are no interceptors; use DataFrame functions",
+    "kafka.allow.auto.create.topics": "this source never creates a topic; remove it",
+    "kafka.check.crcs": "checksums are always verified; remove it",
+    "kafka.exclude.internal.topics": "a pattern never matches an internal topic; name it in subscribe",
+    "kafka.default.api.timeout.ms": "set kafka.request.timeout.ms",
+    "kafka.max.poll.records": _NO_POLLING,
+    "kafka.max.poll.interval.ms": _NO_POLLING,
+    "kafka.fetch.min.bytes": _NO_POLLING,
+    "kafka.fetch.max.wait.ms": _NO_POLLING,
+    "kafka.receive.buffer.bytes": _NO_POLLING,
+    "kafka.send.buffer.bytes": _NO_POLLING,
+    "kafka.connections.max.idle.ms": _NO_POLLING,
+    "kafka.metadata.max.age.ms": _NO_POLLING,
+    "kafka.reconnect.backoff.ms": _NO_POLLING,
+    "kafka.reconnect.backoff.max.ms": _NO_POLLING,
+    "kafka.retry.backoff.ms": _NO_POLLING,
+    "kafka.retry.backoff.max.ms": _NO_POLLING,
+    "kafka.socket.connection.setup.timeout.ms": _NO_POLLING,
+    "kafka.socket.connection.setup.timeout.max.ms": _NO_POLLING,
+    "kafka.client.dns.lookup": _NO_POLLING,
+    "kafka.client.rack": "replicas are not chosen by rack; remove it",
+    "kafka.metric.reporters": "there are no metric reporters; remove it",
+    "kafka.metrics.num.samples": "there are no metric reporters; remove it",
+    "kafka.metrics.recording.level": "there are no metric reporters; remove it",
+    "kafka.metrics.sample.window.ms": "there are no metric reporters; remove it",
+}
+_CANONICAL = {name.lower(): name for name in (*_SOURCE, *_KAFKA, *_REFUSED)}
+
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_DURATION_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True)
+class BrokerAccess:
+    """How a process of this query reaches the brokers, and what it may read there. Sent to every task."""
+
+    # Empty when only files are read.
+    bootstrap: str
+    client_id: str = "tidemill-spark"
+    timeout_s: float = 60.0
+    isolation_level: int = READ_UNCOMMITTED
+    fetch_bytes: int = FETCH_BYTES
+    # Kafka's names without `kafka.`; passwords are among them, so they stay out of every text.
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        SecurityOptions.parse(self.security)
+
+    def cluster(self) -> Cluster:
+        security = SecurityOptions.parse(self.security) if self.security else None
+        return Cluster(self.bootstrap, client_id=self.client_id, timeout_s=self.timeout_s, security=security)
+
+    def reached(self) -> Cluster:
+        """A cluster for a task: whoever planned it has reached the brokers, so one that does not answer is waited for."""
+        cluster = self.cluster()
+        retries = cluster.retries(self.timeout_s)
+        while True:
+            try:
+                cluster.any_broker()
+            except BrokerUnreachable:
+                if not retries.wait():
+                    raise
+            else:
+                return cluster
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    access: BrokerAccess
+    subscription: Subscription
+    starting: Position
+    # The option that `starting` comes from, for errors.
+    starting_option: str
+    ending: Position
+    ending_option: str
+    columns: tuple[str, ...]
+    no_match_is_error: bool = True
+    fail_on_data_loss: bool = True
+    offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    trigger_delay_ms_max: int = 15 * 60_000
+    partition_count_min: int = 0
+    records_per_partition_max: int = 0
+    offset_retries: int = 3
+    offset_retry_interval_ms: int = 1000
+    group_id: str | None = None
+    scan: str = "broker"
+    segments_path: str | None = None
+    archive: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Everything comes from brokers."""
+        return self.scan == "broker" and self.archive is None
+
+    @property
+    def has_brokers(self) -> bool:
+        """Otherwise everything comes from files."""
+        return bool(self.access.bootstrap)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], query: Query = Query.ANY) -> SourceOptions:
+        return _Parser(options, query).parse()
+
+
+def known_names(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by their canonical names; anything that is not known is refused."""
+    named = {}
+    for name, value in options.items():
+        lower = name.lower()
+        canonical = lower if lower.startswith(SECURITY_PREFIXES) else _CANONICAL.get(lower)
+        if canonical is None:
+            near = difflib.get_close_matches(lower, _CANONICAL, n=1, cutoff=0.5)
+            hint = f"; did you mean {_CANONICAL[near[0]]}?" if near else ""
+            raise ConfigError(f"{name} is not an option of this source{hint}")
+        if canonical in _REFUSED:
+            raise ConfigError(f"{canonical} is not an option of this source: {_REFUSED[canonical]}")
+        named[canonical] = str(value)
+    return named
+
+
+class _Parser:
+    def __init__(self, options: Mapping[str, str], query: Query) -> None:
+        self._options = known_names(options)
+        self._query = query
+
+    def parse(self) -> SourceOptions:
+        self._check_query()
+        access = self._access()
+        subscription = self._subscription()
+        starting, starting_option = self._starting()
+        ending, ending_option = self._ending()
+        _check_order(starting, starting_option, ending, ending_option)
+        least, most = self._count("minOffsetsPerTrigger"), self._count("maxOffsetsPerTrigger")
+        if least is not None and most is not None and least > most:
+            raise ConfigError(f"minOffsetsPerTrigger={least} is larger than maxOffsetsPerTrigger={most}")
+        scan, segments_path = self._scan()
+        return SourceOptions(
+            access=access,
+            subscription=subscription,
+            starting=starting,
+            starting_option=starting_option,
+            ending=ending,
+            ending_option=ending_option,
+            columns=self._columns(),
+            no_match_is_error=self._choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
+            == "error",
+            fail_on_data_loss=self._flag("failOnDataLoss", True),
+            offsets_per_trigger_max=most,
+            offsets_per_trigger_min=least,
+            trigger_delay_ms_max=self._duration_ms("maxTriggerDelay", SourceOptions.trigger_delay_ms_max),
+            partition_count_min=self._count("minPartitions") or 0,
+            records_per_partition_max=self._count("maxRecordsPerPartition") or 0,
+            offset_retries=self._count("fetchOffset.numRetries") or SourceOptions.offset_retries,
+            offset_retry_interval_ms=self._duration_ms(
+                "fetchOffset.retryIntervalMs", SourceOptions.offset_retry_interval_ms
+            ),
+            group_id=self._text("groupId"),
+            scan=scan,
+            segments_path=segments_path,
+            archive=self._text("archive"),
+        )
+
+    def _check_query(self) -> None:
+        others = {Query.BATCH: _STREAM_ONLY, Query.STREAM: _BATCH_ONLY, Query.ANY: ()}[self._query]
+        for name in others:
+            if name in self._options:
+                kind = "a streaming query" if self._query is Query.STREAM else "a batch query"
+                raise ConfigError(f"{name} is not an option of {kind}; remove it")
+
+    # --- values ---
+
+    def _text(self, name: str) -> str | None:
+        value = self._options.get(name)
+        if value is not None and not value.strip():
+            raise ConfigError(f"{name} is empty; give it a value or remove it")
+        return None if value is None else value.strip()
+
+    def _number(self, name: str) -> int | None:
+        value = self._text(name)
+        if value is None:
+            return None
+        if not value.isdecimal():
+            raise ConfigError(f"{name}={value} is not understood; it should be a whole number")
+        return int(value)
+
+    def _count(self, name: str) -> int | None:
+        number = self._number(name)
+        if number == 0:
+            raise ConfigError(f"{name}=0 is not allowed; it should be 1 or more")
+        return number
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self._choice(name, ("true", "false"), str(default).lower())
+        return value == "true"
+
+    def _choice(self, name: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        value = (self._text(name) or default or allowed[0]).lower()
+        if value not in allowed:
+            raise ConfigError(f"{name}={value} is not understood; it should be {' or '.join(allowed)}")
+        return value
+
+    def _duration_ms(self, name: str, default_ms: int) -> int:
+        value = self._text(name)
+        if value is None:
+            return default_ms
+        if (found := _DURATION.fullmatch(value.lower())) is None:
+            raise ConfigError(f"{name}={value} is not understood; it should be a time such as 30s or 15m")
+        return int(found[1]) * _DURATION_MS[found[2]]
+
+    # --- groups of options ---
+
+    def _access(self) -> BrokerAccess:
+        bootstrap = self._text("kafka.bootstrap.servers")
+        if bootstrap is not None:
+            parse_bootstrap(bootstrap)
+        elif self._query is Query.STREAM or not {"segmentsPath", "archive"} & self._options.keys():
+            raise ConfigError(
+                "kafka.bootstrap.servers is missing; it should be HOST:PORT of one or more brokers"
+            )
+        isolation = self._choice("kafka.isolation.level", ("read_uncommitted", "read_committed"))
+        timeout_ms = self._count("kafkaConsumer.pollTimeoutMs") or self._count("kafka.request.timeout.ms")
+        sizes = [self._count("kafka.fetch.max.bytes"), self._count("kafka.max.partition.fetch.bytes")]
+        security = {
+            name.removeprefix("kafka."): value
+            for name, value in self._options.items()
+            if name.startswith(SECURITY_PREFIXES)
+        }
+        return BrokerAccess(
+            bootstrap=bootstrap or "",
+            client_id=self._text("kafka.client.id") or BrokerAccess.client_id,
+            timeout_s=timeout_ms / 1000 if timeout_ms else BrokerAccess.timeout_s,
+            isolation_level=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
+            fetch_bytes=min((size for size in sizes if size), default=FETCH_BYTES),
+            security=security,
+        )
+
+    def _subscription(self) -> Subscription:
+        given = [name for name in _STRATEGIES if name in self._options]
+        if len(given) != 1:
+            problem = "none" if not given else " and ".join(given)
+            raise ConfigError(
+                f"one of subscribe, subscribePattern and assign says what to read; {problem} is set"
+            )
+        (name,) = given
+        value = self._text(name) or ""
+        if name == "assign":
+            return Subscription(partitions=parse_partitions(value, name))
+        if name == "subscribePattern":
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ConfigError(f"{name}: {value!r} is not a regular expression: {error}") from None
+            return Subscription(pattern=value)
+        topics = tuple(dict.fromkeys(filter(None, (each.strip() for each in value.split(",")))))
+        if not topics:
+            raise ConfigError(f"{name}={value} names no topic")
+        return Subscription(topics=topics)
+
+    def _position(self, prefix: str) -> tuple[Position | None, str]:
+        """The one that counts of three ways to say it, in Spark's order of preference."""
+        name = f"{prefix}Timestamp"
+        if name in self._options:
+            return AtTimestamp(self._number(name) or 0), name
+        name = f"{prefix}OffsetsByTimestamp"
+        if (value := self._text(name)) is not None:
+            return parse_timestamps(value, name), name
+        name = f"{prefix}Offsets"
+        value = self._text(name)
+        return None if value is None else parse_offsets(value, name), name
+
+    def _starting(self) -> tuple[Position, str]:
+        position, name = self._position("starting")
+        if position is None:
+            return (Latest() if self._query is Query.STREAM else Earliest()), name
+        is_latest = isinstance(position, Latest) or (
+            isinstance(position, AtOffsets) and -1 in position.offsets.values()
+        )
+        if is_latest and self._query is Query.BATCH:
+            raise ConfigError(
+                f"{name}: a batch query cannot start at the latest offset; it would read nothing"
+            )
+        return position, name
+
+    def _ending(self) -> tuple[Position, str]:
+        position, name = self._position("ending")
+        if isinstance(position, Earliest) or (
+            isinstance(position, AtOffsets) and -2 in position.offsets.values()
+        ):
+            raise ConfigError(f"{name}: a query cannot end at the earliest offset; it would read nothing")
+        return position or Latest(), name
+
+    def _columns(self) -> tuple[str, ...]:
+        has_headers = self._flag("includeHeaders", False)
+        value = self._text("columns")
+        if value is None:
+            return COLUMNS if has_headers else COLUMNS[:-1]
+        by_lower = {name.lower(): name for name in COLUMNS}
+        columns = []
+        for each in value.split(","):
+            name = by_lower.get(each.strip().lower())
+            if name is None or name in columns:
+                problem = "is there twice" if name else "is not a column"
+                raise ConfigError(
+                    f"columns={value}: {each.strip()!r} {problem}; there are {', '.join(COLUMNS)}"
+                )
+            columns.append(name)
+        if "includeHeaders" in self._options and has_headers != (HEADERS in columns):
+            raise ConfigError(f"columns={value} contradicts includeHeaders={str(has_headers).lower()}")
+        return tuple(columns)
+
+    def _scan(self) -> tuple[str, str | None]:
+        scan = self._choice("scan", ("broker", "segments"))
+        path = self._text("segmentsPath")
+        if path is not None and scan != "segments":
+            raise ConfigError("segmentsPath has no effect without scan=segments")
+        return scan, path
+
+
+def _check_order(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
+    """What can be said before the cluster is asked."""
+    match starting, ending:
+        case AtTimestamp(first), AtTimestamp(last):
+            pairs = [("the read", first, last)]
+        case (AtOffsets(firsts), AtOffsets(lasts)) | (AtTimestamps(firsts), AtTimestamps(lasts)):
+            pairs = [(str(each), firsts[each], lasts[each]) for each in firsts if each in lasts]
+        case _:
+            return
+    for what, first, last in pairs:
+        if first > last >= 0:
+            raise ConfigError(
+                f"{what} would start at {first} ({starting_option}) and end before, at {last} ({ending_option})"
+            )

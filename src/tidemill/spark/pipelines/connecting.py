@@ -1,0 +1,101 @@
+"""How a pipeline reaches the cluster: the options that all pipelines have, and what is checked before any job starts.
+
+A topic that does not exist, or a broker that does not answer, is told before Spark plans anything. A topic that is written
+to is created when it is missing, with as many partitions as the one that is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.retry import UnknownTopic
+from tidemill.client.security import PREFIXES, SecurityOptions
+from tidemill.spark.pipelines import Pipeline, PipelineError
+from tidemill.spark.session import state_dir
+
+FORMAT = "tidemill"
+DEFAULT_TIMEOUT_S = 15.0
+CLIENT_ID = "tidemill-pipeline"
+_NAME_CHARS_MAX = 80
+
+
+def connection_options(options: argparse.Namespace) -> dict[str, str]:
+    """For `spark.read.format("tidemill").options(**…)` and the same of writers: the address, and security."""
+    return {"kafka.bootstrap.servers": options.bootstrap, **kafka_options(options)}
+
+
+def kafka_options(options: argparse.Namespace) -> Mapping[str, str]:
+    """What the user gave with --kafka, by the names of Spark's Kafka source."""
+    given: Mapping[str, str] = getattr(options, "kafka", None) or {}
+    return {f"kafka.{key}": value for key, value in given.items()}
+
+
+def open_cluster(options: argparse.Namespace) -> Cluster:
+    """Use as a context manager."""
+    given: Mapping[str, str] = getattr(options, "kafka", None) or {}
+    security = {key: value for key, value in given.items() if key.startswith(PREFIXES)}
+    return Cluster(
+        options.bootstrap,
+        client_id=CLIENT_ID,
+        timeout_s=getattr(options, "timeout", DEFAULT_TIMEOUT_S),
+        security=SecurityOptions.parse(security) if security else None,
+    )
+
+
+def require_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:
+    """How many partitions each has; one that is missing is an error."""
+    counts = {}
+    for topic in topics:
+        try:
+            counts[topic] = len(Admin(cluster).topic(topic).partitions)
+        except UnknownTopic:
+            raise PipelineError(
+                f"there is no topic {topic}; `tidemill topics list` shows which there are"
+            ) from None
+    return counts
+
+
+def ensure_topic(cluster: Cluster, topic: str, *, partition_count: int) -> bool:
+    """Whether it had to be created."""
+    admin = Admin(cluster)
+    if admin.existing_topics([topic]):
+        return False
+    admin.create_topic(topic, partition_count=partition_count)
+    return True
+
+
+def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="where the query keeps its progress, a path or URL that all executors reach "
+        "(default: a directory of the user's state, named after the pipeline, the cluster and the topics)",
+    )
+
+
+def checkpoint_dir(options: argparse.Namespace, cluster: Cluster, name: str, topics: Iterable[str]) -> str:
+    """What --checkpoint says, or always the same directory for the same pipeline, cluster and topics."""
+    if getattr(options, "checkpoint", None):
+        return str(options.checkpoint)
+    cluster_id = Admin(cluster).describe_cluster().cluster_id
+    words = [name, *topics]
+    digest = hashlib.sha256("\0".join([cluster_id, *words]).encode()).hexdigest()[:12]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:_NAME_CHARS_MAX]
+    return str(state_dir() / "checkpoints" / f"{readable}-{digest}")
+
+
+def options_of(pipeline: Pipeline, words: Sequence[str], *, bootstrap: str) -> argparse.Namespace:
+    """What `tidemill pipeline run` would make of these words, for whoever runs a pipeline in a session of their own."""
+    parser = argparse.ArgumentParser(prog=pipeline.NAME, exit_on_error=False)
+    pipeline.add_arguments(parser)
+    try:
+        options = parser.parse_args(list(words))
+    except argparse.ArgumentError as error:
+        raise PipelineError(str(error)) from None
+    options.bootstrap, options.timeout, options.kafka = bootstrap, DEFAULT_TIMEOUT_S, {}
+    return options

@@ -1,0 +1,1 @@
+"""The parts of `tidemill pipeline run report`; `report` beside this package puts them together."""

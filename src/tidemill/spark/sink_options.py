@@ -1,0 +1,214 @@
+"""What `format("tidemill")` is told when it writes: options and columns, checked on the driver before a task runs.
+
+Names and columns are those of Spark's Kafka sink, names without regard to case. An option is known, known and without a
+meaning here (`_NO_EFFECT`: how a producer waits and buffers, which changes no result), or refused by name.
+
+Columns: `value` (string or binary) and, if they are there, `key`, `topic`, `partition`, `headers` as Spark's sink has them,
+and `timestamp`, which becomes the record's own: without it records carry the time at which they are written. Other columns
+are left out, as Spark does. The option `topic` stands above the column.
+
+Our own options:
+
+    exactlyOnce        true: one transaction a task, and a marker that tells a repeated task that its work is done.
+                       false: as Spark's sink, a task that is repeated writes again
+    failOnMovedRows    true: a repeated task that has other rows than it had when it wrote them fails the query.
+                       false: it goes on and logs the same line
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from tidemill.client.cluster import parse_bootstrap
+from tidemill.errors import ConfigError
+from tidemill.protocol.compression import CompressionType
+from tidemill.spark.options import SECURITY_PREFIXES, BrokerAccess
+
+COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
+REQUEST_BYTES_MAX = 1 << 20
+# Longer than a task should take, shorter than the longest that brokers allow: 15 minutes.
+TRANSACTION_TIMEOUT_MS = 300_000
+
+_NO_EFFECT = (
+    "kafka.linger.ms",
+    "kafka.buffer.memory",
+    "kafka.max.block.ms",
+    "kafka.retries",
+    "kafka.retry.backoff.ms",
+    "kafka.max.in.flight.requests.per.connection",
+    "checkpointLocation",
+    "queryName",
+)
+_KNOWN = (
+    "topic",
+    "includeHeaders",
+    "exactlyOnce",
+    "failOnMovedRows",
+    "kafka.bootstrap.servers",
+    "kafka.client.id",
+    "kafka.acks",
+    "kafka.enable.idempotence",
+    "kafka.compression.type",
+    "kafka.batch.size",
+    "kafka.max.request.size",
+    "kafka.request.timeout.ms",
+    "kafka.delivery.timeout.ms",
+    "kafka.transaction.timeout.ms",
+)
+_BYTES = "keys and values are bytes; convert them with DataFrame functions"
+_REFUSED = {
+    "path": "the topic is an option or a column; call save() or start() without a path",
+    "kafka.key.serializer": _BYTES,
+    "kafka.value.serializer": _BYTES,
+    "kafka.transactional.id": "each task has its own transactional id, by which it is fenced; remove it",
+    "kafka.partitioner.class": "keys go where the Java client puts them; use the column partition for another place",
+    "kafka.interceptor.classes": "there are no interceptors; use DataFrame functions",
+}
+_CANONICAL = {name.lower(): name for name in (*_KNOWN, *_NO_EFFECT, *_REFUSED)}
+_TEXT_OR_BYTES = "string or binary"
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    access: BrokerAccess
+    topic: str | None = None
+    writes_headers: bool = True
+    exactly_once: bool = True
+    fail_on_moved_rows: bool = True
+    codec: int = CompressionType.NONE
+    # Of one batch of records, header included; a topic's max.message.bytes may be less.
+    batch_bytes_max: int = REQUEST_BYTES_MAX
+    delivery_timeout_s: float = 120.0
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        return _Parser(options).parse()
+
+
+def check_schema(schema: StructType, options: SinkOptions) -> None:
+    """Whether rows of this schema can become records; `ConfigError` says which column cannot."""
+    types = {field.name: field.dataType for field in schema.fields}
+    if "value" not in types:
+        raise ConfigError(f"there is no column value, only {', '.join(types) or 'none'}; select one as value")
+    if options.topic is None and "topic" not in types:
+        raise ConfigError("where to write is not said: set the option topic or select a column topic")
+    _check_type(types, "value", _TEXT_OR_BYTES, StringType, BinaryType)
+    _check_type(types, "key", _TEXT_OR_BYTES, StringType, BinaryType)
+    _check_type(types, "topic", "string", StringType)
+    _check_type(types, "partition", "int", IntegerType)
+    _check_type(types, "timestamp", "timestamp", TimestampType)
+    headers = types.get("headers")
+    if headers is not None and not _are_headers(headers):
+        raise ConfigError(
+            f"the column headers is {headers.simpleString()}; it should be array<struct<key:string,value:binary>>"
+        )
+
+
+def _check_type(types: Mapping[str, DataType], name: str, wanted: str, *allowed: type[DataType]) -> None:
+    found = types.get(name)
+    if found is not None and not isinstance(found, allowed):
+        raise ConfigError(f"the column {name} is {found.simpleString()}; it should be {wanted}: cast it")
+
+
+def _are_headers(found: DataType) -> bool:
+    if not isinstance(found, ArrayType) or not isinstance(found.elementType, StructType):
+        return False
+    fields = [(field.name, type(field.dataType)) for field in found.elementType.fields]
+    return fields == [("key", StringType), ("value", BinaryType)]
+
+
+class _Parser:
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options: dict[str, str] = {}
+        for name, value in options.items():
+            self._options[_known_name(name)] = str(value).strip()
+
+    def parse(self) -> SinkOptions:
+        self._fixed("kafka.acks", ("all", "-1"), "the sink waits for all replicas in sync")
+        self._fixed("kafka.enable.idempotence", ("true",), "the sink is always idempotent")
+        request_bytes = self._count("kafka.max.request.size") or REQUEST_BYTES_MAX
+        delivery_ms = self._count("kafka.delivery.timeout.ms")
+        return SinkOptions(
+            access=self._access(),
+            topic=self._options.get("topic") or None,
+            writes_headers=self._flag("includeHeaders", True),
+            exactly_once=self._flag("exactlyOnce", True),
+            fail_on_moved_rows=self._flag("failOnMovedRows", True),
+            codec=self._codec(),
+            batch_bytes_max=min(request_bytes, self._count("kafka.batch.size") or request_bytes),
+            delivery_timeout_s=delivery_ms / 1000 if delivery_ms else SinkOptions.delivery_timeout_s,
+            transaction_timeout_ms=self._count("kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
+        )
+
+    def _access(self) -> BrokerAccess:
+        bootstrap = self._options.get("kafka.bootstrap.servers")
+        if not bootstrap:
+            raise ConfigError(
+                "kafka.bootstrap.servers is missing; it should be HOST:PORT of one or more brokers"
+            )
+        parse_bootstrap(bootstrap)
+        timeout_ms = self._count("kafka.request.timeout.ms")
+        security = {
+            name.removeprefix("kafka."): value
+            for name, value in self._options.items()
+            if name.startswith(SECURITY_PREFIXES)
+        }
+        return BrokerAccess(
+            bootstrap=bootstrap,
+            client_id=self._options.get("kafka.client.id") or BrokerAccess.client_id,
+            timeout_s=timeout_ms / 1000 if timeout_ms else BrokerAccess.timeout_s,
+            security=security,
+        )
+
+    def _codec(self) -> int:
+        value = self._options.get("kafka.compression.type", "none").lower()
+        names = {each.name.lower(): int(each) for each in CompressionType}
+        if value not in names:
+            raise ConfigError(f"kafka.compression.type={value} is not one of {', '.join(names)}")
+        return names[value]
+
+    def _fixed(self, name: str, allowed: tuple[str, ...], reason: str) -> None:
+        value = self._options.get(name)
+        if value is not None and value.lower() not in allowed:
+            raise ConfigError(f"{name}={value} is not possible: {reason}; set {allowed[0]} or remove it")
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self._options.get(name, str(default)).lower()
+        if value not in ("true", "false"):
+            raise ConfigError(f"{name}={value} is not understood; it should be true or false")
+        return value == "true"
+
+    def _count(self, name: str) -> int | None:
+        value = self._options.get(name)
+        if value is None:
+            return None
+        if not value.isdecimal() or not int(value):
+            raise ConfigError(f"{name}={value} is not understood; it should be a whole number above 0")
+        return int(value)
+
+
+def _known_name(name: str) -> str:
+    lower = name.lower()
+    if lower.startswith(SECURITY_PREFIXES):
+        return lower
+    canonical = _CANONICAL.get(lower)
+    if canonical is None:
+        near = difflib.get_close_matches(lower, _CANONICAL, n=1, cutoff=0.5)
+        hint = f"; did you mean {_CANONICAL[near[0]]}?" if near else ""
+        raise ConfigError(f"{name} is not an option of this sink{hint}")
+    if canonical in _REFUSED:
+        raise ConfigError(f"{canonical} is not an option of this sink: {_REFUSED[canonical]}")
+    return canonical

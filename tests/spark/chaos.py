@@ -1,0 +1,319 @@
+"""A streaming query whose executors, driver and brokers are killed while it runs, and the judgement of what it wrote.
+
+The same exactly-once workload as `tests.cluster.exactly_once`, with Spark as the transformer: a producer writes numbered
+records to an input topic, `chaos_query` makes an output topic of it. `Chaos.strike` kills somebody with `kill -9`:
+
+    executor         one JVM of a local cluster, with its Python workers or, to leave those alone for a moment, without
+    python worker    the process in which a task of ours runs
+    driver           the Python process and the JVM; the executors die with them, or find out by themselves
+    broker           any of them; it comes back at once, or later
+
+A driver that was killed, or that ended because its query failed, is started again on its checkpoint. `finish` waits until
+the group has no lag, reads all logs and lets `tidemill.sim.exactly_once` judge them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tests.brokers import eventually
+from tests.cluster.clusters import Cluster
+from tests.cluster.exactly_once import PARTITIONS, REPO, Filling, Summary, read_topic
+from tidemill.client.cluster import Cluster as ClientCluster
+from tidemill.client.group_admin import GroupAdmin
+from tidemill.errors import TidemillError
+from tidemill.sim import exactly_once
+from tidemill.sim.checker import Found
+from tidemill.types import TopicPartition
+
+# Executors are processes of their own in the one. In the other, which starts in half the time, their Python workers are.
+EXECUTORS, ONE_PROCESS = "local-cluster[2,1,1024]", "local[2,4]"
+EXECUTOR = "CoarseGrainedExecutorBackend"
+WORKER = "pyspark.daemon"
+# A driver with two executors starts in seconds, or in minutes on a machine with much else to do.
+LIMIT_S = float(os.environ.get("TIDEMILL_SPARK_LIMIT_S", "180"))
+STOP_LIMIT_S = 60.0
+# How much has to be transformed between two strikes.
+PROGRESS = 50
+# When, after progress was seen, and how long a broker stays away: a batch takes about as long.
+STRIKE_DELAY_S_MAX = 2.0
+AWAY_S_MAX = 4.0
+TARGETS = ("executor", "driver", "broker")
+COMPLAINTS_MAX = 4_000
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that is not mistaken for another one that got its number later."""
+
+    pid: int
+    started: str
+    command: str
+
+    def kill(self) -> None:
+        if process_of(self.pid) == self:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def process_of(pid: int) -> Process | None:
+    """None when there is none, or none that still runs."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else Process(pid, fields[19], command)
+
+
+def descendants(pid: int) -> list[Process]:
+    """Parents before their children."""
+    found = []
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for child in children:
+        if (process := process_of(child)) is not None:
+            found += [process, *descendants(child)]
+    return found
+
+
+@dataclass
+class Driver:
+    """The query's processes, one life after the other."""
+
+    arguments: list[str]
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    ends: int = 0
+    # Executors that may have outlived their driver.
+    left_alone: list[Process] = field(default_factory=list)
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPO
+            )
+
+    def processes(self, part: str) -> list[Process]:
+        """Those whose command says so."""
+        assert self.process is not None
+        return [each for each in descendants(self.process.pid) if part in each.command]
+
+    def kill(self, *, with_executors: bool) -> None:
+        if self.process is None:
+            return
+        family = descendants(self.process.pid)
+        self.process.kill()
+        for process in family:
+            if with_executors or not self._is_of_an_executor(process):
+                process.kill()
+            else:
+                self.left_alone.append(process)
+        self.process.wait(STOP_LIMIT_S)
+        self.process = None
+
+    def _is_of_an_executor(self, process: Process) -> bool:
+        return EXECUTOR in process.command or WORKER in process.command
+
+    def restart_if_ended(self) -> None:
+        if self.process is not None and self.process.poll() is not None:
+            self.ends += 1
+            self.start()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill(with_executors=True)
+        self.process = None
+
+    def clean_up(self) -> None:
+        self.kill(with_executors=True)
+        for process in self.left_alone:
+            process.kill()
+
+    def complaints(self) -> str:
+        return self.log_path.read_text(errors="replace")[-COMPLAINTS_MAX:]
+
+
+class Chaos:
+    """Use as a context manager; `finish` judges. Leaving it early ends everybody without a judgement."""
+
+    def __init__(self, cluster: Cluster, master: str, seed: int, folder: Path) -> None:
+        brokers = len(cluster.brokers)
+        self.summary = Summary(f"{master}, {brokers} broker{'s' * (brokers > 1)}", seed)
+        self._has_executors = master == EXECUTORS
+        self._cluster, self._rng = cluster, random.Random(seed)
+        self._input, self._output, self._group = "chaos-input", "chaos-output", "chaos-group"
+        self._targets: list[str] = []
+        self._began_s = time.monotonic()
+        self._client = ClientCluster(cluster.bootstrap, timeout_s=5.0)
+        options = {
+            "bootstrap": cluster.bootstrap,
+            "input": self._input,
+            "output": self._output,
+            "group": self._group,
+            "checkpoint": str(folder / "checkpoint"),
+            "master": master,
+            "scratch": str(folder / "spark"),
+        }
+        words = [word for option, value in options.items() for word in (f"--{option}", value)]
+        self._driver = Driver(
+            [sys.executable, "-m", "tests.spark.chaos_query", *words], folder / "driver.log"
+        )
+
+    def __enter__(self) -> Chaos:
+        for topic in (self._input, self._output):
+            self._create(topic)
+        self._filling = Filling(self._cluster.bootstrap, self._input)
+        try:
+            self._driver.start()
+            self.await_progress()
+        except BaseException:
+            self._end(is_failed=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(is_failed=kind is not None)
+
+    def _end(self, *, is_failed: bool) -> None:
+        self._driver.clean_up()
+        if is_failed:
+            self.summary.ended_by_themselves = self._driver.ends
+            print(f"{self.summary}\n---- driver\n{self._driver.complaints()}")
+            self._filling.give_up()
+        self._client.close()
+
+    def _create(self, topic: str) -> None:
+        new = {"name": topic, "num_partitions": PARTITIONS, "replication_factor": -1}
+        answer = self._cluster.ask(
+            lambda connection: connection.request("create_topics", 7, topics=[new], timeout=20_000),
+            self._cluster.running()[0],
+        )
+        assert answer is not None
+        assert answer.topics[0].error_code == 0
+        self._cluster.await_in_sync(topic, PARTITIONS)
+
+    # -- progress --------------------------------------------------------------------------------------------
+
+    def _committed(self) -> dict[TopicPartition, int] | None:
+        """The group's offsets; None when nobody answers."""
+        self._driver.restart_if_ended()
+        try:
+            return dict(GroupAdmin(self._client).committed(self._group))
+        except TidemillError:
+            return None
+
+    def await_progress(self) -> None:
+        def count() -> tuple[int] | None:
+            """A tuple is true also when nothing is transformed yet."""
+            committed = self._committed()
+            return None if committed is None else (sum(committed.values()),)
+
+        (before,) = eventually(count, "the group's offsets", LIMIT_S)
+        eventually(
+            lambda: sum((self._committed() or {}).values()) >= before + PROGRESS,
+            f"{PROGRESS} records more than {before}, after {self.summary}",
+            LIMIT_S,
+        )
+
+    # -- strikes ---------------------------------------------------------------------------------------------
+
+    def strike(self) -> None:
+        """Kills somebody somewhere in the middle of their work, and waits until the work goes on."""
+        if not self._targets:
+            self._targets = self._rng.sample(TARGETS, len(TARGETS))
+        target = self._targets.pop()
+        time.sleep(self._rng.uniform(0.0, STRIKE_DELAY_S_MAX))
+        match target:
+            case "executor":
+                self._strike_executor()
+            case "driver":
+                self._count("driver")
+                self._driver.kill(with_executors=self._rng.random() < 0.5)
+                self._driver.start()
+            case "broker":
+                self._count("broker")
+                self._strike_broker(self._rng.choice(self._cluster.brokers).id)
+        self.await_progress()
+
+    def _count(self, target: str) -> None:
+        self.summary.strikes[target] += 1
+        passed_s = time.monotonic() - self._began_s
+        ends = self._driver.ends
+        print(
+            f"{passed_s:.0f} s, kill {self.summary.strikes.total()}: {target}; {ends} failed queries",
+            flush=True,
+        )
+
+    def _strike_executor(self) -> None:
+        """A Python worker that is not there now, because no task runs, was not struck."""
+        kinds = [(WORKER, "python worker")]
+        if self._has_executors:
+            kinds.append((EXECUTOR, "executor"))
+        part, target = self._rng.choice(kinds)
+
+        def found() -> list[Process]:
+            self._driver.restart_if_ended()
+            return self._driver.processes(part)
+
+        victim = self._rng.choice(eventually(found, f"a running {target}", LIMIT_S))
+        self._count(target)
+        family = descendants(victim.pid)
+        victim.kill()
+        if self._rng.random() < 0.5:
+            for process in family:
+                process.kill()
+
+    def _strike_broker(self, node_id: int) -> None:
+        self._cluster.kill(node_id)
+        if len(self._cluster.brokers) > 1 and self._rng.random() < 0.5:
+            self.await_progress()
+        else:
+            time.sleep(self._rng.uniform(0.0, AWAY_S_MAX))
+        self._cluster.start(node_id)
+        self._cluster.await_up()
+        for topic in (self._input, self._output, "__consumer_offsets", "__transaction_state"):
+            self._cluster.await_in_sync(topic, PARTITIONS)
+
+    # -- judgement -------------------------------------------------------------------------------------------
+
+    def finish(self) -> Summary:
+        self._filling.stop()
+        given, ends = read_topic(self._cluster.bootstrap, self._input, "read_uncommitted")
+        eventually(lambda: self._committed() == ends, f"no lag; the ends are {ends}", LIMIT_S)
+        self._driver.stop()
+        assert self._committed_at_rest() == ends, "the group's offsets moved when the query was stopped"
+        logs = eventually(lambda: self._settled(given), "every transaction ended", LIMIT_S)
+        self.summary.input_records, self.summary.committed_records = len(given), len(logs.committed)
+        self.summary.aborted_records = len(logs.aborted())
+        self.summary.ended_by_themselves = self._driver.ends
+        violations = exactly_once.check(logs)
+        assert not violations, f"{self.summary}\n" + "\n".join(map(str, violations))
+        return self.summary
+
+    def _committed_at_rest(self) -> dict[TopicPartition, int]:
+        return dict(GroupAdmin(self._client).committed(self._group))
+
+    def _settled(self, given: list[Found]) -> exactly_once.Logs | None:
+        """What both kinds of readers see of the output; None while a transaction is open."""
+        committed, stable_ends = read_topic(self._cluster.bootstrap, self._output, "read_committed")
+        uncommitted, log_ends = read_topic(self._cluster.bootstrap, self._output, "read_uncommitted")
+        return exactly_once.Logs(given, committed, uncommitted) if stable_ends == log_ends else None
