@@ -1,0 +1,137 @@
+"""A broker for tests, in this process: `InProcessBroker`.
+
+    with InProcessBroker() as broker:
+        broker.create_topic("orders")
+        code_under_test(bootstrap_servers=broker.bootstrap)
+        assert [record.value for record in broker.records("orders")] == [b"..."]
+
+It is the production node, so settings are Kafka's broker configuration. A few differ from Kafka's defaults, all of them so
+that a test neither waits nor is disturbed when time moves; `DEFAULTS` has them, and whatever a test sets comes first.
+
+The data is in a folder of its own, removed at the end. The port is kept over `stop`, `crash` and `restart`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tidemill.config import load_broker_config
+from tidemill.testing.hands import Hands
+from tidemill.testing.network import CLIENT_LISTENER
+from tidemill.testing.node_thread import NodeThread
+from tidemill.testing.ports import HOST, HeldPort
+from tidemill.testing.records import properties_text
+
+# The largest that the keys allow: a day less than twenty-five, and for ever.
+_INT_MAX_MS, _LONG_MAX_MS = str(2**31 - 1), str(2**63 - 1)
+
+DEFAULTS: Mapping[str, str] = {
+    # Not waited for in a test, as in Kafka's own quick start.
+    "group.initial.rebalance.delay.ms": "0",
+    # Fifty partitions take their time, and one coordinates a test's groups as well.
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+    # A moved clock must not close the clients' connections, nor take the broker for dead.
+    "connections.max.idle.ms": _LONG_MAX_MS,
+    "broker.session.timeout.ms": _INT_MAX_MS,
+}
+
+
+class InProcessBroker(Hands):
+    """One broker that is its own controller. Starts in `start` or with the `with` block."""
+
+    def __init__(
+        self, settings: Mapping[str, object] | None = None, *, data_dir: str | Path | None = None
+    ) -> None:
+        """`settings` are broker configurations. With `data_dir` the data stays there when the broker is closed."""
+        super().__init__()
+        self._settings = properties_text(settings or {})
+        self._port = HeldPort()
+        self._owns_data = data_dir is None
+        self.data_dir = Path(data_dir) if data_dir else Path(tempfile.mkdtemp(prefix="tidemill-"))
+        self._thread: NodeThread | None = None
+
+    def __enter__(self) -> InProcessBroker:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def host(self) -> str:
+        return HOST
+
+    @property
+    def port(self) -> int:
+        return self._port.number
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{HOST}:{self._port.number}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive
+
+    def start(self) -> None:
+        """Returns when clients are served. Nothing happens when it runs already."""
+        if self.is_running:
+            return
+        config, _ = load_broker_config(self._properties())
+        thread = NodeThread(config, self.clock, self.faults)
+        thread.begin()
+        thread.await_started()
+        self._thread = thread
+
+    def _properties(self) -> dict[str, str]:
+        return {
+            **DEFAULTS,
+            **self._settings,
+            "listeners": f"{CLIENT_LISTENER}://{self.bootstrap}",
+            "log.dirs": str(self.data_dir),
+        }
+
+    def stop(self) -> None:
+        """A clean shutdown. The data stays, for `start`."""
+        self._let_go()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+
+    def crash(self) -> None:
+        """As `kill -9` does it: no answer, no shutdown. What was acknowledged is there after `start`."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.crash()
+        self._let_go()
+
+    def restart(self, settings: Mapping[str, object] | None = None) -> None:
+        """Stop and start, on the same port and data; `settings` are changed before."""
+        self.stop()
+        self._settings.update(properties_text(settings or {}))
+        self.start()
+
+    def close(self) -> None:
+        """Stop for good; the folder is removed, unless it was given."""
+        try:
+            self.stop()
+        finally:
+            self._port.release()
+            if self._owns_data:
+                shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def run_retention(self) -> None:
+        """Delete what retention allows to be deleted now, without waiting for log.retention.check.interval.ms."""
+        assert self._thread is not None, "the broker does not run"
+        self._thread.run_retention()

@@ -1,0 +1,237 @@
+"""The test's own hands at a broker or a cluster: topics, records, offsets, through `tidemill.client`.
+
+`Hands` is what `InProcessBroker` and `InProcessCluster` have in common. The connections are kept from call to call and made
+anew after a stop. Faults do not strike them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.consumer import Consumer
+from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.producer import Producer
+from tidemill.client.retry import UnknownTopic
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
+from tidemill.protocol.records import Header
+from tidemill.testing.clock import TravelClock
+from tidemill.testing.faults import Faults
+from tidemill.testing.network import HELPER_CLIENT_ID
+from tidemill.testing.records import (
+    Headers,
+    StoredRecord,
+    Text,
+    encoded,
+    encoded_headers,
+    properties_text,
+)
+from tidemill.types import TopicPartition
+
+T = TypeVar("T")
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+_ISOLATION_LEVELS = {"read_committed": READ_COMMITTED, "read_uncommitted": READ_UNCOMMITTED}
+_POLL_S = 0.01
+_TIMEOUT_S = 30.0
+
+
+class Hands:
+    def __init__(self) -> None:
+        # The broker's time, for the test to move.
+        self.clock = TravelClock()
+        # What is to go wrong.
+        self.faults = Faults()
+        self._lock = threading.RLock()
+        self._client: Cluster | None = None
+        self._producer: Producer | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """What a client has as `bootstrap.servers`."""
+        raise NotImplementedError
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._client is None:
+            self._client = Cluster(self.bootstrap, client_id=HELPER_CLIENT_ID, timeout_s=_TIMEOUT_S)
+        return self._client
+
+    def _let_go(self) -> None:
+        """The brokers end the connections: the next call makes new ones."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+            self._client = self._producer = None
+
+    # -- topics ----------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        replication_factor: int = -1,
+        configs: Any = None,
+        **more_configs: object,
+    ) -> str:
+        """Returns the name once the topic has its leaders.
+
+        Configurations are a mapping, `configs={"retention.ms": 1000}`, or `**{"retention.ms": 1000}`.
+        """
+        given = {**(configs or {}), **more_configs}
+        with self._lock:
+            Admin(self._cluster).create_topic(
+                name,
+                partition_count=partitions,
+                replication_factor=replication_factor,
+                configs=properties_text(given),
+            )
+        return name
+
+    def delete_topic(self, name: str) -> None:
+        with self._lock:
+            Admin(self._cluster).delete_topic(name)
+
+    def topics(self) -> list[str]:
+        """The names of all topics but internal ones."""
+        with self._lock:
+            found = Admin(self._cluster).topics()
+        return [topic.name for topic in found if topic.name and not topic.is_internal]
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        topic: str,
+        value: Text | None,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> StoredRecord:
+        """Write one record and return it as it is stored, acknowledged by all replicas in sync.
+
+        Text is encoded as UTF-8. A topic that is not there is created. Without a timestamp it is the broker's time.
+        """
+        stamp = self.clock.now_ms() if timestamp_ms is None else timestamp_ms
+        pairs = encoded_headers(headers)
+        with self._lock:
+            self._ensure(topic)
+            if self._producer is None:
+                self._producer = Producer(self._cluster)
+            producer = self._producer
+            producer.appended.clear()
+            producer.add(
+                topic,
+                encoded(value),
+                key=encoded(key),
+                headers=[Header(name, content) for name, content in pairs],
+                partition=partition,
+                timestamp_ms=stamp,
+            )
+            producer.flush()
+            (appended,) = producer.appended
+        index = appended.partition.partition
+        return StoredRecord(topic, index, appended.base_offset, stamp, encoded(key), encoded(value), pairs)
+
+    def records(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        isolation: Isolation = "read_committed",
+        count: int | None = None,
+        timeout_s: float = 10.0,
+    ) -> list[StoredRecord]:
+        """What the topic holds now, by partition and offset.
+
+        With `count`, waits until it holds at least so many; `AssertionError` shows what was there when the time was over.
+        """
+        if isolation not in _ISOLATION_LEVELS:
+            raise ValueError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
+        if count is None:
+            return self._read(topic, partition, _ISOLATION_LEVELS[isolation])
+        found: list[StoredRecord] = []
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                found = self._read(topic, partition, _ISOLATION_LEVELS[isolation])
+            except UnknownTopic:
+                found = []
+            if len(found) >= count:
+                return found
+            if time.monotonic() >= deadline_s:
+                raise AssertionError(
+                    f"{topic} holds {len(found)} records after {timeout_s:g} s, not {count}: {found}"
+                )
+            time.sleep(_POLL_S)
+
+    def _read(self, topic: str, partition: int | None, isolation_level: int) -> list[StoredRecord]:
+        with self._lock:
+            cluster = self._cluster
+            cluster.forget()
+            partitions = [
+                each for each in cluster.partitions_of(topic) if partition in (None, each.partition)
+            ]
+            admin = Admin(cluster)
+            ends = admin.end_offsets(partitions, isolation_level)
+            starts = admin.start_offsets(partitions)
+            consumer = Consumer(
+                cluster,
+                {each: starts[each] for each in partitions if starts[each] < ends[each]},
+                isolation_level=isolation_level,
+            )
+            found: list[StoredRecord] = []
+            while consumer.positions:
+                for place, record in consumer.poll(max_wait_ms=0):
+                    if record.offset < ends[place]:
+                        headers = tuple((name, content) for name, content in record.headers)
+                        found.append(
+                            StoredRecord(
+                                *place, record.offset, record.timestamp, record.key, record.value, headers
+                            )
+                        )
+                for place, position in list(consumer.positions.items()):
+                    if position >= ends[place]:
+                        del consumer.positions[place]
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+
+    def _ensure(self, topic: str) -> None:
+        try:
+            self._cluster.partitions_of(topic)
+        except UnknownTopic:
+            self.create_topic(topic, partitions=-1)
+
+    # -- groups ----------------------------------------------------------------------------------------------
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """The offsets that a group has committed; empty for one that nobody knows."""
+        with self._lock:
+            return GroupAdmin(self._cluster).committed(group)
+
+    def members(self, group: str) -> list[str]:
+        """The ids of a group's members."""
+        with self._lock:
+            try:
+                return [member.member_id for member in GroupAdmin(self._cluster).describe(group).members]
+            except ApiError as error:
+                if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                    return []
+                raise
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def wait_until(self, condition: Callable[[], T], what: str, timeout_s: float = 10.0) -> T:
+        """The first true value of `condition`, asked again and again; `AssertionError` with `what` when it stays false."""
+        deadline_s = time.monotonic() + timeout_s
+        while not (value := condition()):
+            if time.monotonic() >= deadline_s:
+                raise AssertionError(f"not within {timeout_s:g} s: {what}")
+            time.sleep(_POLL_S)
+        return value

@@ -1,0 +1,186 @@
+"""The network's seam, where faults strike: between a client's connection and the broker's dispatcher.
+
+A request that runs into no armed fault goes on untouched. One that does is handed on with a connection that looks like its
+own but whose place for the answer behaves as the fault wants, or is answered here without the broker hearing of it.
+Only the clients' listener is watched: what brokers say to each other has listeners of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.broker.connection import Part
+from tidemill.broker.dispatch import Call, Peer
+from tidemill.broker.network import Address, Link, Listening, Network, ServerLimits
+from tidemill.errors import ProtocolError
+from tidemill.log.files import FileSlice
+from tidemill.protocol import api as apis
+from tidemill.protocol.api.cluster import MetadataRequest
+from tidemill.protocol.api.data import FetchRequest, ProduceRequest
+from tidemill.protocol.frames import has_flexible_response_header, parse_request_header
+from tidemill.protocol.schema import Request, decode, encode
+from tidemill.testing.faults import Fault, Faults, Strike
+from tidemill.testing.refusals import NameOf, refusal, refused_metadata, topics_of
+
+if TYPE_CHECKING:
+    from tidemill.broker.connection import Reply
+
+CLIENT_LISTENER = "PLAINTEXT"
+# Of the fixture's own helpers: the test's hands, not the code under test.
+HELPER_CLIENT_ID = "tidemill.testing"
+
+Dispatch = Callable[[Peer, memoryview], None]
+
+
+class FaultyNetwork:
+    """A `Network`: the real one, watched."""
+
+    def __init__(
+        self, network: Network, faults: Faults, name_of: NameOf, session_topics: Callable[[int], set[str]]
+    ) -> None:
+        """`session_topics` tells what an incremental fetch, which names nothing, is about."""
+        self._network = network
+        self._faults = faults
+        self._name_of = name_of
+        self._session_topics = session_topics
+        self._clients: dict[Peer, None] = {}
+
+    def listen(self, dispatch: Dispatch, limits: ServerLimits) -> Listening:
+        return self._network.listen(lambda peer, frame: self._handle(dispatch, peer, frame), limits)
+
+    def connect(
+        self,
+        address: Address,
+        on_frame: Callable[[memoryview], None],
+        on_close: Callable[[str], None],
+        *,
+        frame_bytes_max: int,
+    ) -> Link:
+        return self._network.connect(address, on_frame, on_close, frame_bytes_max=frame_bytes_max)
+
+    def disconnect_all(self) -> int:
+        clients = list(self._clients)
+        for client in clients:
+            client.close(None)
+        return len(clients)
+
+    def _handle(self, dispatch: Dispatch, peer: Peer, frame: memoryview) -> None:
+        if peer.listener_name != CLIENT_LISTENER:
+            dispatch(peer, frame)
+            return
+        header = parse_request_header(frame)
+        if header.client_id == HELPER_CLIENT_ID:
+            dispatch(peer, frame)
+            return
+        self._note(peer)
+        request = None
+        if self._faults.concerns(header.api_key):
+            request = _decoded(header.api_key, header.api_version, frame, header.body_position)
+        if request is None or (isinstance(request, ProduceRequest) and request.acks == 0):
+            dispatch(peer, frame)
+            return
+        fault = self._faults.take(header.api_key, lambda: self._topics(request))
+        if fault is None:
+            dispatch(peer, frame)
+        elif fault.strike is Strike.REFUSE and not isinstance(request, MetadataRequest):
+            is_flexible = has_flexible_response_header(header.api_key, header.api_version)
+            call = Call(peer, header, frame, is_flexible)
+            call.expect_reply()
+            call.respond((encode(refusal(request, fault.error), header.api_version),))
+        else:
+            dispatch(_StruckPeer(peer, fault, header.api_version), frame)
+
+    def _note(self, peer: Peer) -> None:
+        if peer not in self._clients:
+            self._clients[peer] = None
+            peer.close_callbacks.append(lambda: self._clients.pop(peer, None))
+
+    def _topics(self, request: Request) -> set[str]:
+        topics = topics_of(request, self._name_of)
+        if isinstance(request, FetchRequest) and request.session_id:
+            topics |= self._session_topics(request.session_id)
+        return topics
+
+
+def _decoded(api_key: int, version: int, frame: memoryview, position: int) -> Request | None:
+    """None for what the dispatcher will refuse by itself."""
+    request = apis.REQUESTS.get(api_key)
+    if request is None or version not in request.versions:
+        return None
+    try:
+        return decode(request, version, frame, position)
+    except ProtocolError:
+        return None
+
+
+class _StruckPeer:
+    """A connection whose next answer is lost, late or changed."""
+
+    def __init__(self, peer: Peer, fault: Fault, version: int) -> None:
+        self._peer = peer
+        self._fault = fault
+        self._version = version
+
+    @property
+    def peer(self) -> str:
+        return self._peer.peer
+
+    @property
+    def listener_name(self) -> str:
+        return self._peer.listener_name
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        return self._peer.local_address
+
+    @property
+    def is_closed(self) -> bool:
+        return self._peer.is_closed
+
+    @property
+    def close_callbacks(self) -> list[Callable[[], None]]:
+        return self._peer.close_callbacks
+
+    def expect_reply(self) -> Reply:
+        reply = self._peer.expect_reply()
+        if self._fault.strike is Strike.LOSE_ANSWER:
+            return _LostReply(self._peer)  # type: ignore[return-value]
+        if self._fault.strike is Strike.REFUSE:
+            return _RefusedMetadata(reply, self._fault, self._version)  # type: ignore[return-value]
+        return _LateReply(reply, self._fault.delay_s)  # type: ignore[return-value]
+
+    def close(self, reason: str | None) -> None:
+        self._peer.close(reason)
+
+
+class _LostReply:
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def send(self, parts: Sequence[Part]) -> None:  # noqa: ARG002
+        self._peer.close(None)
+
+
+class _RefusedMetadata:
+    def __init__(self, reply: Reply, fault: Fault, version: int) -> None:
+        self._reply = reply
+        self._fault = fault
+        self._version = version
+
+    def send(self, parts: Sequence[Part]) -> None:
+        answer = b"".join(part.read() if isinstance(part, FileSlice) else part for part in parts)
+        fault = self._fault
+        self._reply.send([refused_metadata(answer, self._version, fault.topic, fault.error)])
+
+
+class _LateReply:
+    def __init__(self, reply: Reply, delay_s: float) -> None:
+        self._reply = reply
+        self._delay_s = delay_s
+
+    def send(self, parts: Sequence[Part]) -> None:
+        # A slice of a file stays readable; everything else may be a view of what changes meanwhile.
+        kept = [bytes(part) if isinstance(part, memoryview) else part for part in parts]
+        asyncio.get_running_loop().call_later(self._delay_s, self._reply.send, kept)

@@ -1,0 +1,81 @@
+"""The pytest plugin: fixtures, a marker and an ini option. Everything else is imported when a fixture is first used.
+
+    tidemill_broker            a broker for this test alone
+    tidemill_cluster           three brokers for this test alone
+    tidemill_session_broker    one broker for the whole run (for each worker, with pytest-xdist)
+
+Settings are broker configurations: `tidemill_settings` in the ini file for all, `@pytest.mark.tidemill(...)` for a test, a
+class or a module. Closer marks come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tidemill.testing.broker import InProcessBroker
+    from tidemill.testing.cluster import InProcessCluster
+
+_INI = "tidemill_settings"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(_INI, "Broker settings of Tidemill's fixtures, one key=value a line.", type="linelist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        'tidemill(settings, **settings): broker settings for the tidemill fixtures, as in **{"log.retention.ms": 1000}',
+    )
+
+
+def _ini_settings(config: pytest.Config) -> dict[str, object]:
+    settings: dict[str, object] = {}
+    for line in config.getini(_INI):
+        key, separator, value = line.partition("=")
+        if not separator:
+            raise pytest.UsageError(f"{_INI}: {line!r} should be key=value")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def _settings(request: pytest.FixtureRequest) -> dict[str, object]:
+    settings = _ini_settings(request.config)
+    for mark in reversed(list(request.node.iter_markers("tidemill"))):
+        for mapping in (*mark.args, mark.kwargs):
+            settings.update(mapping)
+    return settings
+
+
+@pytest.fixture
+def tidemill_broker(request: pytest.FixtureRequest) -> Iterator[InProcessBroker]:
+    """A Kafka broker in this process, for this test alone; see `tidemill.testing.InProcessBroker`."""
+    from tidemill.testing.broker import InProcessBroker
+
+    with InProcessBroker(_settings(request)) as broker:
+        yield broker
+    broker.faults.check_all_used()
+
+
+@pytest.fixture
+def tidemill_cluster(request: pytest.FixtureRequest) -> Iterator[InProcessCluster]:
+    """Three brokers in this process, for this test alone; see `tidemill.testing.InProcessCluster`."""
+    from tidemill.testing.cluster import InProcessCluster
+
+    with InProcessCluster(settings=_settings(request)) as cluster:
+        yield cluster
+    cluster.faults.check_all_used()
+
+
+@pytest.fixture(scope="session")
+def tidemill_session_broker(request: pytest.FixtureRequest) -> Iterator[InProcessBroker]:
+    """One broker for all tests of the run; they have to use topic names of their own."""
+    from tidemill.testing.broker import InProcessBroker
+
+    with InProcessBroker(_ini_settings(request.config)) as broker:
+        yield broker
+    broker.faults.check_all_used()

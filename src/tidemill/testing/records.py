@@ -1,0 +1,38 @@
+"""What a topic holds, as tests compare it, and how what tests write down becomes bytes and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Text = bytes | str
+Headers = Mapping[str, Text | None] | Sequence[tuple[str, Text | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """One record in a log."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def encoded(text: Text | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
+
+
+def encoded_headers(headers: Headers | None) -> tuple[tuple[str, bytes | None], ...]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+    return tuple((name, encoded(content)) for name, content in pairs)
+
+
+def properties_text(settings: Mapping[str, object]) -> dict[str, str]:
+    """Values as a properties file has them: `True` is `true`."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()
+    }

@@ -1,0 +1,225 @@
+"""The plugin in a project of its own: test files of a user, run by a pytest of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+_INI = """
+[pytest]
+filterwarnings = error
+asyncio_mode = auto
+asyncio_default_fixture_loop_scope = function
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini(_INI)
+    return pytester
+
+
+def test_fixtures_are_there_without_any_configuration(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        def test_first(tidemill_broker):
+            tidemill_broker.produce("orders", "x")
+            assert len(tidemill_broker.records("orders")) == 1
+
+        def test_second(tidemill_broker):
+            assert tidemill_broker.topics() == []
+
+        def test_cluster(tidemill_cluster):
+            tidemill_cluster.produce("orders", "x")
+            assert len(tidemill_cluster.brokers) == 3
+
+        def test_session(tidemill_session_broker):
+            assert tidemill_session_broker.is_running
+        """
+    )
+    project.runpytest_subprocess().assert_outcomes(passed=4)
+
+
+def test_nothing_is_left_after_a_test(project: pytest.Pytester) -> None:
+    """No thread, no descriptor, no file, no warning; also after a failure, a crash and a fault."""
+    project.makepyfile(
+        """
+        import gc, os, tempfile, threading
+        from pathlib import Path
+        import pytest
+
+        def left():
+            gc.collect()
+            folders = list(Path(tempfile.gettempdir()).glob("tidemill-*"))
+            return threading.enumerate(), sorted(os.listdir("/proc/self/fd")), folders
+
+        @pytest.fixture(scope="module", autouse=True)
+        def clean(tmp_path_factory):
+            tempfile.tempdir = str(tmp_path_factory.mktemp("temp"))
+            from tidemill.testing import InProcessBroker, InProcessCluster
+            with InProcessBroker() as broker:  # what is made once stays: modules, caches
+                broker.produce("orders", "x")
+            yield
+            tempfile.tempdir = None
+
+        @pytest.fixture(autouse=True)
+        def nothing_left(clean):
+            before = left()
+            yield
+            assert left() == before
+
+        def test_plain(tidemill_broker):
+            tidemill_broker.produce("orders", "x")
+
+        def test_crash(tidemill_broker):
+            tidemill_broker.produce("orders", "x")
+            tidemill_broker.crash()
+
+        def test_restart(tidemill_broker):
+            tidemill_broker.produce("orders", "x")
+            tidemill_broker.clock.advance(hours=8)
+            tidemill_broker.restart()
+
+        def test_cluster(tidemill_cluster):
+            tidemill_cluster.produce("orders", "x")
+            tidemill_cluster.brokers[0].crash()
+            tidemill_cluster.brokers[1].restart()
+
+        def test_no_start():
+            from tidemill.testing import InProcessBroker
+            with pytest.raises(Exception):
+                with InProcessBroker({"log.cleaner.threads": "x"}):
+                    pass
+        """
+    )
+    project.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=5)
+
+
+def test_an_unused_fault_fails_the_test(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        def test_forgets_to_send(tidemill_broker):
+            tidemill_broker.faults.lose_next_ack("orders")
+
+        def test_may_stay_unused(tidemill_broker):
+            tidemill_broker.faults.lose_next_ack("orders", optional=True)
+        """
+    )
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*UnusedFault: armed but not struck: lose the next answer to Produce of orders*"]
+    )
+
+
+def test_settings_of_ini_file_and_marks(project: pytest.Pytester) -> None:
+    project.makeini(_INI + "tidemill_settings =\n    num.partitions=2\n    message.max.bytes = 5000\n")
+    project.makepyfile(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.tidemill(**{"num.partitions": 3})
+
+        def partitions(broker):
+            return {broker.produce("orders", "x", partition=index).partition for index in range(9) if has(broker, index)}
+
+        def has(broker, index):
+            from tidemill.errors import TidemillError
+            try:
+                broker.produce("orders", "x", partition=index)
+                return True
+            except TidemillError:
+                return False
+
+        def test_of_the_module(tidemill_broker):
+            assert len(partitions(tidemill_broker)) == 3
+
+        @pytest.mark.tidemill(**{"num.partitions": 4})
+        def test_of_its_own(tidemill_broker):
+            assert len(partitions(tidemill_broker)) == 4
+
+        def test_of_the_session(tidemill_session_broker):
+            assert len(partitions(tidemill_session_broker)) == 2
+
+        def test_others_stay(tidemill_broker):
+            with pytest.raises(Exception, match="MESSAGE_TOO_LARGE"):
+                tidemill_broker.produce("orders", "x" * 6000)
+        """
+    )
+    project.runpytest_subprocess().assert_outcomes(passed=4)
+
+
+def test_a_bad_line_in_the_ini_file(project: pytest.Pytester) -> None:
+    project.makeini(_INI + "tidemill_settings = num.partitions\n")
+    project.makepyfile("def test_it(tidemill_broker): pass")
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*'num.partitions' should be key=value*"])
+
+
+def test_with_xdist(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("number", range(4))
+        def test_apart(tidemill_broker, tidemill_session_broker, number):
+            assert tidemill_broker.topics() == []
+            tidemill_broker.produce("orders", "x")
+            tidemill_session_broker.produce(f"orders-{number}", "x")
+            assert len(tidemill_session_broker.records(f"orders-{number}")) == 1
+        """
+    )
+    project.runpytest_subprocess("-n", "2").assert_outcomes(passed=4)
+
+
+def test_with_asyncio_and_aiokafka(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        import asyncio
+        import pytest
+        from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+        @pytest.mark.filterwarnings("default")
+        async def test_there_and_back(tidemill_broker):
+            producer = AIOKafkaProducer(bootstrap_servers=tidemill_broker.bootstrap, enable_idempotence=True)
+            await producer.start()
+            tidemill_broker.faults.lose_next_ack("orders")
+            await producer.send_and_wait("orders", b"x")
+            await producer.stop()
+            consumer = AIOKafkaConsumer(
+                "orders", bootstrap_servers=tidemill_broker.bootstrap, auto_offset_reset="earliest", group_id="g"
+            )
+            await consumer.start()
+            assert (await consumer.getone()).value == b"x"
+            await consumer.stop()
+            assert len(tidemill_broker.records("orders")) == 1
+        """
+    )
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_who_uses_no_fixture_loads_no_broker(tmp_path: Path) -> None:
+    """The price of having it installed: two small modules."""
+    (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass")
+    script = (
+        "import sys, pytest; code = pytest.main(['-q', '-p', 'no:cacheprovider', 'test_nothing.py']); "
+        "print(*sorted(name for name in sys.modules if name.startswith('tidemill'))); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "tidemill tidemill.testing tidemill.testing.plugin"
+
+
+def test_the_fixtures_are_listed_with_what_they_are(project: pytest.Pytester) -> None:
+    project.makepyfile("")
+    result = project.runpytest_subprocess("--fixtures")
+    result.stdout.fnmatch_lines(["tidemill_broker*", "*A Kafka broker in this process, for this test alone*"])
+    result = project.runpytest_subprocess("--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.tidemill(*"])
