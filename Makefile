@@ -25,8 +25,11 @@ run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data
 demo: $(VENV)/dev.stamp  ## a broker, an order stream, and Spark over it, in about two minutes (Java 17)
 	@exec $(BIN)/tidemill demo $(ARGS)
 
-test: $(VENV)/dev.stamp  ## every test that a fresh machine can run
-	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile $(ARGS)
+test: $(VENV)/dev.stamp  ## every test that a fresh machine can run, but for the long ones
+	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m "not long" $(ARGS)
+
+long: $(VENV)/dev.stamp  ## the tests that take longest: a Spark query through kills, the demo, the snippets of the docs
+	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m long $(ARGS)
 
 check: $(VENV)/dev.stamp  ## lint, types, layers
 	@$(BIN)/ruff check .
@@ -67,6 +70,8 @@ spark-jvm: $(VENV)/dev.stamp  ## Spark's own Kafka connector (jars from Maven Ce
 	@$(BIN)/python -m pytest tests/spark/test_jvm_connector.py $(ARGS)
 
 spark-kills: $(VENV)/dev.stamp  ## a streaming query through 30 kills of executors, driver and broker, on one broker and on three
+	@TIDEMILL_TASK_KILLS=$(or $(KILLS),40) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
+		tests/spark/test_task_kills.py $(ARGS)
 	@TIDEMILL_SPARK_KILLS=$(or $(KILLS),30) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/spark/test_exactly_once.py $(ARGS)
 
@@ -80,4 +85,4 @@ group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run demo test check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills bench-spark sim group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills bench-spark sim group-schedules

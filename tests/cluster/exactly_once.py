@@ -324,19 +324,27 @@ class Workload:
         for transformer in self._transformers.values():
             transformer.stop()
         assert offsets == ends
-        logs = eventually(lambda: self._settled(given), "every transaction ended", LIMIT_S)
-        self.summary.input_records, self.summary.committed_records = len(given), len(logs.committed)
-        self.summary.aborted_records = len(logs.aborted())
         self.summary.ended_by_themselves = sum(each.ends for each in self._transformers.values())
-        violations = exactly_once.check(logs)
-        assert not violations, f"{self.summary}\n" + "\n".join(map(str, violations))
+        judge(self._cluster.bootstrap, self._output, given, self.summary)
         return self.summary
 
-    def _settled(self, given: list[Found]) -> exactly_once.Logs | None:
+
+def judge(
+    bootstrap: str, output: str, given: list[Found], summary: Summary, limit_s: float = LIMIT_S
+) -> None:
+    """Completes the summary, and fails with it unless every input given is in the output exactly once."""
+
+    def settled() -> exactly_once.Logs | None:
         """What both kinds of readers see of the output; None while a transaction is open."""
-        committed, stable_ends = read_topic(self._cluster.bootstrap, self._output, "read_committed")
-        uncommitted, log_ends = read_topic(self._cluster.bootstrap, self._output, "read_uncommitted")
+        committed, stable_ends = read_topic(bootstrap, output, "read_committed")
+        uncommitted, log_ends = read_topic(bootstrap, output, "read_uncommitted")
         return exactly_once.Logs(given, committed, uncommitted) if stable_ends == log_ends else None
+
+    logs = eventually(settled, "every transaction ended", limit_s)
+    summary.input_records, summary.committed_records = len(given), len(logs.committed)
+    summary.aborted_records = len(logs.aborted())
+    violations = exactly_once.check(logs)
+    assert not violations, f"{summary}\n" + "\n".join(map(str, violations))
 
 
 def read_topic(bootstrap: str, topic: str, isolation: str) -> tuple[list[Found], dict[TopicPartition, int]]:

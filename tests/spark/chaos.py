@@ -27,12 +27,10 @@ from types import TracebackType
 
 from tests.brokers import eventually
 from tests.cluster.clusters import Cluster
-from tests.cluster.exactly_once import PARTITIONS, REPO, Filling, Summary, read_topic
+from tests.cluster.exactly_once import PARTITIONS, REPO, Filling, Summary, judge, read_topic
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
-from tidemill.sim import exactly_once
-from tidemill.sim.checker import Found
 from tidemill.types import TopicPartition
 
 # Executors are processes of their own in the one. In the other, which starts in half the time, their Python workers are.
@@ -59,10 +57,13 @@ class Process:
     started: str
     command: str
 
-    def kill(self) -> None:
+    def send(self, number: signal.Signals) -> None:
         if process_of(self.pid) == self:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
 
 
 def process_of(pid: int) -> Process | None:
@@ -150,6 +151,18 @@ class Driver:
         return self.log_path.read_text(errors="replace")[-COMPLAINTS_MAX:]
 
 
+def create_topic(cluster: Cluster, topic: str) -> None:
+    """With as many replicas as this cluster has by default."""
+    new = {"name": topic, "num_partitions": PARTITIONS, "replication_factor": -1}
+    answer = cluster.ask(
+        lambda connection: connection.request("create_topics", 7, topics=[new], timeout=20_000),
+        cluster.running()[0],
+    )
+    assert answer is not None
+    assert answer.topics[0].error_code == 0
+    cluster.await_in_sync(topic, PARTITIONS)
+
+
 class Chaos:
     """Use as a context manager; `finish` judges. Leaving it early ends everybody without a judgement."""
 
@@ -178,7 +191,7 @@ class Chaos:
 
     def __enter__(self) -> Chaos:
         for topic in (self._input, self._output):
-            self._create(topic)
+            create_topic(self._cluster, topic)
         self._filling = Filling(self._cluster.bootstrap, self._input)
         try:
             self._driver.start()
@@ -200,16 +213,6 @@ class Chaos:
             print(f"{self.summary}\n---- driver\n{self._driver.complaints()}")
             self._filling.give_up()
         self._client.close()
-
-    def _create(self, topic: str) -> None:
-        new = {"name": topic, "num_partitions": PARTITIONS, "replication_factor": -1}
-        answer = self._cluster.ask(
-            lambda connection: connection.request("create_topics", 7, topics=[new], timeout=20_000),
-            self._cluster.running()[0],
-        )
-        assert answer is not None
-        assert answer.topics[0].error_code == 0
-        self._cluster.await_in_sync(topic, PARTITIONS)
 
     # -- progress --------------------------------------------------------------------------------------------
 
@@ -301,19 +304,9 @@ class Chaos:
         eventually(lambda: self._committed() == ends, f"no lag; the ends are {ends}", LIMIT_S)
         self._driver.stop()
         assert self._committed_at_rest() == ends, "the group's offsets moved when the query was stopped"
-        logs = eventually(lambda: self._settled(given), "every transaction ended", LIMIT_S)
-        self.summary.input_records, self.summary.committed_records = len(given), len(logs.committed)
-        self.summary.aborted_records = len(logs.aborted())
         self.summary.ended_by_themselves = self._driver.ends
-        violations = exactly_once.check(logs)
-        assert not violations, f"{self.summary}\n" + "\n".join(map(str, violations))
+        judge(self._cluster.bootstrap, self._output, given, self.summary, LIMIT_S)
         return self.summary
 
     def _committed_at_rest(self) -> dict[TopicPartition, int]:
         return dict(GroupAdmin(self._client).committed(self._group))
-
-    def _settled(self, given: list[Found]) -> exactly_once.Logs | None:
-        """What both kinds of readers see of the output; None while a transaction is open."""
-        committed, stable_ends = read_topic(self._cluster.bootstrap, self._output, "read_committed")
-        uncommitted, log_ends = read_topic(self._cluster.bootstrap, self._output, "read_uncommitted")
-        return exactly_once.Logs(given, committed, uncommitted) if stable_ends == log_ends else None

@@ -19,6 +19,7 @@ ORDERS = 400
 LIMIT_S = 600.0
 
 
+@pytest.mark.long
 def test_the_demo_shows_windows_files_and_lag_and_leaves_nothing(tmp_path: Path) -> None:
     try:
         find_java()

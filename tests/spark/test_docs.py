@@ -154,6 +154,7 @@ def reader(
     return Reader(broker.bootstrap, tmp_path, spark)
 
 
+@pytest.mark.long
 def test_every_snippet_runs(reader: Reader, tmp_path: Path) -> None:
     for snippet in snippets():
         try:
@@ -255,6 +256,12 @@ def test_options_of_spark_submit_exist() -> None:
     commands = [
         snippet.text for snippet in snippets() if "spark-submit" in snippet.text and snippet.language == "sh"
     ]
-    used = {word for text in commands for word in re.findall(r"(?<=\s)--[a-z-]+", text)}
+    submitted = [
+        line.split("spark-submit", 1)[1]
+        for text in commands
+        for line in text.replace("\\\n", " ").splitlines()
+        if "spark-submit" in line
+    ]
+    used = {word for text in submitted for word in re.findall(r"(?<=\s)--[a-z-]+", text)}
     assert {"--archives", "--deploy-mode", "--py-files"} <= used
     assert used <= known

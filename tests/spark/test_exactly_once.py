@@ -59,6 +59,7 @@ def run(brokers: int, settings: dict[str, str], folder: Path) -> None:
         print(chaos.finish())
 
 
+@pytest.mark.long
 def test_one_broker(tmp_path: Path) -> None:
     run(1, ONE, tmp_path)
 

@@ -41,6 +41,8 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _BLOCK_LENGTH = struct.Struct(">i")
 
+# The library's own default is of the high-compression kind: a sixth of the speed for an eighth less space.
+_LZ4_FAST = 1
 # The densest element of the format is a copy, which yields at most 64 bytes.
 _SNAPPY_RATIO_MAX = 64
 _GUESS_RATIO = 8
@@ -48,7 +50,7 @@ _GUESS_BYTES_MIN = 64 * 1024
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """`level` is the codec's own scale; None is its default, and none and snappy have no levels."""
+    """`level` is the codec's own scale; None is what Kafka's clients use, and none and snappy have no levels."""
     match codec:
         case CompressionType.NONE:
             return bytes(data)
@@ -57,6 +59,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
         case CompressionType.SNAPPY:
             return _compress_xerial(data)
         case CompressionType.LZ4:
+            level = _LZ4_FAST if level is None else level
             compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
             compressor.compress(bytes(data))
             return bytes(compressor.finish())
