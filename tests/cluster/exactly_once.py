@@ -356,22 +356,25 @@ def read_topic(bootstrap: str, topic: str, isolation: str) -> tuple[list[Found],
             "isolation.level": isolation,
             "enable.partition.eof": True,
             "enable.auto.commit": False,
+            # How long it takes to be told that a partition ends.
+            "fetch.wait.max.ms": 10,
         }
     )
-    found: list[Found] = []
+    found: dict[TopicPartition, list[Found]] = {
+        TopicPartition(topic, partition): [] for partition in range(PARTITIONS)
+    }
     ends: dict[TopicPartition, int] = {}
     try:
-        for partition in range(PARTITIONS):
-            place = TopicPartition(topic, partition)
-            consumer.assign([ck.TopicPartition(topic, partition, ck.OFFSET_BEGINNING)])
-            while place not in ends:
-                record = consumer.poll(LIMIT_S)
-                assert record is not None, f"{place} cannot be read to its end"
-                if record.error() is None:
-                    message = exactly_once.message_of(record.value().lower())
-                    found.append(Found(time.monotonic(), place, record.offset(), message))
-                elif record.error().code() == ck.KafkaError._PARTITION_EOF:
-                    ends[place] = record.offset()
+        consumer.assign([ck.TopicPartition(*place, ck.OFFSET_BEGINNING) for place in found])
+        while len(ends) < PARTITIONS:
+            record = consumer.poll(LIMIT_S)
+            assert record is not None, f"{topic} cannot be read to its end, only {sorted(ends)}"
+            place = TopicPartition(topic, record.partition())
+            if record.error() is None:
+                message = exactly_once.message_of(record.value().lower())
+                found[place].append(Found(time.monotonic(), place, record.offset(), message))
+            elif record.error().code() == ck.KafkaError._PARTITION_EOF:
+                ends[place] = record.offset()
     finally:
         consumer.close()
-    return found, ends
+    return [each for place in found.values() for each in place], ends

@@ -1,4 +1,4 @@
-"""The source and the sink of a streaming query through kills, without Spark: hundreds of times as many as with it.
+"""The source and the sink of a streaming query through kills, without Spark: one a second, not one in ten.
 
 The same workload as in `chaos`, with as much of Spark as matters here. `Query` is the driver and its checkpoint: it plans a
 batch, writes down where it ends, has a task for each partition, and goes on when all of them have written. A task that
@@ -10,8 +10,9 @@ fails is begun again; a driver that crashes begins again at its checkpoint, with
     driver    gone, before or after the last task has written; its tasks are killed, stopped and woken later, or left alone
     broker    killed; it comes back soon, or of several brokers one stays away until the next is struck
 
-Tasks are struck within the few hundredths of a second that their transactions take, so this leaves aborted records behind,
-as the runs with Spark hardly do. `finish` waits until the group has no lag and lets `tidemill.sim.exactly_once` judge.
+Tasks are struck where they spend most of their time, in the middle of their transactions, so this leaves aborted records
+behind, as the runs with Spark hardly do. `finish` waits until the group has no lag and lets `tidemill.sim.exactly_once`
+judge.
 """
 
 from __future__ import annotations
@@ -61,8 +62,6 @@ from tidemill.types import TopicPartition
 
 # Who is struck, in an order that each seed shuffles anew.
 TARGETS = ("task", "zombie", "driver", "broker")
-# After its tasks were begun; they take about as long.
-STRIKE_DELAY_S_MEAN = 0.1
 ZOMBIE_S_MIN, ZOMBIE_S_MAX = 0.05, 3.0
 AWAY_S_MAX = 2.0
 BATCH_ROWS = (50, 200, 1000)
@@ -209,6 +208,8 @@ class TaskKills:
         self._left: list[Attempt] = []
         self._stopped: list[tuple[float, Attempt]] = []
         self._away: int | None = None
+        # How long the tasks of one took, the last time that nobody was struck.
+        self._batch_s = 0.0
 
     def __enter__(self) -> TaskKills:
         for topic in (self._input, self._output):
@@ -261,22 +262,28 @@ class TaskKills:
         batch = Batch(works)
         for number in range(len(works)):
             self._begin(batch, number)
-        now_s = time.monotonic()
-        strike_s, limit_s = now_s + self._rng.expovariate(1 / STRIKE_DELAY_S_MEAN), now_s + LIMIT_S
+        began_s = time.monotonic()
+        # Now and then too late, so that it is seen how long a batch takes now.
+        strike_s = began_s + self._rng.uniform(0.0, 1.25 * self._batch_s)
         if target == "driver" and self._rng.random() < 0.5:
             # Not before everything is written.
             strike_s = float("inf")
+        is_struck = False
         while not batch.is_written:
             now_s = time.monotonic()
-            assert now_s < limit_s, f"batch {self._query.batch_id} is not written, after {self.summary}"
-            if target is not None and now_s >= strike_s:
+            assert now_s < began_s + LIMIT_S, (
+                f"batch {self._query.batch_id} is not written, after {self.summary}"
+            )
+            if target is not None and not is_struck and now_s >= strike_s:
+                is_struck = True
                 self._strike(target, batch)
                 if target == "driver":
                     return
-                target = None
             self._wake(now_s)
             self._gather(batch)
             time.sleep(POLL_S)
+        if not is_struck:
+            self._batch_s = time.monotonic() - began_s
         self._end_batch(batch, is_struck=target == "driver")
 
     def _begin(self, batch: Batch, number: int) -> None:

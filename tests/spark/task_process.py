@@ -18,6 +18,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,9 @@ from tidemill.spark.sink_options import SinkOptions
 from tidemill.spark.work import Work
 
 WITHOUT_MARKERS = "--without-markers"
+# A slow query, whose rows are sent as they come: its tasks spend most of their time in transactions that hold records.
+ROWS = 25
+PAUSE_S = 0.02
 
 
 class Order(NamedTuple):
@@ -47,7 +51,10 @@ class Order(NamedTuple):
 def transformed(work: Work) -> Iterator[pa.RecordBatch]:
     for batch in work.read(("key", "value")):
         values = pc.utf8_upper(batch.column(1).cast(pa.string())).cast(pa.binary())
-        yield pa.record_batch([batch.column(0), values], names=["key", "value"])
+        rows = pa.record_batch([batch.column(0), values], names=["key", "value"])
+        for start in range(0, rows.num_rows, ROWS):
+            yield rows.slice(start, ROWS)
+            time.sleep(PAUSE_S)
 
 
 def tell(order: Order, outcome: Written | str) -> None:
@@ -79,6 +86,7 @@ def no_marker(*_: object, **__: object) -> None:
 
 
 def main() -> None:
+    sink.CHUNK_BYTES = 1
     if WITHOUT_MARKERS in sys.argv[1:]:
         sink._marker_of = no_marker
     children: list[int] = []
