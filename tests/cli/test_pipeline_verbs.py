@@ -110,6 +110,7 @@ def test_without_java_it_says_how_to_get_it(cli: Run, orders: str, tmp_path: Pat
     assert "Java 17" in cli("demo", environment=environment).error
 
 
+@pytest.mark.long
 def test_a_run_shows_progress_and_a_summary(
     on_spark: Run, cli: Run, cluster: Cluster, orders: str, state: dict[str, str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_failure_within_spark_is_one_line_and_the_trace_is_in_the_log(
     assert "org.apache" not in result.err
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_a_continuous_run_and_its_summary_comes(
     java: None,
     spawn: Callable[..., subprocess.Popen[bytes]],

@@ -106,6 +106,7 @@ def test_a_cluster_that_was_killed_as_a_whole_goes_on(cluster: Cluster) -> None:
         work.finish()
 
 
+@pytest.mark.long
 def test_dedicated_controllers(tmp_path: Path) -> None:
     """The cluster goes on while its active controller is replaced, and then loses a broker."""
     with (

@@ -161,7 +161,10 @@ def _facts(stage: Stage) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("jump_ms", [_HOUR_MS, -_HOUR_MS])
-@pytest.mark.parametrize("node_ids", [(1,), (2,), (3,), (1, 2, 3)])
+@pytest.mark.parametrize(
+    "node_ids",
+    [(1,), pytest.param((2,), marks=pytest.mark.long), pytest.param((3,), marks=pytest.mark.long), (1, 2, 3)],
+)
 def test_failure_28_clocks_that_jump_by_an_hour_change_nothing(
     node_ids: tuple[int, ...], jump_ms: int
 ) -> None:

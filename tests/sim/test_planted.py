@@ -15,6 +15,14 @@ from tests.sim.planted import BUGS, Bug, commits_are_answered_before_replication
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tidemill.sim.world import World
 
+# Those that take the most simulated time to be found.
+_LONG = {
+    "truncates to its own high watermark",
+    "a new coordinator forgets what was decided",
+    "aborted offsets are applied",
+    "ends are taken whatever their epoch",
+}
+
 
 def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 16
@@ -26,7 +34,11 @@ def _violations(bug: Bug, seed: int) -> list[str]:
         return World(seed, bug.plan).run().violations
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *TRANSACTION_BUGS], ids=lambda bug: bug.name)
+def _as_parameter(bug: Bug) -> object:
+    return pytest.param(bug, id=bug.name, marks=[pytest.mark.long] if bug.name in _LONG else [])
+
+
+@pytest.mark.parametrize("bug", [_as_parameter(bug) for bug in (*BUGS, *TRANSACTION_BUGS)])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     # The likeliest first: what a seed leads to changes with every change of the code.
     seeds = sorted(range(bug.seeds), key=lambda seed: seed != bug.found_in)
