@@ -106,15 +106,18 @@ def _announce(
     controllers = {listener.name for listener in config.network.controller_listeners}
     shown = sorted(addresses, key=lambda address: address[0].name in controllers)
     texts = [f"{_host_text(listener.host)}:{port}" for listener, port in shown]
+    lines = []
     for (listener, _), text in zip(shown, texts, strict=True):
         note = " (controller)" if listener.name in controllers else ""
-        print(f"Tidemill {__version__} listens on {text}{note}")
+        lines.append(f"Tidemill {__version__} listens on {text}{note}\n")
     if status_address is not None:
-        print(f"Metrics at http://{status_address}/metrics")
+        lines.append(f"Metrics at http://{status_address}/metrics\n")
     if config.is_broker:
-        print(
-            f"Try:  tidemill topics create orders      (or any Kafka client at {texts[0]}; Ctrl-C stops the broker)"
+        lines.append(
+            f"Try:  tidemill topics create orders      (or any Kafka client at {texts[0]}; Ctrl-C stops the broker)\n"
         )
+    # At once: who waits for the first line finds the others.
+    sys.stdout.write("".join(lines))
     sys.stdout.flush()
 
 
