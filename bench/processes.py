@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 Metrics = dict[str, float]
 
@@ -52,9 +53,12 @@ class Meter:
     def __init__(self, broker_pids: Sequence[int]) -> None:
         self._broker_pids = broker_pids
 
-    def __enter__(self) -> Meter:
+    def _client_seconds(self) -> float:
+        return time.process_time()
+
+    def __enter__(self) -> Self:
         self.broker_cpu_s = -sum(map(cpu_seconds, self._broker_pids))
-        self.client_cpu_s = -time.process_time()
+        self.client_cpu_s = -self._client_seconds()
         self.wall_s = -time.monotonic()
         return self
 
@@ -62,7 +66,7 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.wall_s += time.monotonic()
-        self.client_cpu_s += time.process_time()
+        self.client_cpu_s += self._client_seconds()
         self.broker_cpu_s += sum(map(cpu_seconds, self._broker_pids))
 
     def throughput(self, messages: int, payload_bytes: int) -> Metrics:

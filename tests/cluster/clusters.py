@@ -429,7 +429,7 @@ class Cluster:
         self, topic: str, nodes: Sequence[ClusterNode], partitions: int = 1, limit_ms: int = 20_000
     ) -> bool | None:
         """Whether it was created, asking one of these nodes; None when it does not answer."""
-        new = {"name": topic, "num_partitions": partitions, "replication_factor": 3}
+        new = {"name": topic, "num_partitions": partitions, "replication_factor": min(3, len(self.brokers))}
 
         def created(connection: Connection) -> Any:
             return connection.request("create_topics", 7, topics=[new], timeout=limit_ms).topics[0]

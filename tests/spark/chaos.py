@@ -151,18 +151,6 @@ class Driver:
         return self.log_path.read_text(errors="replace")[-COMPLAINTS_MAX:]
 
 
-def create_topic(cluster: Cluster, topic: str) -> None:
-    """With as many replicas as this cluster has by default."""
-    new = {"name": topic, "num_partitions": PARTITIONS, "replication_factor": -1}
-    answer = cluster.ask(
-        lambda connection: connection.request("create_topics", 7, topics=[new], timeout=20_000),
-        cluster.running()[0],
-    )
-    assert answer is not None
-    assert answer.topics[0].error_code == 0
-    cluster.await_in_sync(topic, PARTITIONS)
-
-
 class Chaos:
     """Use as a context manager; `finish` judges. Leaving it early ends everybody without a judgement."""
 
@@ -191,7 +179,7 @@ class Chaos:
 
     def __enter__(self) -> Chaos:
         for topic in (self._input, self._output):
-            create_topic(self._cluster, topic)
+            self._cluster.create_topic(topic, PARTITIONS)
         self._filling = Filling(self._cluster.bootstrap, self._input)
         try:
             self._driver.start()

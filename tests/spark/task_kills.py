@@ -47,7 +47,7 @@ from tests.cluster.exactly_once import (
     judge,
     read_topic,
 )
-from tests.spark.chaos import Process, create_topic, process_of
+from tests.spark.chaos import Process, process_of
 from tests.spark.task_process import WITHOUT_MARKERS, Order
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
@@ -213,7 +213,7 @@ class TaskKills:
 
     def __enter__(self) -> TaskKills:
         for topic in (self._input, self._output):
-            create_topic(self._cluster, topic)
+            self._cluster.create_topic(topic, PARTITIONS)
         access = {"kafka.bootstrap.servers": self._cluster.bootstrap}
         source = {"subscribe": self._input, "startingOffsets": "earliest", "groupId": self._group}
         sink = access | {"topic": self._output}

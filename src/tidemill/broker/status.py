@@ -52,7 +52,7 @@ class StatusServer:
             from tidemill.broker import exposition
         except ImportError as error:
             raise ConfigError(
-                "metrics need the package prometheus_client: pip install 'tidemill[gateway]'"
+                "metrics need the package prometheus_client: pip install 'tidemill[metrics]'"
             ) from error
         self._exposition = exposition
         self._broker = broker

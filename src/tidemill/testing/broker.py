@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from tidemill.config import load_broker_config
 from tidemill.testing.hands import Hands
@@ -54,19 +53,6 @@ class InProcessBroker(Hands):
         self._owns_data = data_dir is None
         self.data_dir = Path(data_dir) if data_dir else Path(tempfile.mkdtemp(prefix="tidemill-"))
         self._thread: NodeThread | None = None
-
-    def __enter__(self) -> InProcessBroker:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def host(self) -> str:

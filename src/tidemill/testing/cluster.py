@@ -15,7 +15,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from tidemill.broker.node import Node
 from tidemill.client.cluster_admin import ClusterAdmin, ElectionType, raise_first_refusal
@@ -125,19 +124,6 @@ class InProcessCluster(Hands):
             ClusterBroker(self, number, self._folder / f"broker-{number}") for number in range(1, size + 1)
         ]
         self._voters = ",".join(f"{each.id}@{HOST}:{each.controller_port.number}" for each in self.brokers)
-
-    def __enter__(self) -> InProcessCluster:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def bootstrap(self) -> str:
