@@ -7,9 +7,10 @@ the children that already ended. Linux only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,7 +25,7 @@ def _children(pid: int) -> list[int]:
 def _words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
-    except FileNotFoundError:  # the thread ended between the listing and the reading
+    except (FileNotFoundError, ProcessLookupError):  # the thread ended between the listing and the reading
         return []
 
 
@@ -34,15 +35,24 @@ def cpu_seconds(pid: int) -> float:
     # The command's name, in parentheses, may hold spaces. After it, 13 and 14 are the ended children's times.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ended = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
-    return own + ended + sum(cpu_seconds(child) for child in _children(pid))
+    return own + ended + _of_children(pid, cpu_seconds)
 
 
 def rss_mb(pid: int) -> float:
     """Resident memory of a process and its descendants, in 10^6 bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / 1e6 + sum(rss_mb(child) for child in _children(pid))
-    raise ValueError(f"process {pid} has no memory of its own")
+            return int(line.split()[1]) * 1024 / 1e6 + _of_children(pid, rss_mb)
+    raise ProcessLookupError(f"process {pid} has no memory of its own: it is a zombie, or the kernel's")
+
+
+def _of_children(pid: int, measure: Callable[[int], float]) -> float:
+    """The sum over the children; those that end while they are being counted are nothing."""
+    total = 0.0
+    for child in _children(pid):
+        with contextlib.suppress(OSError):  # no such file, process or clock
+            total += measure(child)
+    return total
 
 
 class Meter:

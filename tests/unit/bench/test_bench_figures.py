@@ -118,6 +118,15 @@ def test_cpu_time_includes_children() -> None:
     assert 1 < rss_mb(os.getpid()) < 10_000
 
 
+def test_a_child_that_has_ended_costs_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet collected
+        assert 1 < rss_mb(os.getpid()) < 10_000
+        assert cpu_seconds(os.getpid()) > 0
+        with pytest.raises(ProcessLookupError, match="zombie"):
+            rss_mb(zombie.pid)
+
+
 def script(path: Path, text: str) -> str:
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
