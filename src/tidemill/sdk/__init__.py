@@ -1,0 +1,1 @@
+"""The Python SDK: `tidemill.Client` and `tidemill.AsyncClient`, thin over confluent-kafka."""
