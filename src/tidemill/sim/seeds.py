@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import traceback
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -43,4 +44,12 @@ def run_seeds(seeds: Iterable[int], duration_s: float, jobs: int) -> Iterator[Ou
     gc.collect()
     gc.freeze()
     with multiprocessing.get_context("fork").Pool(jobs, gc.disable, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(partial(run_seed, duration_s=duration_s), seeds, chunksize=1)
+        yield from pool.imap_unordered(partial(_run_to_an_outcome, duration_s=duration_s), seeds, chunksize=1)
+
+
+def _run_to_an_outcome(seed: int, duration_s: float) -> Outcome:
+    """A world that cannot go on is one seed's failure, and not the end of all."""
+    try:
+        return run_seed(seed, duration_s)
+    except Exception:
+        return Outcome.of_failure(seed, f"the world itself failed:\n{traceback.format_exc()}")

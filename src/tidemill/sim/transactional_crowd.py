@@ -8,6 +8,7 @@ hangs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,12 @@ class TransactionalCrowd:
         crowd = self._producers if is_producer else self._transformers
         self._upset_later()
         # A zombie or a sleeper may be hit too.
-        name = rng.choice([name for name, (_, each) in crowd.items() if not each.is_done])
+        at_work = [name for name, (_, each) in crowd.items() if not each.is_done]
+        if not at_work:
+            # The last one had been fenced without noticing, by a successor that was killed.
+            self._add(crowd, rng.choice([used for used, _ in crowd.values()]))
+            return
+        name = rng.choice(at_work)
         if rng.random() < 0.4:
             self._lose_touch(name)
             return
@@ -119,12 +125,15 @@ class TransactionalCrowd:
             self._fall_asleep(name)
         has_user = transactional_id in [used for used, each in crowd.values() if not each.is_done]
         if not has_user or chance >= 0.7:
-            if is_producer:
-                self._add_producer(transactional_id)
-            else:
-                # The group alone keeps members with different transactional ids apart.
-                is_same = rng.random() < 0.5
-                self._add_transformer(transactional_id if is_same else f"ship-{self._made}")
+            # The group alone keeps members with different transactional ids apart.
+            is_same = is_producer or rng.random() < 0.5
+            self._add(crowd, transactional_id if is_same else f"ship-{self._made}")
+
+    def _add(self, crowd: Mapping[str, object], transactional_id: str) -> None:
+        if crowd is self._producers:
+            self._add_producer(transactional_id)
+        else:
+            self._add_transformer(transactional_id)
 
     def _kill(self, name: str) -> None:
         world = self._world

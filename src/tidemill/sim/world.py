@@ -102,6 +102,11 @@ class Outcome:
     # Transactions that were known to be committed.
     committed: int
 
+    @classmethod
+    def of_failure(cls, seed: int, reason: str) -> Outcome:
+        """Of a world that came to no end."""
+        return cls(seed, "", [reason], [], 0, 0, 0.0, 0, 0)
+
 
 class World:
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
