@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.sim import seeds
 from tidemill.sim.cluster import Shape
 from tidemill.sim.world import Outcome, Plan, World
 
@@ -71,3 +72,17 @@ def test_a_broken_promise_names_the_seed_and_how_to_replay_it(
     printed = capsys.readouterr().out
     assert "seed 4 breaks its promises" in printed
     assert "make sim SEED=4" in printed
+
+
+def test_a_world_that_fails_is_one_seeds_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_seed = seeds.run_seed
+
+    def fail_seven(seed: int, duration_s: float) -> Outcome:
+        if seed == 7:
+            raise IndexError("nobody is left")
+        return run_seed(seed, duration_s)
+
+    monkeypatch.setattr(seeds, "run_seed", fail_seven)
+    outcomes = {outcome.seed: outcome for outcome in seeds.run_seeds((3, 7), 1.0, 2)}
+    assert outcomes[3].violations == []
+    assert "IndexError: nobody is left" in outcomes[7].violations[0]

@@ -43,8 +43,13 @@ def run_seeds(seeds: Iterable[int], duration_s: float, jobs: int) -> Iterator[Ou
     # A world leaves no more garbage in cycles than a process can carry; looking for it costs a sixth of the time.
     gc.collect()
     gc.freeze()
-    with multiprocessing.get_context("fork").Pool(jobs, gc.disable, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(partial(_run_to_an_outcome, duration_s=duration_s), seeds, chunksize=1)
+    try:
+        with multiprocessing.get_context("fork").Pool(jobs, gc.disable, maxtasksperchild=1) as pool:
+            yield from pool.imap_unordered(
+                partial(_run_to_an_outcome, duration_s=duration_s), seeds, chunksize=1
+            )
+    finally:
+        gc.unfreeze()
 
 
 def _run_to_an_outcome(seed: int, duration_s: float) -> Outcome:
