@@ -190,7 +190,9 @@ class TransactionalCrowd:
                         f"{partition.name} of {machine.host}: stable up to {partition.last_stable_offset} "
                         f"of {partition.high_watermark}"
                     )
-        return found
+        tps = [*self._payments, *self._shipments]
+        led = self._ends(tps)
+        return found + [f"{tp} has no leader" for tp in tps if tp not in led]
 
     def _finish_transforming(self) -> bool:
         world = self._world
