@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,38 @@ def test_failure_27_a_full_disk_is_waited_for(role: str, free_bytes: int) -> Non
         stage.wait_acks()
 
     play(course)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"log.flush.interval.ms": "1000", "log.flush.scheduler.interval.ms": "1000"},
+        {"log.flush.interval.messages": "1"},
+    ],
+    ids=["timed", "before the ack"],
+)
+def test_failure_27_a_sync_without_space_is_done_later(settings: dict[str, str]) -> None:
+    """There is space for the records, and none for the checkpoint of the epochs that belongs to them."""
+
+    def course(stage: Stage) -> None:
+        old_leader = stage.leader_of()
+        victims = [each for each in stage.machines() if each is not old_leader]
+        processes = [each.process for each in victims]
+        for victim in victims:
+            victim.disk.fail("replace", pattern="*/orders-0/leader-epoch-checkpoint", error=errno.ENOSPC)
+        stage.cluster.kill(old_leader)
+        stage.wait(lambda: stage.partition().leader not in (-1, old_leader.id), "another one leads")
+        stage.let(10)
+        stage.require([each.process for each in victims] == processes, "a full disk stops nobody")
+        refused = [line for line in stage.trace.last() if "cannot sync" in line and "No space left" in line]
+        stage.require(bool(refused), "a checkpoint was refused")
+        for victim in victims:
+            victim.disk.heal()
+        stage.cluster.start(old_leader)
+        stage.wait_healthy()
+        stage.wait_acks()
+
+    play(course, settings=settings)
 
 
 @pytest.mark.parametrize("victim_is", ["controller", "other"])

@@ -26,6 +26,8 @@ from tidemill.broker.syncer import Syncer
 from tidemill.broker.throttles import Throttles
 from tidemill.config import ReplicationConfig
 from tidemill.errors import ErrorCode
+from tidemill.log.log import Log
+from tidemill.log.recovery import DiskFull
 from tidemill.protocol.api.data import (
     FetchPartition,
     FetchRequest,
@@ -47,6 +49,7 @@ from tidemill.replication.follower import (
 logger = logging.getLogger(__name__)
 
 _Key = tuple[bytes, int]
+_DISK_FULL_PAUSE_S = 1.0
 _LARGEST_SESSION_EPOCH = 0x7FFFFFFF
 _SESSION_LOST = (
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
@@ -425,10 +428,20 @@ class _FetchLoop:
             self._storage.throttles.follower.charge(size)
         if partition.config.flush_messages == 1:
             self._syncs += 1
-            self._storage.syncer.sync(log, partial(self._synced, partition))
+            self._sync(partition, log)
         return True
 
-    def _synced(self, partition: Partition, error: OSError | None) -> None:
+    def _sync(self, partition: Partition, log: Log) -> None:
+        if partition.log is log and not self._is_closed:
+            self._storage.syncer.sync(log, partial(self._synced, partition, log))
+        else:
+            self._synced(partition, log, None)
+
+    def _synced(self, partition: Partition, log: Log, error: OSError | None) -> None:
+        if isinstance(error, DiskFull):
+            # To ask for more would tell the leader that this is on disk.
+            self._loop.call_later(_DISK_FULL_PAUSE_S, self._sync, partition, log)
+            return
         self._syncs -= 1
         if error is not None:
             partition.fence(f"cannot sync: {error.strerror or error}")

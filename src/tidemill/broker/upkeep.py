@@ -21,6 +21,7 @@ from tidemill.config import BrokerConfig
 from tidemill.errors import StorageError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
+from tidemill.log.recovery import DiskFull
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.types import TopicPartition
 
@@ -163,7 +164,8 @@ class Upkeep:
                 self._syncer.sync(log, partial(self._flushed, partition))
 
     def _flushed(self, partition: Partition, error: OSError | None) -> None:
-        if error is not None:
+        # After a full disk everything is still there to be synced by the next round.
+        if error is not None and not isinstance(error, DiskFull):
             # The kernel may have dropped what it could not write: a second sync would "succeed" without it.
             partition.fence(f"cannot sync: {error.strerror or error}")
 
