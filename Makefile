@@ -10,7 +10,7 @@ help:  ## list the targets
 $(VENV)/run.stamp: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidemill needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[gateway,metrics]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
@@ -19,8 +19,8 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 
 setup: $(VENV)/dev.stamp  ## the development environment
 
-run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data
-	@exec $(BIN)/tidemill serve --data-dir data
+run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data, the console on http://127.0.0.1:8080
+	@exec $(BIN)/tidemill serve --data-dir data --status 127.0.0.1:9404 --gateway 127.0.0.1:8080 $(ARGS)
 
 demo: $(VENV)/dev.stamp  ## a broker, an order stream, and Spark over it, in about two minutes (Java 17)
 	@exec $(BIN)/tidemill demo $(ARGS)
@@ -37,8 +37,12 @@ check: $(VENV)/dev.stamp  ## lint, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-docs: $(VENV)/dev.stamp  ## write docs/compatibility.md anew
+docs: $(VENV)/dev.stamp  ## write the generated pages anew, and build the site into ./site
 	@$(BIN)/python scripts/compatibility.py
+	@$(BIN)/python scripts/cli_reference.py
+	@$(BIN)/python scripts/configuration_reference.py
+	@$(BIN)/python scripts/metrics_reference.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/dev.stamp  ## measure this broker; ARGS="--quick --only fetch" narrows it
 	@$(BIN)/python -m bench $(ARGS)
@@ -75,6 +79,13 @@ spark-kills: $(VENV)/dev.stamp  ## a streaming query through 30 kills of executo
 	@TIDEMILL_SPARK_KILLS=$(or $(KILLS),30) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/spark/test_exactly_once.py $(ARGS)
 
+$(VENV)/pipelines/bin/spark-pipelines: $(VENV)/dev.stamp
+	@$(BIN)/python -m venv $(VENV)/pipelines
+	@$(VENV)/pipelines/bin/pip install --quiet --disable-pip-version-check --editable '.[spark]' 'pyspark[pipelines]'
+
+spark-declarative: $(VENV)/pipelines/bin/spark-pipelines  ## the example of Spark's declarative pipelines (pyspark[pipelines], in an environment of its own)
+	@TIDEMILL_SPARK_PIPELINES_PYTHON=$(abspath $(VENV))/pipelines/bin/python $(BIN)/python -m pytest tests/spark/test_declarative.py $(ARGS)
+
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
@@ -85,4 +96,4 @@ group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills bench-spark sim group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills spark-declarative bench-spark sim group-schedules

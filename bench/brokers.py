@@ -63,6 +63,10 @@ class Tidemill:
     def command() -> str:
         return str(Path(sys.executable).with_name("tidemill"))
 
+    @property
+    def program(self) -> list[str]:
+        return [self.command()]
+
     @staticmethod
     def version() -> str:
         shown = subprocess.run([Tidemill.command(), "--version"], capture_output=True, text=True, timeout=30)
@@ -84,7 +88,7 @@ class Tidemill:
     def __enter__(self) -> Tidemill:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         command = [
-            self.command(),
+            *self.program,
             "serve",
             "--data-dir",
             str(self.log_dir),

@@ -23,6 +23,7 @@ from bench import (
     groups,
     latency,
     machine,
+    metrics_cost,
     partitions,
     produce,
     small_requests,
@@ -53,6 +54,7 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
     "compaction": compaction.cases,
     "memory": startup.after_load_cases,
     "partitions": partitions.cases,
+    "metrics-cost": metrics_cost.cases,
 }
 
 

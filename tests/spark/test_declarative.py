@@ -23,8 +23,8 @@ from tidemill.client.admin import Admin
 PROJECT = Path(__file__).resolve().parents[2] / "examples" / "spark" / "declarative"
 VARIABLE = "TIDEMILL_SPARK_PIPELINES_PYTHON"
 MISSING = (
-    "spark-pipelines needs pip install 'pyspark[pipelines]' (pandas, grpcio and others): install that into an environment "
-    f"that also has Tidemill, and name its Python in {VARIABLE}"
+    "spark-pipelines needs 'pyspark[pipelines]' (pandas, grpcio and others): run `make spark-declarative`, which makes an "
+    f"environment for it, or name the Python of one that also has Tidemill in {VARIABLE}"
 )
 LIMIT_S = 600.0
 

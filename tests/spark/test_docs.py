@@ -2,8 +2,7 @@
 
 Python runs in the session of the tests, a shell's commands in bash, except that `tidemill pipeline run` gets that same
 session: a JVM for each of them would take minutes. `TIDEMILL_DOCS_PROCESSES=1` runs those, too, as a reader does.
-Comments in the page steer this: `<!-- file: PATH -->` is a snippet that is a file, `<!-- not executed: REASON -->` one
-that cannot run here.
+How snippets are read and marked: `tests/snippets.py`.
 """
 
 from __future__ import annotations
@@ -18,112 +17,71 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.brokers import Broker
+from tests.snippets import ROOT, Page, Reader
 from tidemill.cli.main import main
 from tidemill.client.cluster import Cluster
 from tidemill.spark import options, session, sink_options
 from tidemill.spark.options import Query, SourceOptions
 from tidemill.spark.sink_options import SinkOptions
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "spark.md"
+PAGE = Page("docs/spark.md")
 FOLDER = "/tmp/tidemill"
 ADDRESS = "127.0.0.1:9092"
 LIMIT_S = 600.0
 ATTEMPTS = 4
 WORKER_IS_LATE = "Python worker failed to connect back"
 PIPELINE = "tidemill pipeline run "
-_SNIPPET = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
 
 
-class Snippet(NamedTuple):
-    line: int
-    mark: str
-    language: str
-    text: str
+class SparkReader(Reader):
+    """Does what the page says, in the session of the tests."""
 
-
-def snippets() -> list[Snippet]:
-    page = PAGE.read_text()
-    return [
-        Snippet(page.count("\n", 0, found.start()) + 1, found["mark"] or "", found["language"], found["text"])
-        for found in _SNIPPET.finditer(page)
-    ]
-
-
-class Reader:
-    """Does what the page says."""
-
-    def __init__(self, bootstrap: str, folder: Path, spark: SparkSession) -> None:
-        self._bootstrap = bootstrap
-        self._folder = folder
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        self.bootstrap = bootstrap
         self._names: dict[str, Any] = {"__name__": "page"}
-        self._spark = spark
         # An interpreter without Tidemill, whose packages are those of ours: what --py-files brings is all there is of it.
         self._bare_python = folder / "python-without-tidemill"
         self._bare_python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
         self._bare_python.chmod(0o755)
+        environment = {
+            "TIDEMILL_BOOTSTRAP": bootstrap,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        super().__init__(folder, {ADDRESS: bootstrap, FOLDER: str(folder)}, environment, LIMIT_S)
 
-    def run(self, snippet: Snippet) -> None:
-        text = snippet.text.replace(ADDRESS, self._bootstrap).replace(FOLDER, str(self._folder))
-        if snippet.mark.startswith("not executed: "):
-            return
-        if snippet.mark.startswith("file: "):
-            Path(snippet.mark.removeprefix("file: ").replace(FOLDER, str(self._folder))).write_text(text)
-        elif snippet.language == "python":
-            code = compile(text, f"{PAGE.name}, line {snippet.line}", "exec")
-            _patiently(lambda: exec(code, self._names))
-        else:
-            assert snippet.language == "sh"
-            self._run_shell(text)
+    def run_python(self, place: str, text: str) -> None:
+        code = compile(text, place, "exec")
+        _patiently(lambda: exec(code, self._names))
 
-    def _run_shell(self, text: str) -> None:
+    def run_shell(self, place: str, text: str, fails: str | None = None) -> None:
         commands = re.split(r"^(?=tidemill pipeline run )", text.replace("\\\n", " "), flags=re.MULTILINE)
         for command in filter(str.strip, commands):
             if command.startswith(PIPELINE) and not os.environ.get("TIDEMILL_DOCS_PROCESSES"):
                 first, _, rest = command.partition("\n")
                 assert _patiently(functools.partial(main, shlex.split(first)[1:])) == 0
                 command = rest
-            self._run_process(command)
+            if "--py-files" in command:
+                command = f"({self._exports()}\n{command}\n)"
+            super().run_shell(place, command, fails)
 
-    def _run_process(self, text: str) -> None:
-        if not text.strip():
-            return
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=self._folder,
-            env=self._environment(is_bare="--py-files" in text),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-
-    def _environment(self, is_bare: bool) -> dict[str, str]:
-        tools = Path(sys.executable).parent
-        environment = {
-            **os.environ,
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "TIDEMILL_BOOTSTRAP": self._bootstrap,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
+    def _exports(self) -> str:
+        """For commands that are to run without Tidemill installed."""
+        packages = next(path for path in sys.path if path.endswith("site-packages"))
+        variables = {
+            "PYSPARK_PYTHON": str(self._bare_python),
+            "PYSPARK_DRIVER_PYTHON": str(self._bare_python),
+            "PYTHONPATH": packages,
+            "SPARK_HOME": str(Path(packages) / "pyspark"),
         }
-        if is_bare:
-            packages = next(path for path in sys.path if path.endswith("site-packages"))
-            environment |= {
-                "PYSPARK_PYTHON": str(self._bare_python),
-                "PYSPARK_DRIVER_PYTHON": str(self._bare_python),
-                "PYTHONPATH": packages,
-                "SPARK_HOME": str(Path(packages) / "pyspark"),
-            }
-        return environment
+        return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
 def _patiently(action: Callable[[], Any]) -> Any:
@@ -140,7 +98,7 @@ def _patiently(action: Callable[[], Any]) -> Any:
 @pytest.fixture
 def reader(
     spark: SparkSession, start: Callable[[], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Reader:
+) -> Iterator[SparkReader]:
     broker = start()
 
     @contextlib.contextmanager
@@ -151,34 +109,28 @@ def reader(
     monkeypatch.setenv("TIDEMILL_BOOTSTRAP", broker.bootstrap)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    return Reader(broker.bootstrap, tmp_path, spark)
+    with SparkReader(broker.bootstrap, tmp_path) as reader:
+        yield reader
 
 
 @pytest.mark.long
-def test_every_snippet_runs(reader: Reader, tmp_path: Path) -> None:
-    for snippet in snippets():
-        try:
-            reader.run(snippet)
-        except BaseException as error:
-            raise AssertionError(f"{PAGE.name}, line {snippet.line}: {error}") from error
-    with Cluster(reader._bootstrap) as cluster:
+def test_every_snippet_runs(reader: SparkReader, tmp_path: Path) -> None:
+    reader.run_page(PAGE)
+    with Cluster(reader.bootstrap) as cluster:
         written = {topic.name for topic in cluster.load_metadata(None).topics}
     assert {"orders-again", "orders-once", "order-totals", "totals"} <= written
     assert "</html>" in (tmp_path / "report.html").read_text()
 
 
 def test_most_snippets_are_executed_and_the_others_say_why() -> None:
-    marks = [snippet.mark for snippet in snippets()]
-    assert len(marks) > 20
-    skipped = [mark for mark in marks if mark.startswith("not executed: ")]
-    assert len(skipped) <= 4
-    assert {snippet.language for snippet in snippets()} == {"python", "sh"}
-    assert all(mark.startswith(("not executed: ", "file: ")) or not mark for mark in marks)
+    assert len(PAGE.snippets) > 20
+    assert len(PAGE.left_out) <= 4
+    assert {snippet.language for snippet in PAGE.snippets} == {"python", "sh"}
 
 
 def _table(mark: str) -> dict[str, str]:
     """The rows after a mark: the first cell's code, and the second cell."""
-    after = PAGE.read_text().split(f"<!-- {mark} -->\n", 1)[1].split("\n\n", 1)[0]
+    after = PAGE.text.split(f"<!-- {mark} -->\n", 1)[1].split("\n\n", 1)[0]
     rows = [line.strip("|").split("|") for line in after.splitlines()[2:]]
     return {row[0].strip().strip("`"): row[1].strip() for row in rows}
 
@@ -229,7 +181,7 @@ def test_errors_are_quoted_as_the_code_has_them() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    said = PAGE.read_text().split("<!-- errors -->\n", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    said = PAGE.text.split("<!-- errors -->\n", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     quotes = [line.split(" | ")[0].strip("| ").strip("`") for line in said]
     assert len(quotes) >= 10
     for quote in quotes:
@@ -254,7 +206,9 @@ def test_options_of_spark_submit_exist() -> None:
     if "--py-files" not in known:
         pytest.skip("spark-submit does not run here: Java 17 is missing")
     commands = [
-        snippet.text for snippet in snippets() if "spark-submit" in snippet.text and snippet.language == "sh"
+        snippet.text
+        for snippet in PAGE.snippets
+        if "spark-submit" in snippet.text and snippet.language == "sh"
     ]
     submitted = [
         line.split("spark-submit", 1)[1]

@@ -6,14 +6,14 @@ Each second-level section is a project of its own: a snippet's first line names 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.snippets import Page
+
 pytest_plugins = ["pytester"]
 
-_PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
-_BLOCK = re.compile(r"^```(python|ini)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PAGE = Page("docs/testing.md")
 _FILE = re.compile(r"# (\w+\.py)\n")
 _INI = "[pytest]\n"
 
@@ -21,21 +21,23 @@ _INI = "[pytest]\n"
 def _projects() -> dict[str, dict[str, str]]:
     """By section: file name to content."""
     projects: dict[str, dict[str, str]] = {}
-    for section in _PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
-        title = section.partition("\n")[0]
-        for language, code in _BLOCK.findall(section):
-            named = _FILE.match(code)
-            assert named or language == "ini", f"{title}: the first line of a snippet names its file"
-            name = named[1] if named else "pytest.ini"
-            files = projects.setdefault(title, {})
-            assert name not in files, f"{title}: {name} is there twice"
-            files[name] = code
+    for snippet in _PAGE.snippets:
+        if snippet.language not in ("python", "ini"):
+            continue
+        named = _FILE.match(snippet.text)
+        assert named or snippet.language == "ini", (
+            f"{snippet.place}: the first line of a snippet names its file"
+        )
+        name = named[1] if named else "pytest.ini"
+        files = projects.setdefault(snippet.section, {})
+        assert name not in files, f"{snippet.place}: {name} is there twice"
+        files[name] = snippet.text
     return projects
 
 
 def test_there_are_snippets() -> None:
     assert len(_projects()) >= 9
-    blocks = _PAGE.read_text(encoding="utf-8").count("\n```python\n")
+    blocks = _PAGE.text.count("\n```python\n")
     assert blocks == sum(name.endswith(".py") for files in _projects().values() for name in files)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.brokers import Broker, run_to_end, serve_arguments, start_broker
+from tests.brokers import Broker, start_broker
+from tidemill.broker.metric_names import SECTIONS
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -80,7 +82,57 @@ def test_counts_what_was_written_and_read(watched: tuple[Broker, str], topic: st
     of_group = (("consumergroup", f"{topic}-group"), *of_partition)
     assert samples["kafka_consumergroup_current_offset", of_group] == 5
     assert samples["kafka_consumergroup_lag", of_group] == 2
+    assert (
+        samples["kafka_consumergroup_lag_sum", (("consumergroup", f"{topic}-group"), ("topic", topic))] == 2
+    )
+    assert samples["kafka_consumergroup_members", (("consumergroup", f"{topic}-group"),)] == 1
+    assert samples["kafka_topic_partitions", of_topic] == 1
+    assert samples["kafka_log_log_size", of_partition] == bytes_in
     assert samples["kafka_controller_kafkacontroller_activecontrollercount", ()] == 1
+
+
+def test_tells_what_it_is_and_how_it_is(watched: tuple[Broker, str]) -> None:
+    broker, address = watched
+    samples = _samples(address)
+    assert samples["kafka_server_kafkaserver_brokerstate", ()] == 3
+    assert samples["kafka_server_raft_metrics_current_leader", ()] == 1
+    assert samples["kafka_server_raft_metrics_current_state_info", (("state", "leader"),)] == 1
+    assert samples["kafka_broker_info", (("address", broker.bootstrap), ("id", "1"))] == 1
+    committed = samples["kafka_server_raft_metrics_high_watermark", ()]
+    assert 0 < committed <= samples["kafka_server_raft_metrics_log_end_offset", ()]
+    disk = os.statvfs(broker.data_dir)
+    assert samples["tidemill_data_dir_size_bytes", ()] == disk.f_frsize * disk.f_blocks
+    assert 0 < samples["tidemill_data_dir_free_bytes", ()] <= samples["tidemill_data_dir_size_bytes", ()]
+    assert samples["process_resident_memory_bytes", ()] > 1e6
+    assert (
+        0
+        < samples["tidemill_event_loop_cpu_seconds_total", ()]
+        <= samples["process_cpu_seconds_total", ()] + 0.1
+    )
+    assert 0 <= samples["kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", ()] <= 1
+
+
+def test_the_page_has_the_names_of_the_tables_and_no_others(watched: tuple[Broker, str]) -> None:
+    """The reference in the docs is written from those tables."""
+    status, _, body = _get(watched[1], "/metrics")
+    assert status == 200
+    families = [(family.name, family.type) for family in text_string_to_metric_families(body.decode())]
+    assert len(families) == len(set(families))
+    own = {(name, kind) for name, kind in families if not name.startswith("process_")}
+    assert own == {(metric.name, section.kind) for section in SECTIONS for metric in section.metrics}
+
+
+def test_a_group_may_be_called_anything(watched: tuple[Broker, str], topic: str) -> None:
+    broker, address = watched
+    group = f'{topic} "quoted" \\ back\nnext line'
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(topic, b"v", partition=0)
+    producer.flush(20)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+    consumer.close()
+    key = (("consumergroup", group), ("partition", "0"), ("topic", topic))
+    assert _samples(address)["kafka_consumergroup_lag", key] == 0
 
 
 def test_requests_are_timed(watched: tuple[Broker, str]) -> None:
@@ -100,7 +152,13 @@ def test_requests_are_timed(watched: tuple[Broker, str]) -> None:
     ]
     assert buckets == sorted(buckets)
     assert buckets[-1] == after[key]
-    assert after["tidemill_request_duration_seconds_sum", (name,)] > 0
+    sum_s = after["tidemill_request_duration_seconds_sum", (name,)]
+    assert sum_s > 0
+    quantiles_ms = [
+        after["kafka_network_requestmetrics_totaltimems", (("quantile", share), name)]
+        for share in ("0.50", "0.95", "0.999")
+    ]
+    assert 0 < quantiles_ms[0] <= quantiles_ms[1] <= quantiles_ms[2]
 
 
 def test_tells_why_a_group_rebalanced(watched: tuple[Broker, str], topic: str) -> None:
@@ -158,10 +216,12 @@ def test_bad_requests_get_their_error_and_nothing_else_suffers(
     assert _get(watched[1], "/healthz")[0] == 200
 
 
-def test_a_port_that_is_taken_stops_the_start(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_does_not_stop_the_broker(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = run_to_end(serve_arguments(tmp_path / "data", {"tidemill.status.listener": address}))
-    assert ended.returncode != 0
-    assert f"cannot listen on {address}" in ended.stderr
-    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+        with start_broker(tmp_path / "data", settings={"tidemill.status.listener": address}) as broker:
+            with broker.connect():
+                assert "/metrics" not in broker.printed
+            (line,) = (line for line in broker.log().splitlines() if address in line)
+    assert f"cannot listen on {address}" in line
+    assert "give --status another address" in line

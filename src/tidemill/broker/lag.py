@@ -1,7 +1,7 @@
 """Consumer lag: how far each group is behind, for the groups that this broker coordinates.
 
 Lag is the distance from the committed offset to the end of what consumers may read. It is known exactly for partitions that
-this broker leads, which on a single node is all of them; a partition led elsewhere is reported without an end.
+this broker leads, a fetch late for those that it follows, and a partition without a replica here is reported without an end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from tidemill.broker.coordinators import GroupCoordinators
 from tidemill.broker.replicas import Replicas
+from tidemill.coordinator.group import Group
+from tidemill.coordinator.groups import Groups
 
 
 class PartitionLag(NamedTuple):
@@ -19,7 +21,7 @@ class PartitionLag(NamedTuple):
     topic: str
     partition: int
     committed_offset: int
-    # The high watermark; None when the partition is led by another broker or offline.
+    # The high watermark; None when the partition has no replica here or is offline.
     end_offset: int | None
 
     @property
@@ -34,17 +36,20 @@ def lags(
     """Of one group, or of all that are coordinated here."""
     for machine in groups.machines():
         for group in machine.groups.values():
-            if group_id is not None and group.group_id != group_id:
-                continue
-            for topic, partitions in machine.offsets.of_group(group.group_id).items():
-                for index, committed in partitions.items():
-                    partition, _ = replicas.find((topic, index))
-                    is_led = partition is not None and partition.log is not None
-                    yield PartitionLag(
-                        group.group_id,
-                        group.state,
-                        topic,
-                        index,
-                        committed.offset,
-                        partition.high_watermark if partition is not None and is_led else None,
-                    )
+            if group_id is None or group.group_id == group_id:
+                yield from lags_of(machine, group, replicas)
+
+
+def lags_of(machine: Groups, group: Group, replicas: Replicas) -> Iterator[PartitionLag]:
+    for topic, partitions in machine.offsets.of_group(group.group_id).items():
+        for index, committed in partitions.items():
+            partition, _ = replicas.find((topic, index))
+            is_here = partition is not None and partition.log is not None
+            yield PartitionLag(
+                group.group_id,
+                group.state,
+                topic,
+                index,
+                committed.offset,
+                partition.high_watermark if partition is not None and is_here else None,
+            )

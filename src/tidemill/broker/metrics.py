@@ -29,6 +29,33 @@ class Histogram:
         self.counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def copy(self) -> Histogram:
+        copied = Histogram()
+        copied.counts, copied.sum_s = self.counts.copy(), self.sum_s
+        return copied
+
+    def since(self, earlier: Histogram) -> Histogram:
+        """What was observed after `earlier` was copied from it."""
+        difference = Histogram()
+        difference.counts = [now - before for now, before in zip(self.counts, earlier.counts, strict=True)]
+        difference.sum_s = self.sum_s - earlier.sum_s
+        return difference
+
+
+def quantile(histogram: Histogram, share: float) -> float:
+    """Seconds, estimated as Prometheus does it: spread evenly within a bucket, the last bound when beyond it."""
+    wanted, below = share * histogram.count, 0
+    for index, count in enumerate(histogram.counts[:-1]):
+        if count and below + count >= wanted:
+            lower = LATENCY_BOUNDS_S[index - 1] if index else 0.0
+            return lower + (LATENCY_BOUNDS_S[index] - lower) * (wanted - below) / count
+        below += count
+    return LATENCY_BOUNDS_S[-1] if below < histogram.count else 0.0
+
 
 class TopicCounts:
     """Of one topic, in all of its partitions that are or were here."""
@@ -80,3 +107,36 @@ class Metrics:
         if known is None:
             known = self.requests[api_key] = Histogram()
         return known
+
+
+class Recent:
+    """The last minute or two of what only grows: a copy from the beginning of each of the last two windows.
+
+    Whoever owns it calls `turn` once a window, in the thread of the event loop, whose CPU time is handed in.
+    """
+
+    WINDOW_S = 60.0
+
+    def __init__(self, metrics: Metrics, loop_cpu_s: float) -> None:
+        self._metrics = metrics
+        self._before = self._now = self._copy(metrics.ticks(), loop_cpu_s)
+
+    def _copy(self, now_s: float, loop_cpu_s: float) -> tuple[float, float, dict[int, Histogram]]:
+        return now_s, loop_cpu_s, {key: each.copy() for key, each in self._metrics.requests.items()}
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s - self._now[0] >= self.WINDOW_S
+
+    def turn(self, now_s: float, loop_cpu_s: float) -> None:
+        self._before, self._now = self._now, self._copy(now_s, loop_cpu_s)
+
+    def requests(self) -> dict[int, Histogram]:
+        none = Histogram()
+        return {
+            key: each.since(self._before[2].get(key, none)) for key, each in self._metrics.requests.items()
+        }
+
+    def idle_share(self, now_s: float, loop_cpu_s: float) -> float:
+        """How much of the time the loop's thread did not compute."""
+        passed_s = now_s - self._before[0]
+        return 1.0 if passed_s <= 0 else min(1.0, max(0.0, 1.0 - (loop_cpu_s - self._before[1]) / passed_s))

@@ -82,6 +82,7 @@ class Node:
         return self._stopped.is_set()
 
     async def _start(self) -> None:
+        self._check_protocols()
         self._data_dir = self._open_data_dir()
         identity = self._identity()
         self._make_parts()
@@ -231,6 +232,16 @@ class Node:
         self._compactor.start()
         for listener in config.network.listeners:
             self._listening.start_accepting(listener.name)
+
+    def _check_protocols(self) -> None:
+        """Who asks for encryption must not get a listener without it."""
+        network = self.config.network
+        for listener in (*network.listeners, *network.controller_listeners):
+            if listener.security_protocol != "PLAINTEXT":
+                raise ConfigError(
+                    f"listener {listener.name} asks for {listener.security_protocol}, which this broker does not speak yet; "
+                    "use PLAINTEXT, inside a network that you trust"
+                )
 
     def _open_data_dir(self) -> DataDir:
         folders = self.config.storage.log_dirs

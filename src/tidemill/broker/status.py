@@ -15,13 +15,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
+from time import thread_time
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from tidemill.broker.context import Broker
+from tidemill.broker.metrics import Recent
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 class Page(NamedTuple):
     status: HTTPStatus
     content_type: str
-    body: bytes
+    body: Sequence[bytes]
 
 
 Answer = Callable[["StatusServer", dict[str, str]], Awaitable[Page]]
@@ -57,6 +59,7 @@ class StatusServer:
         self._exposition = exposition
         self._broker = broker
         self._is_ready = is_ready
+        self._recent = Recent(broker.metrics, thread_time())
         self._server: asyncio.Server | None = None
         self._probe: asyncio.TimerHandle | None = None
         self._connections = 0
@@ -86,7 +89,10 @@ class StatusServer:
         due = metrics.ticks() + _LAG_PROBE_S
 
         def probe() -> None:
-            metrics.loop_lag.observe(max(0.0, metrics.ticks() - due))
+            now_s = metrics.ticks()
+            metrics.loop_lag.observe(max(0.0, now_s - due))
+            if self._recent.is_due(now_s):
+                self._recent.turn(now_s, thread_time())
             self._probe_later()
 
         self._probe = loop.call_later(_LAG_PROBE_S, probe)
@@ -98,8 +104,9 @@ class StatusServer:
         try:
             async with asyncio.timeout(_REQUEST_S_MAX):
                 method, page = await self._answer(reader)
-                writer.write(_response(page, with_body=method != "HEAD"))
-                await writer.drain()
+                for part in (_head(page), *(page.body if method != "HEAD" else ())):
+                    writer.write(part)
+                    await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             logger.debug("a status request was not finished")
         finally:
@@ -129,8 +136,7 @@ class StatusServer:
     # -- the pages -------------------------------------------------------------------------------------------
 
     async def _metrics(self, _: dict[str, str]) -> Page:
-        taken = await self._exposition.snapshot(self._broker)
-        body = await asyncio.to_thread(self._exposition.render, taken)
+        body = await self._exposition.page(self._broker, self._recent, is_ready=self._is_ready())
         return Page(HTTPStatus.OK, _PROMETHEUS, body)
 
     async def _health(self, _: dict[str, str]) -> Page:
@@ -145,7 +151,7 @@ class StatusServer:
         names = [wanted] if wanted else [name for machine in groups.machines() for name in machine.groups]
         events = [asdict(event) for name in names for event in groups.events_of(name)]
         events.sort(key=lambda event: event["at_ms"])
-        return Page(HTTPStatus.OK, _JSON, json.dumps(events).encode())
+        return Page(HTTPStatus.OK, _JSON, [json.dumps(events).encode()])
 
 
 _PAGES: dict[str, Answer] = {
@@ -157,12 +163,12 @@ _PAGES: dict[str, Answer] = {
 
 
 def _plain(status: HTTPStatus) -> Page:
-    return Page(status, _TEXT, f"{status.phrase.lower()}\n".encode())
+    return Page(status, _TEXT, [f"{status.phrase.lower()}\n".encode()])
 
 
-def _response(page: Page, *, with_body: bool) -> bytes:
+def _head(page: Page) -> bytes:
     head = (
         f"HTTP/1.1 {page.status.value} {page.status.phrase}\r\n"
-        f"Content-Type: {page.content_type}\r\nContent-Length: {len(page.body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Type: {page.content_type}\r\nContent-Length: {sum(map(len, page.body))}\r\nConnection: close\r\n\r\n"
     )
-    return head.encode() + (page.body if with_body else b"")
+    return head.encode()

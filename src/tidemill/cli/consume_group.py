@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.failures import CommandError
+from tidemill.cli.options import security_options
 from tidemill.cli.record_format import Writer
 from tidemill.client.consumer import Consumed
 from tidemill.protocol.records import Header, Record
@@ -40,6 +41,7 @@ def consume_group(arguments: argparse.Namespace, write: Writer, follow: bool) ->
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "log_level": 0,
+            **security_options(arguments).librdkafka_options(),
         }
     )
     try:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tidemill.cli.failures import CommandError
-from tidemill.cli.options import positive
+from tidemill.cli.options import add_examples, positive
 from tidemill.cli.pipeline import show_status
 from tidemill.cli.progress import Progress as Display
 from tidemill.cli.table import BOLD, Quantity, plural, print_table, size_text, styled
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--orders", metavar="N", type=positive, default=6000, help="how many orders there are (default 6000)"
     )
     parser.set_defaults(program=parser.prog)
+    add_examples(parser, "tidemill demo\ntidemill demo --orders 20000")
 
 
 def run(arguments: argparse.Namespace) -> int:

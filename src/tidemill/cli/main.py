@@ -25,6 +25,7 @@ EXIT_PIPE_CLOSED = 141
 # Subcommand: (module with `add_arguments(parser)` and `run(arguments) -> exit code`, what it does)
 COMMANDS = {
     "serve": ("tidemill.cli.serve", "run a broker"),
+    "gateway": ("tidemill.cli.gateway", "run the REST gateway and the web console of a cluster"),
     "topics": ("tidemill.cli.topics", "list, describe, create, grow and delete topics"),
     "produce": ("tidemill.cli.produce", "write records to a topic"),
     "consume": ("tidemill.cli.consume", "print the records of a topic"),
@@ -38,13 +39,17 @@ COMMANDS = {
         "tidemill.cli.pipeline",
         "run data pipelines on Spark: archive, replay, dedupe, aggregate and your own",
     ),
+    "bench": ("tidemill.cli.bench", "measure how fast a cluster is from here"),
+    "dump-log": ("tidemill.cli.dump_log", "show what is in the files of a data directory"),
+    "doctor": ("tidemill.cli.doctor", "find out what is wrong, and how to mend it"),
+    "completion": ("tidemill.cli.completion", "print what a shell needs to complete this command"),
     "demo": ("tidemill.cli.demo", "show all of it in two minutes: a broker, an order stream, Spark"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed, rest = _parser(words).parse_known_args(words)
+    parsed, rest = make_parser(words).parse_known_args(words)
     program = getattr(parsed, "program", f"tidemill {parsed.command}")
     try:
         _take_rest(parsed, rest)
@@ -65,13 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _parser(words: list[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str] | None) -> argparse.ArgumentParser:
+    """With the options of the command that the words name, or of all commands."""
     parser = argparse.ArgumentParser(
         prog="tidemill", description="A distributed message queue that speaks the Kafka wire protocol."
     )
     parser.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    used = next((word for word in words if not word.startswith("-")), None)
+    used = next((word for word in words or () if not word.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -79,7 +85,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == used:
+        if words is None or name == used:
             importlib.import_module(module).add_arguments(command)
     return parser
 

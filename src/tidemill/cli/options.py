@@ -7,11 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.security import PREFIXES, SecurityOptions
 from tidemill.types import TopicPartition
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -39,14 +41,20 @@ def add_verb(verbs: Any, name: str, run: Run, summary: str, examples: str) -> ar
 
 def complete(parser: argparse.ArgumentParser, run: Run, examples: str) -> None:
     """The options of everything that talks to a broker, and the examples under its help."""
-    parser.epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    add_examples(parser, examples)
     parser.set_defaults(run_verb=run, program=parser.prog)
     group = parser.add_argument_group("connection and output")
     group.add_argument(
         "--bootstrap",
         metavar="HOST:PORT",
-        default=os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP,
+        default=default_bootstrap(),
         help=f"a broker of the cluster, or several with commas (default ${BOOTSTRAP_VARIABLE} or {DEFAULT_BOOTSTRAP})",
+    )
+    group.add_argument(
+        "--command-config",
+        metavar="FILE",
+        type=Path,
+        help="properties of Kafka's clients for the connection: security.protocol, ssl.*, sasl.*",
     )
     group.add_argument(
         "--timeout",
@@ -58,9 +66,18 @@ def complete(parser: argparse.ArgumentParser, run: Run, examples: str) -> None:
     group.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
+def add_examples(parser: argparse.ArgumentParser, examples: str) -> None:
+    parser.epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
+
+
 def connect(arguments: argparse.Namespace) -> Cluster:
     """A cluster that answers; otherwise one line says which address does not, and how to start a broker there."""
-    cluster = Cluster(arguments.bootstrap, client_id="tidemill-cli", timeout_s=arguments.timeout)
+    cluster = Cluster(
+        arguments.bootstrap,
+        client_id="tidemill-cli",
+        timeout_s=arguments.timeout,
+        security=security_options(arguments),
+    )
     try:
         cluster.load_metadata([])
     except BrokerUnreachable as error:
@@ -68,6 +85,32 @@ def connect(arguments: argparse.Namespace) -> Cluster:
             f"{error}; start a broker with `tidemill serve`, or name a running one with --bootstrap HOST:PORT"
         ) from None
     return cluster
+
+
+def default_bootstrap() -> str:
+    return os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
+
+
+def security_options(arguments: argparse.Namespace) -> SecurityOptions:
+    return SecurityOptions.parse(security_properties(arguments))
+
+
+def security_properties(arguments: argparse.Namespace) -> dict[str, str]:
+    """What --command-config says about security. Files made for other tools hold more, which is theirs."""
+    properties = properties_file(arguments.command_config)
+    return {key: value for key, value in properties.items() if key.startswith(PREFIXES)}
+
+
+def properties_file(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    # Not at the top: few commands read a file, and it brings all definitions of settings along.
+    from tidemill.config import parse_properties
+
+    try:
+        return parse_properties(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read {path}: {error}") from None
 
 
 def print_json(value: object) -> None:

@@ -13,13 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from tidemill.cli.failures import CommandError
-from tidemill.cli.options import add_verbs, complete, key_values, print_json
+from tidemill.cli.options import (
+    add_examples,
+    add_verbs,
+    complete,
+    key_values,
+    print_json,
+    properties_file,
+    security_properties,
+)
 from tidemill.cli.progress import Progress as Display
 from tidemill.cli.table import Cell, Quantity, print_fields, print_table, size_text
 from tidemill.client.connection import BrokerUnreachable
-from tidemill.config import parse_properties
 from tidemill.spark import pipelines, session
 from tidemill.spark.pipelines import Bytes, Pipeline, Status, Summary
 from tidemill.spark.pipelines.connecting import open_cluster
@@ -49,12 +57,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tidemill pipeline run dedupe --from-topic orders --to-topic orders-once\n"
         "tidemill pipeline run totals.py --from-topic orders --to-topic totals --master spark://spark:7077",
     )
-    listing = verbs.add_parser("list", help="list the pipelines that come with Tidemill")
+    listing = _add_plain_verb(
+        verbs,
+        "list",
+        "list the pipelines that come with Tidemill",
+        "tidemill pipeline list\ntidemill pipeline list --json",
+    )
     listing.add_argument("--json", action="store_true", help="print JSON instead of text")
     listing.set_defaults(run_verb=_list, program=listing.prog)
-    new = verbs.add_parser("new", help="write a file to begin a pipeline of one's own with")
-    new.add_argument("file", metavar="FILE.py", type=Path)
+    new = _add_plain_verb(
+        verbs,
+        "new",
+        "write a file to begin a pipeline of one's own with",
+        "tidemill pipeline new totals.py",
+    )
+    new.add_argument("file", metavar="FILE.py", type=Path, help="must not exist")
     new.set_defaults(run_verb=_new, program=new.prog)
+
+
+def _add_plain_verb(verbs: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    """One that asks no broker."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_examples(parser, examples)
+    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -132,7 +162,11 @@ def _options(pipeline: Pipeline, arguments: argparse.Namespace) -> argparse.Name
     _add_common_arguments(parser)
     # --bootstrap and its like may also stand before the name: those are kept as the defaults.
     options = parser.parse_args(arguments.words, argparse.Namespace(**vars(arguments)))
-    options.kafka = {**_kafka_file(options.kafka_file), **key_values(options.kafka, "--kafka")}
+    options.kafka = {
+        **security_properties(options),
+        **properties_file(options.kafka_file),
+        **key_values(options.kafka, "--kafka"),
+    }
     options.conf = key_values(options.conf, "--conf")
     return options
 
@@ -167,15 +201,6 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send this Tidemill to the executors, which then need only what it depends on",
     )
-
-
-def _kafka_file(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        return parse_properties(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read {path}: {error}") from None
 
 
 def _run_on_spark(pipeline: Pipeline, options: argparse.Namespace, report: pipelines.Progress) -> Summary:

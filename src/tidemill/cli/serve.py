@@ -3,6 +3,9 @@
 Settings come from a `server.properties` file, then `--set`, then the two shorthands `--data-dir` and `--listen`. They are
 checked before the data directory is touched. Standard output gets the address, once it can be dialled; the log goes to
 standard error.
+
+Those who watch a broker cannot keep it from serving: a status listener whose address is taken and a gateway that does not
+run (see `gateway_child`) are errors in the log, with what to do.
 """
 
 from __future__ import annotations
@@ -10,21 +13,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
+import importlib.util
 import logging
 import resource
 import signal
 import sys
-import time
+from typing import NamedTuple
 
 import uvloop
 
 from tidemill import __version__
 from tidemill.broker.node import Node
 from tidemill.broker.status import StatusServer
+from tidemill.cli.addresses import dialled, listen_address
+from tidemill.cli.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
+from tidemill.cli.logs import add_log_arguments, configure_logging
+from tidemill.cli.options import add_examples
 from tidemill.client.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
-from tidemill.config.listeners import parse_listeners
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger("tidemill")
@@ -32,6 +38,15 @@ logger = logging.getLogger("tidemill")
 _DEFAULT_LISTENER = "127.0.0.1:9092"
 # Of this process and not of the broker's configuration: no client is told.
 _STATUS_KEY = "tidemill.status.listener"
+_GATEWAY_KEY = "tidemill.gateway.listener"
+# Other settings of the gateway, and the options of `tidemill gateway` that they are.
+_GATEWAY_OPTIONS = {
+    "tidemill.gateway.auth": "--auth",
+    "tidemill.gateway.allow.origin": "--allow-origin",
+    "tidemill.gateway.client.config": "--client-config",
+}
+# For the gateway, when nobody named an address: only this machine, any port.
+_PRIVATE_STATUS = Address("127.0.0.1", 0)
 # Few long-lived cycles are made while serving: looking for them often only adds latency.
 _GC_THRESHOLDS = (50_000, 20, 100)
 
@@ -50,53 +65,136 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"serve /metrics, /healthz, /readyz and /rebalances over HTTP here (or {_STATUS_KEY}=HOST:PORT in the file)",
     )
     parser.add_argument(
+        "--gateway",
+        metavar="HOST:PORT",
+        help=f"run the REST gateway with the web console here, as a process of its own (or {_GATEWAY_KEY}=HOST:PORT)",
+    )
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
         help="set one configuration key; repeatable",
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    parser.add_argument("--log-format", default="text", choices=("text", "json"))
+    add_log_arguments(parser)
+    add_examples(
+        parser,
+        "tidemill serve\n"
+        "tidemill serve --data-dir /var/lib/tidemill --listen 0.0.0.0:9092 --set advertised.listeners="
+        "PLAINTEXT://broker-1:9092\n"
+        "tidemill serve --status 127.0.0.1:9404 --gateway 127.0.0.1:8080\n"
+        "tidemill serve --config server.properties --log-format json",
+    )
+
+
+class _Faces(NamedTuple):
+    """What people watch the broker by, beside Kafka's protocol."""
+
+    status: Address | None
+    gateway: Address | None
+    gateway_options: list[str]
 
 
 def run(arguments: argparse.Namespace) -> int:
     properties = _properties(arguments)
-    status = arguments.status or properties.pop(_STATUS_KEY, None)
-    status_address = _status_address(status) if status else None
+    faces = _faces(arguments, properties)
     config, warnings = load_broker_config(properties)
-    _configure_logging(arguments.log_level, arguments.log_format)
+    configure_logging(arguments.log_level, arguments.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
     _raise_file_limit()
-    return uvloop.run(_serve(config, status_address))
+    return uvloop.run(_serve(config, faces))
 
 
-async def _serve(config: BrokerConfig, status_address: Address | None) -> int:
+def _faces(arguments: argparse.Namespace, properties: dict[str, str]) -> _Faces:
+    """Takes the keys that are not the broker's out of the properties."""
+    status = arguments.status or properties.pop(_STATUS_KEY, None)
+    gateway = arguments.gateway or properties.pop(_GATEWAY_KEY, None)
+    options = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
+    for key, option in _GATEWAY_OPTIONS.items():
+        if key in properties:
+            options += [option, properties.pop(key)]
+    if status and not _has_metrics():
+        raise ConfigError("--status needs the package prometheus_client: pip install 'tidemill[metrics]'")
+    return _Faces(
+        listen_address(_STATUS_KEY, status) if status else None,
+        listen_address(_GATEWAY_KEY, gateway) if gateway else None,
+        options,
+    )
+
+
+async def _serve(config: BrokerConfig, faces: _Faces) -> int:
     node = Node(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.request_stop)
     await node.start()
-    status = None
-    if status_address is not None:
-        try:
-            status = StatusServer(node.broker, lambda: not node.is_stopping)
-            status_address = status_address._replace(port=await status.start(*status_address))
-        except ConfigError:
-            await node.stop()
-            raise
+    status, status_address = await _open_status(node, faces)
+    gateway = None
     if not node.is_stopping:
-        _announce(config, node.addresses, status_address)
+        _announce(config, node.addresses, status_address if faces.status else None)
+        gateway = _start_gateway(config, node.addresses, faces, status_address)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     await node.wait_until_stopped()
     logger.info("shutting down")
+    gateway_stopped = asyncio.create_task(gateway.stop()) if gateway is not None else None
     await node.stop()
     if status is not None:
         await status.stop()
+    if gateway_stopped is not None:
+        await gateway_stopped
     return 0 if node.failure is None else 1
+
+
+async def _open_status(node: Node, faces: _Faces) -> tuple[StatusServer | None, Address | None]:
+    """The status listener that was asked for, or one for the gateway alone."""
+    if node.is_stopping:
+        return None, None
+    wanted = [faces.status] if faces.status else []
+    if faces.gateway is not None and node.config.is_broker and _has_metrics():
+        wanted.append(_PRIVATE_STATUS)
+    for address in wanted:
+        server = StatusServer(node.broker, lambda: not node.is_stopping)
+        try:
+            return server, address._replace(port=await server.start(*address))
+        except ConfigError as error:
+            logger.error("%s; the broker goes on: give --status another address", error)
+    return None, None
+
+
+def _has_metrics() -> bool:
+    return importlib.util.find_spec("prometheus_client") is not None
+
+
+def _start_gateway(
+    config: BrokerConfig, addresses: list[tuple[Listener, int]], faces: _Faces, status: Address | None
+) -> GatewayChild | None:
+    if faces.gateway is None or not config.is_broker:
+        return None
+    if missing := missing_packages():
+        logger.error(
+            "the gateway needs %s: %s; the broker serves without it", ", ".join(missing), INSTALL_HINT
+        )
+        return None
+    controllers = {listener.name for listener in config.network.controller_listeners}
+    listener, port = next(each for each in addresses if each[0].name not in controllers)
+    options = ["--bootstrap", str(dialled(Address(listener.host, port))), "--until-stdin-closes"]
+    if status is not None:
+        options += ["--status-url", f"http://{dialled(status)}"]
+    gateway = GatewayChild(faces.gateway, options + faces.gateway_options, _say)
+    gateway.start()
+    return gateway
+
+
+def _say(line: str) -> None:
+    """To who watches standard output; nobody needs to."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        logger.info("%s (nobody reads standard output: %s)", line, error.strerror)
 
 
 def _announce(
@@ -119,11 +217,6 @@ def _announce(
     # At once: who waits for the first line finds the others.
     sys.stdout.write("".join(lines))
     sys.stdout.flush()
-
-
-def _status_address(text: str) -> Address:
-    (listener,) = parse_listeners(_STATUS_KEY, (f"HTTP://{text}",), {"HTTP": "PLAINTEXT"})
-    return Address(listener.host, listener.port)
 
 
 def _host_text(host: str) -> str:
@@ -157,30 +250,3 @@ def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _configure_logging(level: str, style: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-class _TextFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-        self.converter = time.gmtime
-        self.default_time_format = "%Y-%m-%dT%H:%M:%S"
-        self.default_msec_format = "%s.%03dZ"
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time_ms": int(record.created * 1000),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)

@@ -85,11 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tidemill transactions abort --topic orders --partition 0 --start-offset 1200\n"
         "tidemill transactions abort --topic orders --partition 0 --producer-id 4000 --yes",
     )
-    abort.add_argument("--topic", required=True)
-    abort.add_argument("--partition", metavar="N", type=natural, required=True)
+    abort.add_argument("--topic", metavar="TOPIC", required=True)
+    abort.add_argument(
+        "--partition", metavar="N", type=natural, required=True, help="where the transaction hangs"
+    )
     which = abort.add_mutually_exclusive_group(required=True)
     which.add_argument("--start-offset", metavar="N", type=natural, help="as `list --hanging` shows it")
-    which.add_argument("--producer-id", metavar="N", type=natural)
+    which.add_argument("--producer-id", metavar="N", type=natural, help="whose open transaction it is")
     abort.add_argument(
         "--force", action="store_true", help="even if its coordinator knows of it and will end it"
     )

@@ -15,6 +15,7 @@ from tidemill.client.connection import Connection
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (
+    CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreatableTopicResult,
@@ -111,24 +112,36 @@ class Admin:
         *,
         partition_count: int = -1,
         replication_factor: int = -1,
-        configs: Mapping[str, str] | None = None,
+        configs: Mapping[str, str | None] | None = None,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+        validate_only: bool = False,
     ) -> CreatableTopicResult:
-        """Returns when the topic has its leaders; -1 leaves a number to the broker."""
+        """Returns when the topic has its leaders; -1 leaves a number to the broker.
+
+        `assignments` are the replicas of each partition, instead of the two numbers. `validate_only` creates nothing.
+        """
         wanted = CreatableTopic(
             name=name,
             num_partitions=partition_count,
             replication_factor=replication_factor,
             configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+            assignments=[
+                CreatableReplicaAssignment(partition_index=index, broker_ids=list(replicas))
+                for index, replicas in (assignments or {}).items()
+            ],
         )
-        message = CreateTopicsRequest(topics=[wanted], timeout_ms=self._timeout_ms)
+        message = CreateTopicsRequest(
+            topics=[wanted], timeout_ms=self._timeout_ms, validate_only=validate_only
+        )
 
         def attempt() -> CreatableTopicResult:
             (result,) = self.cluster.controller().request(message, CreateTopicsResponse).topics
             check(result.error_code, result.error_message)
             return result
 
-        created = self.cluster.retrying(attempt, is_repeatable=False)
-        self._await_leaders(name)
+        created = self.cluster.retrying(attempt, is_repeatable=validate_only)
+        if not validate_only:
+            self._await_leaders(name)
         return created
 
     def _await_leaders(self, name: str) -> None:
@@ -170,9 +183,11 @@ class Admin:
 
     # --- configurations ---
 
-    def describe_configs(self, resource: ResourceType, name: str) -> list[DescribeConfigsResourceResult]:
+    def describe_configs(
+        self, resource: ResourceType, name: str, *, include_synonyms: bool = False
+    ) -> list[DescribeConfigsResourceResult]:
         wanted = DescribeConfigsResource(resource_type=resource, resource_name=name, configuration_keys=None)
-        message = DescribeConfigsRequest(resources=[wanted])
+        message = DescribeConfigsRequest(resources=[wanted], include_synonyms=include_synonyms)
 
         def attempt() -> list[DescribeConfigsResourceResult]:
             connection = self._connection_of(resource, name)
@@ -202,7 +217,14 @@ class Admin:
 
         return self.cluster.retrying(attempt)
 
-    def alter_configs(self, resource: ResourceType, name: str, *, changes: Mapping[str, str | None]) -> None:
+    def alter_configs(
+        self,
+        resource: ResourceType,
+        name: str,
+        *,
+        changes: Mapping[str, str | None],
+        validate_only: bool = False,
+    ) -> None:
         """Sets each key to its value; None takes the setting away, so that the default counts again."""
         configs = [
             IncrementalAlterConfigsAlterableConfig(
@@ -213,7 +235,7 @@ class Admin:
             for key, value in changes.items()
         ]
         wanted = IncrementalAlterConfigsResource(resource_type=resource, resource_name=name, configs=configs)
-        message = IncrementalAlterConfigsRequest(resources=[wanted])
+        message = IncrementalAlterConfigsRequest(resources=[wanted], validate_only=validate_only)
 
         def attempt() -> None:
             connection = self._connection_of(resource, name)

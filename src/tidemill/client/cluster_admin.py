@@ -81,30 +81,30 @@ class ClusterAdmin:
     # --- the quorum ---
 
     def quorum(self) -> Quorum:
+        return self.cluster.retrying(self.quorum_now)
+
+    def quorum_now(self) -> Quorum:
+        """The same in one attempt, for those who would rather do without than wait for a leader."""
         topic = DescribeQuorumRequestTopicData(
             topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
         )
         message = DescribeQuorumRequest(topics=[topic])
-
-        def attempt() -> Quorum:
-            response = self.cluster.controller().request(message, DescribeQuorumResponse)
-            check(response.error_code, response.error_message)
-            partition = response.topics[0].partitions[0]
-            check(partition.error_code, partition.error_message)
-            return Quorum(
-                partition.leader_id,
-                partition.leader_epoch,
-                partition.high_watermark,
-                partition.current_voters,
-                partition.observers,
-                {
-                    node.node_id: f"{node.listeners[0].host}:{node.listeners[0].port}"
-                    for node in response.nodes
-                    if node.listeners
-                },
-            )
-
-        return self.cluster.retrying(attempt)
+        response = self.cluster.controller().request(message, DescribeQuorumResponse)
+        check(response.error_code, response.error_message)
+        partition = response.topics[0].partitions[0]
+        check(partition.error_code, partition.error_message)
+        return Quorum(
+            partition.leader_id,
+            partition.leader_epoch,
+            partition.high_watermark,
+            partition.current_voters,
+            partition.observers,
+            {
+                node.node_id: f"{node.listeners[0].host}:{node.listeners[0].port}"
+                for node in response.nodes
+                if node.listeners
+            },
+        )
 
     def add_voter(
         self, voter_id: int, directory_id: bytes, listeners: Sequence[Listener], cluster_id: str | None = None

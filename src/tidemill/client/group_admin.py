@@ -44,7 +44,7 @@ from tidemill.protocol.api.offsets import (
 from tidemill.protocol.schema import decode
 from tidemill.types import TopicPartition
 
-_LAST_VERSION_WITH_NAMES = 9
+LAST_VERSION_WITH_NAMES = 9
 _CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
@@ -116,7 +116,7 @@ class GroupAdmin:
             if error.code in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
                 return None
             raise
-        return _consumer_group(group)
+        return consumer_description(group)
 
     def _describe_classic_group(self, group_id: str) -> GroupDescription:
         message = DescribeGroupsRequest(groups=[group_id])
@@ -126,7 +126,7 @@ class GroupAdmin:
         # Before version 6 a group that does not exist is a dead one.
         if group.group_state == "Dead":
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
-        return _classic_group(group)
+        return classic_description(group)
 
     def delete(self, group_id: str) -> None:
         def attempt() -> None:
@@ -148,7 +148,7 @@ class GroupAdmin:
 
         def attempt() -> dict[TopicPartition, int]:
             response = self.cluster.coordinator(group_id).request(
-                message, OffsetFetchResponse, max_version=_LAST_VERSION_WITH_NAMES
+                message, OffsetFetchResponse, max_version=LAST_VERSION_WITH_NAMES
             )
             # Up to version 7 the answer has the fields of the one group itself.
             answered = response.groups[0] if response.groups else response
@@ -176,7 +176,7 @@ class GroupAdmin:
 
         def attempt() -> None:
             response = self.cluster.coordinator(group_id).request(
-                message, OffsetCommitResponse, max_version=_LAST_VERSION_WITH_NAMES
+                message, OffsetCommitResponse, max_version=LAST_VERSION_WITH_NAMES
             )
             for topic in response.topics:
                 for each in topic.partitions:
@@ -226,7 +226,7 @@ def _partition_message(topic: str, index: int, error_code: int) -> str:
     return f"{TopicPartition(topic, index)}: {known_code(error_code).message}"
 
 
-def _consumer_group(group: ConsumerGroupDescribeDescribedGroup) -> GroupDescription:
+def consumer_description(group: ConsumerGroupDescribeDescribedGroup) -> GroupDescription:
     members = tuple(
         GroupMember(
             member.member_id,
@@ -248,7 +248,7 @@ def _partitions(assignment: ConsumerGroupDescribeAssignment) -> tuple[TopicParti
     )
 
 
-def _classic_group(group: DescribeGroupsDescribedGroup) -> GroupDescription:
+def classic_description(group: DescribeGroupsDescribedGroup) -> GroupDescription:
     is_of_consumers = group.protocol_type == _CONSUMER_PROTOCOL_TYPE
     members = tuple(
         GroupMember(

@@ -151,6 +151,25 @@ class SecurityOptions:
             )
         return "is its listener one for clients, and does it trust this client's certificate?"
 
+    def librdkafka_options(self) -> dict[str, str]:
+        """The same for confluent-kafka, which knows no names of the Java client."""
+        is_one_file = self.certificate_location is not None and self.key_location is None and not self.key_pem
+        options = {
+            "security.protocol": self.protocol,
+            "ssl.ca.location": self.ca_location,
+            "ssl.ca.pem": self.ca_pem,
+            "ssl.certificate.location": self.certificate_location,
+            "ssl.certificate.pem": self.certificate_pem,
+            "ssl.key.location": self.certificate_location if is_one_file else self.key_location,
+            "ssl.key.pem": self.key_pem,
+            "ssl.key.password": self.key_password,
+            "ssl.endpoint.identification.algorithm": None if self.checks_hostname else "none",
+            "sasl.mechanisms": self.mechanism,
+            "sasl.username": self.username or None,
+            "sasl.password": self.password or None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
     def secured(self, plain: socket.socket, host: str) -> socket.socket:
         """The socket to use from now on. `OSError` when TLS fails for a reason that may pass."""
         if not self.has_tls:

@@ -1,1 +1,22 @@
-"""The Python SDK: `tidemill.Client` and `tidemill.AsyncClient`, thin over confluent-kafka."""
+"""The Python SDK: `tidemill.Client` and `tidemill.AsyncClient`, thin over confluent-kafka.
+
+It adds no protocol, so it works with any Kafka. What it adds are rules that are hard to break by accident: what a
+delivery result is, when a batch counts as done, and that nothing waits without end.
+
+| module | owns |
+|---|---|
+| `client.py`, `async_client.py` | what users call; how each of them waits |
+| `core.py` | what both share: topics, the one producer, the consumers that are open |
+| `batches.py` | batches of records, and the iterator over them |
+| `publishing.py` | one producer: delivery results, back pressure, failures that nobody looked at |
+| `async_publishing.py` | the same from an event loop |
+| `reading.py` | one consumer: membership, what is read and what is done with it |
+| `positions.py` | where it stands: seeking, pausing, lag |
+| `guarantees.py` | when a batch's offsets are committed: at least once, at most once, exactly once |
+| `commits.py` | committing offsets, in bounded time |
+| `transactions.py` | the transactional producer, and what each kind of its errors asks for |
+| `hot_keys.py` | spreading a key that is a large share of a topic |
+| `settings.py` | the configuration of each librdkafka client, from what the user gave |
+| `waiting.py` | calls of librdkafka that may take long: bounded, and open to Ctrl-C |
+| `errors.py`, `kafka_errors.py` | what users catch, and how Kafka's errors become that |
+"""

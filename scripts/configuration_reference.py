@@ -1,0 +1,127 @@
+"""Writes docs/configuration.md: every configuration key of brokers, topics and groups, from the tables that the code reads.
+
+A test compares the file with what this would write, so that it is never stale.
+"""
+
+from __future__ import annotations
+
+import unittest.mock
+from collections.abc import Iterable
+from pathlib import Path
+
+from tidemill.config import BROKER_KEYS, BrokerLayers, brokers, load_broker_config
+from tidemill.config.broker_keys_groups import GROUPS_KEYS
+from tidemill.config.broker_keys_log import LOG_KEYS
+from tidemill.config.broker_keys_node import NODE_KEYS
+from tidemill.config.broker_keys_topics import TOPICS_KEYS
+from tidemill.config.definitions import ConfigKey, UpdateMode
+from tidemill.config.group_configs import GROUP_KEYS
+from tidemill.config.topic_keys import TOPIC_KEYS
+from tidemill.config.values import Values
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+_PARTS = (
+    ("The node: roles, listeners, quorum, replication", NODE_KEYS),
+    ("Logs and their upkeep", LOG_KEYS),
+    ("New topics, and defaults of topics", TOPICS_KEYS),
+    ("Groups, offsets and transactions", GROUPS_KEYS),
+)
+_MODES = {UpdateMode.READ_ONLY: "no", UpdateMode.PER_BROKER: "per broker", UpdateMode.CLUSTER_WIDE: "yes"}
+_INTRODUCTION = """\
+# Configuration
+
+Written by `make docs` from the tables that the code reads. Names, defaults and limits are Apache Kafka's.
+
+Settings of a broker come from a file with `key=value` lines (`tidemill serve --config server.properties`), then from
+`--set KEY=VALUE`, then from what was set while the cluster runs (`tidemill configs set`), which wins. Settings of a topic
+come from the topic, then from the broker key in the column "default from". A broker names at its start every key that it
+does not know and every key that Kafka knows and that has no effect here.
+
+`tidemill serve` itself takes `tidemill.status.listener=HOST:PORT` from the same file, as `--status` does."""
+# They are read only from what was set while the cluster runs, so a broker does not read them at its start.
+_ONLY_DYNAMIC = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
+
+
+def keys_with_effect() -> set[str]:
+    """Those that the code reads; `load_broker_config` warns about the others."""
+    made: list[Values] = []
+
+    class Recording(Values):
+        def __init__(self, layers: BrokerLayers) -> None:
+            super().__init__(layers)
+            made.append(self)
+
+    with unittest.mock.patch.object(brokers, "Values", Recording):
+        load_broker_config({"log.dirs": "data"})
+    (values,) = made
+    return values.read | _ONLY_DYNAMIC
+
+
+def render() -> str:
+    effective = keys_with_effect()
+    lines = [_INTRODUCTION, "", "## Topics", ""]
+    lines += ["| key | default | allowed | default from | what it does |", "|---|---|---|---|---|"]
+    lines += [_topic_row(key) for key in TOPIC_KEYS]
+    lines += [
+        "",
+        "## Groups",
+        "",
+        "Set with `tidemill configs set group NAME KEY=VALUE`, each within the limits of two broker keys.",
+        "",
+    ]
+    lines += ["| key | default from |", "|---|---|"]
+    lines += [f"| `{name}` | `group.{name}` |" for name in GROUP_KEYS]
+    lines += [
+        "",
+        "## Brokers",
+        "",
+        '"Changes while it runs": with `tidemill configs set`, for all brokers or for one.',
+    ]
+    for title, keys in _PARTS:
+        shown = sorted((key for key in keys if key.name in effective), key=lambda key: key.name)
+        lines += [
+            "",
+            f"### {title}",
+            "",
+            "| key | default | allowed | changes while it runs | what it does |",
+        ]
+        lines += ["|---|---|---|---|---|", *map(_broker_row, shown)]
+    lines += ["", "## Known and without effect", "", *_without_effect(effective)]
+    return "\n".join(lines) + "\n"
+
+
+def _topic_row(key: ConfigKey) -> str:
+    sources = ", ".join(f"`{synonym.name}`" for synonym in key.synonyms)
+    return _row(f"`{key.name}`", _code(key.default), key.allowed(), sources, key.documentation)
+
+
+def _broker_row(key: ConfigKey) -> str:
+    return _row(f"`{key.name}`", _code(key.default), key.allowed(), _MODES[key.mode], key.documentation)
+
+
+def _without_effect(effective: Iterable[str]) -> list[str]:
+    names = sorted(set(BROKER_KEYS) - set(effective))
+    return [
+        "Kafka has these keys, and a file may set them. Nothing here reads them, and the broker says so at its start when",
+        "one is not at its default:",
+        ", ".join(f"`{name}`" for name in names) + ".",
+    ]
+
+
+def _code(text: str | None) -> str:
+    if text is None:
+        return "none"
+    return f"`{text}`" if text else "empty"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
+
+
+def main() -> None:
+    TARGET.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+from tidemill.sdk.async_client import AsyncBatch as AsyncBatch
+from tidemill.sdk.async_client import AsyncBatches as AsyncBatches
+from tidemill.sdk.async_client import AsyncClient as AsyncClient
+from tidemill.sdk.batches import Batch as Batch
+from tidemill.sdk.batches import Batches as Batches
+from tidemill.sdk.client import Client as Client
+from tidemill.sdk.errors import ClientError as ClientError
+from tidemill.sdk.hot_keys import HotKeys as HotKeys
+from tidemill.sdk.records import Delivery as Delivery
+from tidemill.sdk.records import NewRecord as NewRecord
+from tidemill.sdk.records import Record as Record
+from tidemill.sdk.records import to_json as to_json
+
+__version__: str

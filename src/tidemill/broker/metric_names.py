@@ -1,0 +1,277 @@
+"""The names of everything that a node shows at /metrics: the whole list, as tables.
+
+Three families, as public dashboards know them: `kafka_server_*`, `kafka_network_*`, `kafka_controller_*`, `kafka_cluster_*`,
+`kafka_log_*` and `kafka_coordinator_*` are what the JMX exporter's rules for KRaft make of a Kafka broker's beans,
+`kafka_topic_*`, `kafka_consumergroup_*` and `kafka_broker*` are those of the widespread exporter of offsets and lag, and
+what no Kafka has begins with `tidemill_`. The reference in the docs is written from these tables, and the dashboard and
+the alerts in deploy/ are checked against them. A counter's name stands here without `_total`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class MetricName(NamedTuple):
+    name: str
+    # The attribute of the counts, the snapshot or the row that it shows.
+    source: str
+    help: str
+
+
+INFO = MetricName("tidemill_info", "", "Always 1; says which version and node this is.")
+INFO_LABELS = ("version", "node_id", "cluster_id")
+
+NODE_GAUGES = (
+    MetricName(
+        "kafka_server_kafkaserver_brokerstate", "broker_state", "3 while it serves, 6 while it stops."
+    ),
+    MetricName(
+        "kafka_server_replicamanager_partitioncount", "partition_count", "Replicas that this broker hosts."
+    ),
+    MetricName(
+        "kafka_server_replicamanager_leadercount", "leader_count", "Partitions that this broker leads."
+    ),
+    MetricName(
+        "kafka_server_replicamanager_underreplicatedpartitions",
+        "under_replicated",
+        "Partitions led here with a replica out of sync.",
+    ),
+    MetricName(
+        "kafka_server_replicamanager_underminisrpartitioncount",
+        "under_min_isr",
+        "Partitions led here with fewer replicas in sync than min.insync.replicas.",
+    ),
+    MetricName(
+        "kafka_server_replicamanager_atminisrpartitioncount",
+        "at_min_isr",
+        "Partitions led here with no more replicas in sync than min.insync.replicas.",
+    ),
+    MetricName(
+        "kafka_server_replicamanager_offlinereplicacount",
+        "offline_replicas",
+        "Replicas here whose log cannot be used.",
+    ),
+    MetricName(
+        "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
+        "idle_share",
+        "Share of the last minute or two in which the event loop had nothing to compute, 0 to 1.",
+    ),
+    MetricName(
+        "kafka_network_socketserver_networkprocessoravgidle_percent",
+        "idle_share",
+        "The same: one event loop does both.",
+    ),
+    MetricName(
+        "kafka_controller_kafkacontroller_activecontrollercount",
+        "is_active_controller",
+        "1 on the node that is the active controller.",
+    ),
+    MetricName(
+        "kafka_controller_kafkacontroller_activebrokercount",
+        "active_brokers",
+        "Brokers of the cluster that are up, as this node knows.",
+    ),
+    MetricName(
+        "kafka_controller_kafkacontroller_fencedbrokercount",
+        "fenced_brokers",
+        "Registered brokers of the cluster that are not up.",
+    ),
+    MetricName("kafka_controller_kafkacontroller_globaltopiccount", "topic_count", "Topics of the cluster."),
+    MetricName(
+        "kafka_controller_kafkacontroller_globalpartitioncount",
+        "global_partition_count",
+        "Partitions of the cluster.",
+    ),
+    MetricName(
+        "kafka_controller_kafkacontroller_offlinepartitionscount",
+        "offline_partitions",
+        "Partitions of the cluster without a leader.",
+    ),
+    MetricName(
+        "kafka_controller_kafkacontroller_preferredreplicaimbalancecount",
+        "not_preferred",
+        "Partitions of the cluster that are not led by their preferred replica.",
+    ),
+    MetricName(
+        "kafka_server_raft_metrics_current_leader", "quorum_leader", "Id of the active controller, -1: none."
+    ),
+    MetricName(
+        "kafka_server_raft_metrics_current_epoch", "quorum_epoch", "Epoch of the quorum, as this node knows."
+    ),
+    MetricName(
+        "kafka_server_raft_metrics_high_watermark",
+        "quorum_high_watermark",
+        "How far the metadata log is committed.",
+    ),
+    MetricName(
+        "kafka_server_raft_metrics_log_end_offset", "quorum_end_offset", "End of the metadata log here."
+    ),
+    MetricName("kafka_brokers", "active_brokers", "Brokers of the cluster that are up."),
+    MetricName(
+        "kafka_coordinator_group_groupmetadatamanager_numgroups", "group_count", "Groups coordinated here."
+    ),
+    MetricName(
+        "tidemill_data_dir_size_bytes", "disk_size_bytes", "Size of the file system of the data directory."
+    ),
+    MetricName("tidemill_data_dir_free_bytes", "disk_free_bytes", "What is free there for this process."),
+)
+RAFT_STATE = MetricName(
+    "kafka_server_raft_metrics_current_state_info", "quorum_state", "1 for the state that this node is in."
+)
+RAFT_STATE_LABELS = ("state",)
+BROKER_INFO = MetricName("kafka_broker_info", "", "Always 1; a broker of the cluster that is up.")
+BROKER_INFO_LABELS = ("id", "address")
+GROUP_STATES = MetricName(
+    "tidemill_groups", "group_states", "Groups coordinated here, by state as `tidemill groups list` names it."
+)
+GROUP_STATES_LABELS = ("state",)
+
+NODE_COUNTERS = (
+    MetricName("kafka_server_replicamanager_isrshrinks", "isr_shrinks", "Times that a replica fell behind."),
+    MetricName(
+        "kafka_server_replicamanager_isrexpands", "isr_expands", "Times that a replica came back in sync."
+    ),
+    MetricName(
+        "tidemill_event_loop_cpu_seconds", "loop_cpu_s", "CPU time of the thread that the event loop runs in."
+    ),
+)
+
+TOPIC_COUNTERS = (
+    MetricName("kafka_server_brokertopicmetrics_messagesin", "messages_in", "Records that producers wrote."),
+    MetricName("kafka_server_brokertopicmetrics_bytesin", "bytes_in", "Bytes that producers wrote."),
+    MetricName("kafka_server_brokertopicmetrics_bytesout", "bytes_out", "Bytes that consumers read."),
+    MetricName(
+        "kafka_server_brokertopicmetrics_totalproducerequests",
+        "produce_requests",
+        "Writes to a partition, a request counting once for each.",
+    ),
+    MetricName(
+        "kafka_server_brokertopicmetrics_failedproducerequests",
+        "failed_produce_requests",
+        "Writes to a partition that were refused or failed.",
+    ),
+    MetricName(
+        "kafka_server_brokertopicmetrics_totalfetchrequests",
+        "fetch_requests",
+        "Reads of a partition by consumers, a request counting once for each.",
+    ),
+    MetricName(
+        "kafka_server_brokertopicmetrics_failedfetchrequests",
+        "failed_fetch_requests",
+        "Reads of a partition by consumers that failed.",
+    ),
+    MetricName(
+        "kafka_server_brokertopicmetrics_replicationbytesin",
+        "replication_bytes_in",
+        "Bytes that replicas here copied from their leaders.",
+    ),
+    MetricName(
+        "kafka_server_brokertopicmetrics_replicationbytesout",
+        "replication_bytes_out",
+        "Bytes that replicas elsewhere copied from leaders here.",
+    ),
+)
+TOPIC_LABELS = ("topic",)
+TOPIC_PARTITIONS = MetricName(
+    "kafka_topic_partitions", "", "Partitions of a topic of which this broker leads one, told by one broker."
+)
+
+# Told by the leader, so that a sum over brokers counts a partition once.
+PARTITION_GAUGES = (
+    MetricName("kafka_topic_partition_current_offset", "end_offset", "The offset that comes next."),
+    MetricName("kafka_topic_partition_oldest_offset", "start_offset", "The oldest offset that is kept."),
+    MetricName("kafka_topic_partition_leader", "leader", "Id of the leading broker."),
+    MetricName(
+        "kafka_topic_partition_leader_is_preferred", "is_preferred", "1 when the first replica leads."
+    ),
+    MetricName("kafka_topic_partition_replicas", "replicas", "Replicas of the partition."),
+    MetricName("kafka_topic_partition_in_sync_replica", "in_sync", "Replicas that are in sync."),
+    MetricName(
+        "kafka_topic_partition_under_replicated_partition",
+        "is_under_replicated",
+        "1 when a replica is out of sync.",
+    ),
+    MetricName("kafka_cluster_partition_replicascount", "replicas", "Replicas of the partition."),
+    MetricName("kafka_cluster_partition_insyncreplicascount", "in_sync", "Replicas that are in sync."),
+    MetricName(
+        "kafka_cluster_partition_underreplicated", "is_under_replicated", "1 when a replica is out of sync."
+    ),
+    MetricName(
+        "kafka_cluster_partition_underminisr",
+        "is_under_min_isr",
+        "1 when fewer replicas are in sync than min.insync.replicas.",
+    ),
+    MetricName(
+        "kafka_cluster_partition_atminisr",
+        "is_at_min_isr",
+        "1 when no more replicas are in sync than min.insync.replicas.",
+    ),
+)
+# Told by every broker of the replicas that it has.
+REPLICA_GAUGES = (MetricName("kafka_log_log_size", "size_bytes", "Bytes of the log on this broker's disk."),)
+PARTITION_LABELS = ("topic", "partition")
+
+GROUP_PARTITION_GAUGES = (
+    MetricName(
+        "kafka_consumergroup_current_offset", "committed_offset", "The offset that a group committed."
+    ),
+    MetricName(
+        "kafka_consumergroup_lag",
+        "lag",
+        "Records that a group has not come to yet; only of partitions with a replica on the coordinator.",
+    ),
+)
+GROUP_PARTITION_LABELS = ("consumergroup", "topic", "partition")
+GROUP_TOPIC_GAUGES = (
+    MetricName("kafka_consumergroup_current_offset_sum", "committed_offset", "The same, over a topic."),
+    MetricName("kafka_consumergroup_lag_sum", "lag", "The same, over a topic."),
+)
+GROUP_TOPIC_LABELS = ("consumergroup", "topic")
+GROUP_MEMBERS = MetricName("kafka_consumergroup_members", "members", "Members of a group.")
+GROUP_LABELS = ("consumergroup",)
+
+REQUESTS = MetricName("kafka_network_requestmetrics_requests", "requests", "Requests that were answered.")
+REQUEST_LABELS = ("request",)
+REQUEST_QUANTILES_MS = MetricName(
+    "kafka_network_requestmetrics_totaltimems",
+    "recent",
+    "Quantiles of the time until the answer over the last minute or two, estimated from the histogram.",
+)
+REQUEST_QUANTILES_LABELS = ("request", "quantile")
+QUANTILES = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
+REQUEST_SECONDS = MetricName(
+    "tidemill_request_duration_seconds",
+    "requests",
+    "From the arrival of a request to its answer; a fetch includes the time that it waits for data.",
+)
+LOOP_LAG = MetricName(
+    "tidemill_event_loop_lag_seconds", "loop_lag", "How late the event loop comes to what is due."
+)
+
+
+class Section(NamedTuple):
+    title: str
+    kind: str
+    labels: tuple[str, ...]
+    metrics: tuple[MetricName, ...]
+
+
+SECTIONS = (
+    Section("The node", "gauge", (), NODE_GAUGES),
+    Section("The node", "counter", (), NODE_COUNTERS),
+    Section("The node", "gauge", INFO_LABELS, (INFO,)),
+    Section("The node", "gauge", RAFT_STATE_LABELS, (RAFT_STATE,)),
+    Section("The node", "gauge", BROKER_INFO_LABELS, (BROKER_INFO,)),
+    Section("Requests", "counter", REQUEST_LABELS, (REQUESTS,)),
+    Section("Requests", "histogram", REQUEST_LABELS, (REQUEST_SECONDS,)),
+    Section("Requests", "gauge", REQUEST_QUANTILES_LABELS, (REQUEST_QUANTILES_MS,)),
+    Section("Requests", "histogram", (), (LOOP_LAG,)),
+    Section("Topics", "counter", TOPIC_LABELS, TOPIC_COUNTERS),
+    Section("Topics", "gauge", TOPIC_LABELS, (TOPIC_PARTITIONS,)),
+    Section("Partitions", "gauge", PARTITION_LABELS, (*PARTITION_GAUGES, *REPLICA_GAUGES)),
+    Section("Groups", "gauge", GROUP_PARTITION_LABELS, GROUP_PARTITION_GAUGES),
+    Section("Groups", "gauge", GROUP_TOPIC_LABELS, GROUP_TOPIC_GAUGES),
+    Section("Groups", "gauge", GROUP_LABELS, (GROUP_MEMBERS,)),
+    Section("Groups", "gauge", GROUP_STATES_LABELS, (GROUP_STATES,)),
+)

@@ -1,0 +1,114 @@
+"""What a load measures: how much, how fast, how late, and whether it was this process that could not do more.
+
+Latencies are kept up to a bound, then thinned out evenly, so that a long run costs no more memory than a short one. The
+processor time of the thread that makes the load is set against the wall clock: a thread that never waited was the limit
+itself, and says nothing of the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+_SAMPLES_MAX = 100_000
+_PERCENTILES = (50.0, 95.0, 99.0, 99.9)
+# Above, the load maker was as busy as one thread can be.
+_BUSY_SHARE = 0.8
+
+
+class Latencies:
+    """In seconds."""
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+        self._every = 1
+        self._seen = 0
+
+    def add(self, seconds: float) -> None:
+        self._seen += 1
+        if self._seen % self._every:
+            return
+        self._samples.append(seconds)
+        if len(self._samples) >= _SAMPLES_MAX:
+            del self._samples[::2]
+            self._every *= 2
+
+    def percentiles_ms(self) -> dict[str, float] | None:
+        if not self._samples:
+            return None
+        ordered = sorted(self._samples)
+        values = {f"p{percent:g}": _percentile(ordered, percent) for percent in _PERCENTILES}
+        return {name: round(1000 * value, 3) for name, value in {**values, "max": ordered[-1]}.items()}
+
+
+def _percentile(ordered: list[float], percent: float) -> float:
+    """The smallest value that so many of all are not above."""
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]
+
+
+@dataclass
+class Result:
+    load: str
+    records: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    latency_ms: dict[str, float] | None = None
+    # How much of the time the thread that made the load was computing.
+    client_cpu_share: float = 0.0
+    # How often the client had more to send than its queue could hold.
+    queue_full: int = 0
+    errors: int = 0
+    error: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def records_per_s(self) -> float:
+        return self.records / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def limit(self) -> str:
+        """Who could not do more, as far as can be said from here."""
+        if self.load == "end-to-end":
+            return "none: the rate is given, the latency is what was measured"
+        share = f"{100 * self.client_cpu_share:.0f} % of the time"
+        if self.client_cpu_share >= _BUSY_SHARE:
+            return (
+                f"this client: its thread was computing {share}; the cluster can do more, run several at once"
+            )
+        if self.queue_full:
+            return f"the cluster or the network: the client's queue was full {self.queue_full} times"
+        return f"the cluster, the network or waiting for answers: the client was computing only {share}"
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "load": self.load,
+            "records": self.records,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "records_per_s": round(self.records_per_s, 1),
+            "bytes_per_s": round(self.bytes_per_s, 1),
+            "latency_ms": self.latency_ms,
+            "client_cpu_share": round(self.client_cpu_share, 3),
+            "queue_full": self.queue_full,
+            "limit": self.limit,
+            "errors": self.errors,
+            "error": self.error,
+            "notes": self.notes,
+        }
+
+
+class Stopwatch:
+    """Wall and processor time of the thread that makes and stops it."""
+
+    def __init__(self) -> None:
+        self._wall_s, self._thread_s = time.perf_counter(), time.thread_time()
+
+    def stop(self, result: Result) -> None:
+        result.seconds = time.perf_counter() - self._wall_s
+        computing_s = time.thread_time() - self._thread_s
+        result.client_cpu_share = min(1.0, computing_s / result.seconds) if result.seconds else 0.0

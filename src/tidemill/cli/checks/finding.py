@@ -1,0 +1,31 @@
+"""What a check says: a verdict, what was seen, and for what is wrong, how to mend it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    check: str
+    verdict: Verdict
+    text: str
+    remedy: str | None = None
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, Verdict.OK, text)
+
+
+def warning(check: str, text: str, remedy: str) -> Finding:
+    return Finding(check, Verdict.WARNING, text, remedy)
+
+
+def problem(check: str, text: str, remedy: str) -> Finding:
+    return Finding(check, Verdict.PROBLEM, text, remedy)

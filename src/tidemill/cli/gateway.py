@@ -1,0 +1,225 @@
+"""`tidemill gateway`: the REST gateway and the web console of a cluster, until it is told to stop.
+
+The address is bound before anything else is loaded, so that a taken port is known at once. Standard output gets the line
+`Console at http://HOST:PORT/` as soon as requests are answered; the log goes to standard error. With --until-stdin-closes,
+which `tidemill serve --gateway` uses, it ends when its standard input does: then whoever started it has gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from tidemill.cli.addresses import bind_reason, dialled, listen_address
+from tidemill.cli.failures import CommandError
+from tidemill.cli.gateway_child import INSTALL_HINT, missing_packages
+from tidemill.cli.logs import add_log_arguments, configure_logging
+from tidemill.cli.options import (
+    BOOTSTRAP_VARIABLE,
+    DEFAULT_BOOTSTRAP,
+    add_examples,
+    default_bootstrap,
+    positive,
+    positive_seconds,
+    properties_file,
+)
+from tidemill.client.connection import Address
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from tidemill.gateway.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_LISTEN = "127.0.0.1:8080"
+_LISTEN_OPTION = "--listen"
+_BACKLOG = 1024
+# What is under way gets so long when it is told to stop; with its broker it ends sooner.
+_DRAIN_S = 10.0
+_CHILD_DRAIN_S = 2.0
+# An orphan whose loop hangs ends itself after so long.
+_ORPHAN_S_MAX = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        default=default_bootstrap(),
+        help=f"a broker of the cluster, or several with commas (default ${BOOTSTRAP_VARIABLE} or {DEFAULT_BOOTSTRAP})",
+    )
+    parser.add_argument(
+        _LISTEN_OPTION,
+        metavar="HOST:PORT",
+        default=_DEFAULT_LISTEN,
+        help=f"address to listen on; port 0 lets the kernel choose (default {_DEFAULT_LISTEN})",
+    )
+    parser.add_argument(
+        "--status-url",
+        metavar="http://HOST:PORT",
+        action="append",
+        default=[],
+        help="a broker's status listener (its --status), for throughput and rebalances; repeatable",
+    )
+    parser.add_argument(
+        "--client-config",
+        metavar="FILE",
+        type=Path,
+        help="properties of Kafka's clients for the connection to the brokers: security.protocol, ssl.*, sasl.*",
+    )
+    parser.add_argument(
+        "--auth",
+        metavar="MODULE:FUNCTION",
+        help="a function that is asked about every request who may ask (default: everybody may)",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="an origin whose pages may use the API from a browser, such as https://app.example.com; repeatable",
+    )
+    parser.add_argument(
+        "--trust-forwarded",
+        action="store_true",
+        help="a proxy stands before the gateway: believe its X-Forwarded-Proto, -Host and -Prefix",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-body-bytes", metavar="N", type=positive, help="of one request (default 16 MiB)"
+    )
+    limits.add_argument(
+        "--max-record-bytes", metavar="N", type=positive, help="of one record (default 1 MiB)"
+    )
+    limits.add_argument(
+        "--max-requests", metavar="N", type=positive, help="under way at the same time (default 1000)"
+    )
+    limits.add_argument(
+        "--max-instances", metavar="N", type=positive, help="consumer instances of REST v2 (default 100)"
+    )
+    limits.add_argument(
+        "--instance-timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="how long a consumer instance lives that nobody uses (default 300)",
+    )
+    limits.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="how long the cluster may take for an answer (default 10)",
+    )
+    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+    add_log_arguments(parser)
+    parser.set_defaults(program=parser.prog)
+    add_examples(
+        parser,
+        "tidemill gateway\n"
+        "tidemill gateway --bootstrap broker-1:9092,broker-2:9092 --listen 0.0.0.0:8080 --auth my_auth:check\n"
+        "tidemill gateway --client-config client.properties --status-url http://broker-1:9404",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if missing := missing_packages():
+        raise CommandError(f"the gateway needs {', '.join(missing)}: {INSTALL_HINT}")
+    # Whoever reads of a taken port gave the address to `tidemill serve`, if that started us.
+    option = "--gateway" if arguments.until_stdin_closes else _LISTEN_OPTION
+    with _bound(listen_address(_LISTEN_OPTION, arguments.listen), option) as listening:
+        configure_logging(arguments.log_level, arguments.log_format)
+        if arguments.log_level != "debug":
+            # It tells of every start and stop what our own lines say.
+            logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        return _serve(_settings(arguments, listening), listening, arguments.until_stdin_closes)
+
+
+def _bound(address: Address, option: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {address}: {bind_reason(error)}; {option} HOST:PORT names another address"
+        ) from None
+
+
+def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settings:
+    # Not at the top: the packages of the extra may be missing.
+    from tidemill.gateway.settings import Limits, Settings, load_authenticate
+
+    limits = {
+        "body_bytes_max": arguments.max_body_bytes,
+        "record_bytes_max": arguments.max_record_bytes,
+        "requests_max": arguments.max_requests,
+        "instances_max": arguments.max_instances,
+        "instance_idle_s": arguments.instance_timeout,
+    }
+    host, port = listening.getsockname()[:2]
+    settings = Settings(
+        bootstrap=arguments.bootstrap,
+        listen_host=host,
+        listen_port=port,
+        client_options=properties_file(arguments.client_config),
+        status_urls=tuple(arguments.status_url),
+        authenticate=load_authenticate(arguments.auth) if arguments.auth else None,
+        allow_origins=tuple(arguments.allow_origin),
+        trusts_forwarded=arguments.trust_forwarded,
+        drain_s=_CHILD_DRAIN_S if arguments.until_stdin_closes else _DRAIN_S,
+        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
+    )
+    return settings if arguments.timeout is None else replace(settings, timeout_s=arguments.timeout)
+
+
+def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) -> int:
+    import uvloop
+
+    from tidemill.gateway.app import Server, create_app, uvicorn_config
+
+    class AnnouncedServer(Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            if self.started:
+                _announce(Address(settings.listen_host, settings.listen_port))
+
+    if settings.authenticate is None and not settings.is_local:
+        logger.warning(
+            "the gateway listens on %s without --auth: whoever reaches it may read and change everything",
+            settings.listen_host,
+        )
+    server = AnnouncedServer(uvicorn_config(create_app(settings), settings))
+    # uvicorn stops by a signal, and then raises it once more for those who were there before.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _pass)
+    if ends_with_stdin:
+        threading.Thread(target=_end_with_stdin, args=(server,), name="stdin", daemon=True).start()
+    uvloop.run(server.serve(sockets=[listening]))
+    return 0 if server.started else 1
+
+
+def _announce(address: Address) -> None:
+    sys.stdout.write(f"Console at http://{dialled(address)}/\n")
+    sys.stdout.flush()
+
+
+def _pass(_number: int, _frame: FrameType | None) -> None:
+    return
+
+
+def _end_with_stdin(server: uvicorn.Server) -> None:
+    """Waits in a thread of its own, which works when the loop does not."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    server.should_exit = True
+    time.sleep(_ORPHAN_S_MAX)
+    os._exit(1)

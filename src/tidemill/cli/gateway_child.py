@@ -1,0 +1,197 @@
+"""The gateway beside a broker: a process of its own, which is started again when it dies and ended with the broker.
+
+The broker is never in its hands: it is started once clients are served, its failures are log lines, and nobody waits for it.
+It holds the reading end of a pipe from this process as its standard input and ends when that closes, so it does not
+outlive a broker that was killed. What it logs appears in the broker's log; the one line that a failing command prints
+becomes the reason in ours. A port that the kernel chose is kept for its successors, so that its address stays good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import re
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from tidemill.client.connection import Address
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("confluent_kafka", "httptools", "starlette", "uvicorn")
+INSTALL_HINT = "pip install 'tidemill[gateway]'"
+# What the child prints when it serves; the address is read from it.
+READY_LINE = re.compile(r"Console at http://(?P<host>\S+):(?P<port>\d+)/")
+
+_FIRST_PAUSE_S = 0.5
+_PAUSE_S_MAX = 30.0
+# Who lived so long has not failed at once: the pauses begin anew.
+_STEADY_S = 60.0
+_STOP_LIMIT_S = 5.0
+_CHUNK_BYTES = 64 * 1024
+_LINE_BYTES_MAX = 1 << 20
+_CALM_LEVELS = ("debug", "info")
+_FAILURE_PREFIX = "tidemill gateway: "
+
+
+def missing_packages() -> list[str]:
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+class GatewayChild:
+    """`options` are those of `tidemill gateway`, but for --listen; `say` is told once where the console is."""
+
+    def __init__(
+        self,
+        listen: Address,
+        options: Sequence[str],
+        say: Callable[[str], None],
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "tidemill", "gateway"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listen = listen
+        self._options = list(options)
+        self._say = say
+        self._command = list(command)
+        self._clock = clock
+        self._is_announced = False
+        self._is_stopping = False
+        self._process: Process | None = None
+        self._reason = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Returns at once; from here on there is a gateway as often as it can be had."""
+        self._task = asyncio.get_running_loop().create_task(self._supervise())
+        self._task.add_done_callback(_report_crash)
+
+    async def stop(self) -> None:
+        """Asks the gateway to end, and ends it when it does not within seconds."""
+        self._is_stopping = True
+        if self._task is None:
+            return
+        if self._process is None:
+            self._task.cancel()
+        else:
+            self._signal(signal.SIGTERM)
+        done, _ = await asyncio.wait((self._task,), timeout=_STOP_LIMIT_S)
+        if not done:
+            self._signal(signal.SIGKILL)
+            await asyncio.wait((self._task,))
+
+    # -- the lives of the child ----------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_stopping:
+            started_s = self._clock()
+            end = await self._live()
+            if self._is_stopping:
+                return
+            if self._clock() - started_s >= _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
+            logger.warning(
+                "the gateway ended (%s): %s; the broker goes on, the gateway is started again in %g s",
+                end,
+                self._reason or "it did not say why",
+                pause_s,
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    async def _live(self) -> str:
+        """One process from its start to its end, and how it ended."""
+        self._reason = ""
+        try:
+            # In a session of its own: Ctrl-C at the terminal is for the broker, which tells the gateway.
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                "--listen",
+                str(self._listen),
+                *self._options,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._reason = str(error.strerror or error)
+            return "not started"
+        self._process = process
+        if self._is_stopping:
+            self._signal(signal.SIGTERM)
+        try:
+            await asyncio.gather(self._relay_output(process), self._relay_log(process))
+            return _end_text(await process.wait())
+        finally:
+            self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    # -- what the child says -------------------------------------------------------------------------------------
+
+    async def _relay_output(self, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in _lines(process.stdout):
+            ready = READY_LINE.search(line)
+            if ready is None:
+                continue
+            self._listen = self._listen._replace(port=int(ready["port"]))
+            if self._is_announced:
+                logger.info("the gateway serves again at http://%s:%s/", ready["host"], ready["port"])
+            else:
+                self._is_announced = True
+                self._say(line)
+
+    async def _relay_log(self, process: Process) -> None:
+        assert process.stderr is not None
+        async for line in _lines(process.stderr):
+            if line.startswith(_FAILURE_PREFIX):
+                self._reason = line.removeprefix(_FAILURE_PREFIX)
+                continue
+            self._reason = _complaint(line) or self._reason
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def _report_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("the gateway is no longer watched", exc_info=task.exception())
+
+
+def _complaint(line: str) -> str:
+    """The words of a line that may say why the process ended: not those of a log that tells what goes well."""
+    if line.startswith("{"):
+        try:
+            entry = json.loads(line)
+            return "" if entry["level"] in _CALM_LEVELS else str(entry["message"])
+        except (ValueError, KeyError, TypeError):
+            return line.strip()
+    words = line.split(None, 2)
+    return "" if len(words) > 1 and words[1].lower() in _CALM_LEVELS else line.strip()
+
+
+def _end_text(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines of any length, the longest in pieces: nobody can stop the reading."""
+    rest = b""
+    while chunk := await reader.read(_CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+        if len(rest) > _LINE_BYTES_MAX:
+            yield rest.decode(errors="replace")
+            rest = b""
+    if rest:
+        yield rest.decode(errors="replace")

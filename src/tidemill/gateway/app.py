@@ -1,0 +1,189 @@
+"""`create_app(settings)`: the parts of the gateway as one Starlette application, which `Server(uvicorn_config(...))` runs.
+
+A part is a module with `routes`, and with `lifespan` (an async context manager of the application) if it has
+something to start and stop; parts are listed in `_PARTS`, and know the rest only by `backend_of(request)` and
+`settings_of(request)`. What no part serves is looked for in the console's files.
+
+Every refusal is JSON, whatever asked for it: `Problem` and Kafka's errors as `problems.py` says, anything else that
+is raised is a bug, answered with 500 and written to the log with its stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from tidemill.errors import TidemillError
+from tidemill.gateway import console_api, instances, pages, simple, v2, v3
+from tidemill.gateway.backend import Backend
+from tidemill.gateway.connection import bounded_connection
+from tidemill.gateway.guards import Guards
+from tidemill.gateway.openapi import ApiRoute, document
+from tidemill.gateway.problems import Problem, problem_of
+from tidemill.gateway.router import Operations
+from tidemill.gateway.settings import Settings
+
+_PARTS: Sequence[Any] = (v3, v2, instances, simple, console_api, pages)
+_CONSOLE = Path(__file__).parent / "console"
+# The console loads nothing from elsewhere and runs nothing that is not a file of its own. A browser asks each time whether a
+# file is still the same: an upgrade must not leave it with modules of two versions.
+_CONSOLE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def create_app(settings: Settings) -> Starlette:
+    routes = [route for part in _PARTS for route in part.routes]
+    middleware = [Middleware(Guards, settings=settings), Middleware(console_api.Changes)]
+    if settings.allow_origins:
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allow_origins,
+                allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+                allow_headers=["Authorization", "Content-Type", "Accept"],
+            ),
+        )
+    app = Starlette(
+        routes=[
+            Operations(route for route in routes if isinstance(route, ApiRoute)),
+            *(route for route in routes if not isinstance(route, ApiRoute)),
+            Mount("/", _ConsoleFiles(directory=_CONSOLE, html=True), name="console"),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            Problem: _on_problem,
+            TidemillError: _on_tidemill_error,
+            HTTPException: _on_http_exception,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_bug,
+        },
+        lifespan=_lifespan,
+    )
+    app.state.settings = settings
+    app.state.openapi = document(routes)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    backend = Backend(settings)
+    app.state.backend = backend
+    app.state.draining = asyncio.Event()
+    await backend.open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(backend.close)
+        for part in _PARTS:
+            lifespan = getattr(part, "lifespan", None)
+            if lifespan is not None:
+                await stack.enter_async_context(lifespan(app))
+        yield
+
+
+# --- files ---
+
+
+class _ConsoleFiles(StaticFiles):
+    """The console's files. A path that is none of them is unknown, whatever the method."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if scope["method"] not in ("GET", "HEAD"):
+            full_path, _ = self.lookup_path(path)
+            if not full_path:
+                raise HTTPException(404)
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
+        response = await super().get_response(path, scope)
+        response.headers.update(_CONSOLE_HEADERS)
+        return response
+
+
+# --- refusals ---
+
+
+async def _on_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _on_tidemill_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, TidemillError)
+    return problem_of(error).response()
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    headers = dict(error.headers or {})
+    match error.status_code:
+        case 404:
+            message = f"there is nothing at {path}; /docs has what there is"
+        case 405:
+            message = f"{path} does not take {method}, only {headers.get('Allow', 'GET')}"
+        case _:
+            message = error.detail
+    return Problem(error.status_code, None, message, headers).response()
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    """Nobody reads it."""
+    return Response(status_code=400)
+
+
+async def _on_bug(_request: Request, _error: Exception) -> Response:
+    return Problem(
+        500, 500, "the gateway failed in a way it did not expect; its log has the reason"
+    ).response()
+
+
+# --- running ---
+
+
+def uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.listen_host,
+        port=settings.listen_port,
+        http=bounded_connection(settings.limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Who is trusted is said by `trusts_forwarded`, not by uvicorn's guess.
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s),
+    )
+
+
+class Server(uvicorn.Server):
+    """Ends what would go on for ever, event streams and streams of records, before it waits for what is under way."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = cast(Starlette, self.config.app)
+        app.state.draining.set()
+        await console_api.close_streams(app)
+        await super().shutdown(sockets)

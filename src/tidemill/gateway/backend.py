@@ -1,0 +1,284 @@
+"""The gateway's side towards the cluster: producing, and a small pool of clients for questions.
+
+**Producing.** `produce` returns when the cluster has acknowledged the record, or raises `Problem`; `submit` does not wait.
+`deliveries.py` has the producer. A record goes to a topic that exists; how many partitions it has is remembered for
+`_KNOWN_S`.
+
+**Asking.** `ask(call)` runs `call(Admins)` in a thread with a `Cluster` of its own, `asks_max` at a time. A client that
+lay idle is tried before it is used, and one that failed is closed: so a restarted cluster is found again by itself, and
+one that is gone is told at once instead of after all retries.
+
+**When the cluster is gone** librdkafka tells that no broker is left. From then on a produce first asks whether somebody
+answers again, and is refused at once if not; otherwise every caller would wait for the whole timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from starlette.requests import Request
+
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.cluster_admin import ClusterAdmin
+from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
+from tidemill.client.group_admin import GroupAdmin
+from tidemill.errors import TidemillError
+from tidemill.gateway.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
+from tidemill.gateway.problems import Problem, problem_of
+from tidemill.gateway.settings import Settings
+from tidemill.protocol.api.cluster import MetadataResponse
+from tidemill.types import TopicPartition
+
+T = TypeVar("T")
+
+# Clients that lay idle for longer are tried before they are used.
+_IDLE_S = 1.0
+_KNOWN_S = 5.0
+_PARTITIONS_KNOWN_MAX = 10_000
+
+__all__ = [
+    "CLIENT_ID",
+    "Admins",
+    "Backend",
+    "Delivery",
+    "Headers",
+    "backend_of",
+    "unknown_partition",
+    "unknown_topic",
+]
+
+
+class Admins(NamedTuple):
+    """What `ask` hands to its call. Only for the time of the call, and only in its thread."""
+
+    admin: Admin
+    cluster_admin: ClusterAdmin
+    group_admin: GroupAdmin
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.admin.cluster
+
+    def metadata(self, topics: Sequence[str] | None = ()) -> MetadataResponse:
+        """Of the cluster and the topics; None asks for all. Tried again when a connection turns out to be dead."""
+        return self.cluster.retrying(lambda: self.cluster.load_metadata(topics))
+
+
+class _Client(NamedTuple):
+    cluster: Cluster
+    idle_since_s: float
+
+
+class ClusterUnreachable(TidemillError):
+    """No broker at all can be reached. Not retried: a caller rather knows at once."""
+
+
+class _ImpatientCluster(Cluster):
+    """Waits for a leader or for a broker among others, but not for a cluster that is gone."""
+
+    def any_broker(self) -> Connection:
+        try:
+            return super().any_broker()
+        except BrokerUnreachable as error:
+            raise ClusterUnreachable(str(error)) from None
+
+
+class Backend:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._limits = settings.limits
+        self._partitions = _PartitionCounts()
+        self._deliveries = Deliveries(settings)
+        self._deliveries.on_unknown_topic = self._partitions.clear
+        self._cluster_id: tuple[str, float] | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._asking = 0
+        self._pool = ThreadPoolExecutor(self._limits.asks_max, "gateway-ask")
+        self._idle: deque[_Client] = deque()
+
+    async def open(self) -> None:
+        """Does not wait for the cluster: a gateway may start before it."""
+        self._deliveries.open()
+
+    async def close(self) -> None:
+        """Waits for the acknowledgements of what was handed over, as long as the drain may take."""
+        await self._deliveries.close()
+        await asyncio.to_thread(self._pool.shutdown)
+        while self._idle:
+            self._idle.pop().cluster.close()
+
+    @property
+    def records_pending(self) -> int:
+        return self._deliveries.pending
+
+    # --- producing ---
+
+    async def produce(
+        self,
+        topic: str,
+        partition: int | None = None,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Returns when all replicas in sync have the record. Without a partition the key decides, as in Java."""
+        return await (await self.submit(topic, partition, key, value, headers, timestamp_ms))
+
+    async def submit(
+        self,
+        topic: str,
+        partition: int | None = None,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[Delivery]:
+        """Hands the record over; the future has what became of it. Calls in a row keep their order within a partition."""
+        count = self._partitions.get(topic)
+        if count is None:
+            count = await self.partition_count(topic)
+        if partition is not None and not 0 <= partition < count:
+            count = await self.partition_count(topic, is_known_enough=False)
+            if not 0 <= partition < count:
+                raise Problem(
+                    404, 40402, f"topic {topic} has no partition {partition}, only 0 to {count - 1}"
+                )
+        if self._deliveries.is_cluster_gone:
+            await self._await_cluster()
+        return self._deliveries.hand_over(topic, partition, key, value, headers, timestamp_ms)
+
+    # --- the cluster and its topics ---
+
+    async def cluster_id(self) -> str:
+        """Remembered for a while: every path of v3 has it."""
+        found = self._cluster_id
+        if found is None or time.monotonic() >= found[1]:
+            metadata = await self.ask(lambda admins: admins.metadata())
+            found = self._cluster_id = (metadata.cluster_id or "", time.monotonic() + _KNOWN_S)
+        return found[0]
+
+    async def partition_count(self, topic: str, *, is_known_enough: bool = True) -> int:
+        """404 when the topic does not exist."""
+        known = self._partitions.get(topic) if is_known_enough else None
+        if known is None:
+            found = await self.ask(lambda admins: admins.admin.existing_topics([topic]))
+            if topic not in found:
+                raise unknown_topic(topic)
+            known = len(found[topic].partitions)
+            self._partitions.put(topic, known)
+        return known
+
+    def forget_topic(self, topic: str) -> None:
+        self._partitions.forget(topic)
+
+    # --- whether the cluster is there ---
+
+    async def _await_cluster(self) -> None:
+        """Whether somebody answers again: asked once for all who want to know at the same time."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._ask_cluster())
+        await asyncio.shield(self._probe)
+
+    async def _ask_cluster(self) -> None:
+        await self.ask(lambda admins: admins.metadata())
+        self._deliveries.is_cluster_gone = False
+
+    # --- asking ---
+
+    async def ask(self, call: Callable[[Admins], T]) -> T:
+        """What the call returns. The cluster's refusals come as `Problem`; a full queue is one too (503)."""
+        if self._asking >= self._limits.asks_max + self._limits.asks_waiting_max:
+            raise Problem(503, 50301, "too many questions to the cluster are waiting for an answer")
+        self._asking += 1
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, self._ask, call)
+        except ClusterUnreachable as error:
+            raise Problem(503, 50301, f"the cluster cannot be reached: {error}") from None
+        except TidemillError as error:
+            raise problem_of(error) from None
+        finally:
+            self._asking -= 1
+
+    def _ask(self, call: Callable[[Admins], T]) -> T:
+        cluster = self._take_client()
+        is_usable = True
+        try:
+            return call(Admins(Admin(cluster), ClusterAdmin(cluster), GroupAdmin(cluster)))
+        except (BrokerUnreachable, ClusterUnreachable, ConnectionLost):
+            is_usable = False
+            raise
+        finally:
+            if is_usable:
+                cluster.forget()
+                self._idle.append(_Client(cluster, time.monotonic()))
+            else:
+                cluster.close()
+
+    def _take_client(self) -> Cluster:
+        while True:
+            try:
+                client = self._idle.pop()
+            except IndexError:
+                break
+            if time.monotonic() - client.idle_since_s < _IDLE_S:
+                return client.cluster
+            try:
+                client.cluster.load_metadata([])
+            except TidemillError:
+                client.cluster.close()
+            else:
+                return client.cluster
+        return _ImpatientCluster(
+            self.settings.bootstrap,
+            client_id=CLIENT_ID,
+            timeout_s=self.settings.timeout_s,
+            security=self.settings.security,
+        )
+
+
+class _PartitionCounts:
+    """For a while. Bounded, because callers choose the names."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, float]] = {}
+
+    def get(self, topic: str) -> int | None:
+        found = self._known.get(topic)
+        if found is None:
+            return None
+        count, until_s = found
+        return count if time.monotonic() < until_s else None
+
+    def put(self, topic: str, count: int) -> None:
+        if len(self._known) >= _PARTITIONS_KNOWN_MAX:
+            self._known.clear()
+        self._known[topic] = count, time.monotonic() + _KNOWN_S
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def backend_of(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    return backend
+
+
+def unknown_topic(topic: str) -> Problem:
+    return Problem(404, 40403, f"there is no topic {topic}")
+
+
+def unknown_partition(partition: TopicPartition, count: int) -> Problem:
+    return Problem(
+        404, 40402, f"topic {partition.topic} has no partition {partition.partition}, only 0 to {count - 1}"
+    )

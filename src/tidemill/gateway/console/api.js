@@ -1,0 +1,92 @@
+// The gateway's API: reads from /console/api, changes through REST v3. Addresses are relative to the page, so that the
+// console also works behind a proxy that adds a prefix.
+
+/** What went wrong, as a sentence for people. `status` is 0 when the gateway was not reached. */
+export class ApiProblem extends Error {
+  constructor(status, message, code = null) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+async function problemOf(response) {
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    // Not our gateway's words; the status has to do.
+  }
+  const message = body?.message ?? `The gateway answered ${response.status} ${response.statusText}`.trim();
+  return new ApiProblem(response.status, message, body?.error_code ?? null);
+}
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiProblem(0, "The gateway does not answer. Is it running?");
+  }
+  if (!response.ok) throw await problemOf(response);
+  return response;
+}
+
+const segment = encodeURIComponent;
+
+export function address(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  // Positions of many partitions are a long list: colons and commas need no escape, and then take a third.
+  const search = new URLSearchParams(given).toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
+  return `console/api/${path}${search ? `?${search}` : ""}`;
+}
+
+async function read(path, query, signal) {
+  return (await send(address(path, query), { signal })).json();
+}
+
+export const overview = (signal) => read("overview", {}, signal);
+export const throughput = (signal) => read("throughput", {}, signal);
+export const brokers = (page, signal) => read("brokers", page, signal);
+export const topics = (page, signal) => read("topics", page, signal);
+export const topic = (name, signal) => read(`topics/${segment(name)}`, {}, signal);
+export const partitions = (name, page, signal) => read(`topics/${segment(name)}/partitions`, page, signal);
+export const groups = (page, signal) => read("groups", page, signal);
+export const group = (id, signal) => read(`groups/${segment(id)}`, {}, signal);
+export const groupLag = (id, signal) => read(`groups/${segment(id)}/lag`, {}, signal);
+export const rebalances = (query, signal) => read("rebalances", query, signal);
+export const tailAddress = (name, query) => address(`topics/${segment(name)}/tail`, query);
+export const messages = (name, query, signal) => read(`topics/${segment(name)}/messages`, query, signal);
+
+let clusterId = null;
+
+async function v3(path, method, body) {
+  clusterId ??= (await (await send("v3/clusters", {})).json()).data[0].cluster_id;
+  const options = { method, headers: {} };
+  if (body !== undefined) {
+    options.body = JSON.stringify(body);
+    options.headers["content-type"] = "application/json";
+  }
+  const response = await send(`v3/clusters/${segment(clusterId)}/${path}`, options);
+  return response.status === 204 ? null : response.json();
+}
+
+export function createTopic(name, partitionCount, replicationFactor, configs) {
+  const body = { topic_name: name, configs };
+  if (partitionCount !== null) body.partitions_count = partitionCount;
+  if (replicationFactor !== null) body.replication_factor = replicationFactor;
+  return v3("topics", "POST", body);
+}
+
+export const deleteTopic = (name) => v3(`topics/${segment(name)}`, "DELETE");
+const configPath = (name, config) => `topics/${segment(name)}/configs/${segment(config)}`;
+export const setConfig = (name, config, value) => v3(configPath(name, config), "PUT", { value });
+export const resetConfig = (name, config) => v3(configPath(name, config), "DELETE");
+
+/** v3 answers 200 for the stream and says in the body how the record fared. */
+export async function produce(name, record) {
+  const answer = await v3(`topics/${segment(name)}/records`, "POST", record);
+  if (answer.error_code !== 200) throw new ApiProblem(answer.error_code, answer.message, answer.error_code);
+  return answer;
+}

@@ -1,0 +1,95 @@
+// One topic: its figures, and tabs for partitions, messages, configuration and groups.
+
+import * as api from "../api.js";
+import { fill, h, icon } from "../dom.js";
+import { bytes, count, perSecond, plural } from "../format.js";
+import { bind } from "../keys.js";
+import { keepFresh } from "../live.js";
+import { badge, pageHead, problem } from "../parts.js";
+import { go, href } from "../router.js";
+import { configTab } from "./config.js";
+import { messagesTab } from "./messages.js";
+import { partitionsTab } from "./partitions.js";
+import { deleteTopicDialog, produceDialog } from "./topic_dialogs.js";
+import { topicGroupsTab } from "./topic_groups.js";
+
+const TABS = [
+  ["partitions", "Partitions", partitionsTab],
+  ["messages", "Messages", messagesTab],
+  ["config", "Configuration", configTab],
+  ["groups", "Groups", topicGroupsTab],
+];
+
+export function topicView({ parts, query, signal }) {
+  const [, name, tabId = "partitions"] = parts;
+  const figures = h("div", { class: "figures" });
+  const trouble = h("div", { class: "trouble" });
+  const topic = new TopicState(name, signal, (state) => {
+    fill(trouble, state.error && problem(state.error, () => topic.refresh()));
+    if (state.info) fill(figures, figureList(state.info));
+  });
+  const produce = async () => {
+    const delivery = await produceDialog(name, topic.info?.partitions ?? 1);
+    if (delivery) topic.dispatchEvent(new CustomEvent("produced", { detail: delivery }));
+  };
+  const remove = async () => {
+    if (await deleteTopicDialog(name, topic.info?.records)) go(["topics"]);
+  };
+  bind("p", "Produce a message", produce, signal);
+  TABS.forEach(([id, label], at) => bind(String(at + 1), `${label} of the topic`, () => go(["topics", name, id]), signal));
+  const tab = TABS.find(([id]) => id === tabId) ?? TABS[0];
+  const content = tab[2]({ name, topic, query, signal });
+  topic.watch();
+  return h("div", { class: "view" },
+    pageHead(name, {
+      trail: [["Topics", href(["topics"])]],
+      actions: [h("button", { type: "button", onclick: produce, "aria-keyshortcuts": "p" }, icon("plus"), "Produce"),
+        h("button", { type: "button", class: "danger-quiet", onclick: remove }, "Delete…")],
+    }),
+    figures, trouble, tabStrip(name, tab[0]), content);
+}
+
+/** What the tabs share: the topic as last read. Fires "info" when it was read again and "produced" after a dialog. */
+class TopicState extends EventTarget {
+  info = null;
+  error = null;
+  #show;
+
+  constructor(name, signal, show) {
+    super();
+    this.name = name;
+    this.signal = signal;
+    this.#show = show;
+  }
+
+  watch() {
+    keepFresh(() => this.refresh(), ["topics"], this.signal);
+  }
+
+  async refresh() {
+    try {
+      this.info = await api.topic(this.name, this.signal);
+      this.error = null;
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.error = error;
+    }
+    this.#show(this);
+    this.dispatchEvent(new Event("info"));
+  }
+}
+
+function figureList(info) {
+  const figure = (label, value) => h("div", null, h("dt", null, label), h("dd", null, value));
+  const health = info.offline > 0 ? badge(`${count(info.offline)} offline`, "bad")
+    : info.under_replicated > 0 ? badge(`${count(info.under_replicated)} under-replicated`, "warn") : badge("ok", "good");
+  return h("dl", null, figure("Health", health), figure("Partitions", count(info.partitions)), figure("Replication", plural(info.replication_factor, "replica")),
+    figure("Records", count(info.records)), figure("Records in", perSecond(info.records_in_per_s)), figure("Stored", bytes(info.bytes)),
+    info.is_internal && figure("Kind", badge("internal")));
+}
+
+function tabStrip(name, current) {
+  return h("nav", { class: "tabs", "aria-label": "Topic" }, TABS.map(([id, label]) => h("a", {
+    href: href(["topics", name, id]), "aria-current": id === current ? "page" : null,
+  }, label)));
+}

@@ -1,0 +1,269 @@
+"""The questions behind a picture of the cluster, each one or a few large requests to one broker.
+
+They run in the backend's threads. None of them waits for a broker to come back: a picture is better without a part than
+late, so there are no retries beyond a second connection when the first had died unnoticed. What a broker does not know
+(an API that is newer than it, a partition that it no longer leads) is left out of the answer.
+
+Groups are asked for `_GROUPS_A_REQUEST` at a time: a coordinator works on one request without a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster, check
+from tidemill.client.cluster_admin import ClusterAdmin, Quorum
+from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
+from tidemill.client.group_admin import (
+    LAST_VERSION_WITH_NAMES,
+    GroupAdmin,
+    GroupDescription,
+    classic_description,
+    consumer_description,
+)
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.gateway.picture import BrokerFact, ByPartition, GroupFact, Topology
+from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataResponse
+from tidemill.protocol.api.data import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidemill.protocol.api.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from tidemill.protocol.api.offsets import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+)
+from tidemill.types import TopicPartition
+
+T = TypeVar("T")
+
+# By topic and partition.
+Offsets = dict[str, dict[int, int]]
+Sizes = dict[str, dict[int, int]]
+
+_CONNECTION_ATTEMPTS = 3
+_GROUPS_A_REQUEST = 100
+# The first version of OffsetFetch that asks for several groups at once.
+_FIRST_BATCHED_OFFSET_FETCH = 8
+_CONSUMER_GROUP = "consumer"
+_CLASSIC_GROUPS = ("", "classic")
+
+
+def topology(cluster: Cluster) -> Topology:
+    def attempt() -> Topology:
+        cluster.forget()
+        metadata = cluster.load_metadata(None)
+        brokers, cluster_id = _brokers(cluster, metadata)
+        named = ((topic.name, topic) for topic in metadata.topics if topic.name and not topic.error_code)
+        for _, topic in (topics := sorted(named)):
+            topic.partitions.sort(key=lambda each: each.partition_index)
+        found = Topology(cluster_id, metadata.controller_id, brokers, dict(topics))
+        # Made here, in a thread: it takes its time with thousands of partitions.
+        _ = found.led
+        return found
+
+    return _reconnecting(attempt)
+
+
+def _brokers(cluster: Cluster, metadata: MetadataResponse) -> tuple[tuple[BrokerFact, ...], str]:
+    """With those that are registered but fenced, where the cluster tells of them."""
+    cluster_id = metadata.cluster_id or ""
+    facts = {
+        each.node_id: BrokerFact(each.node_id, each.host, each.port, each.rack, False)
+        for each in metadata.brokers
+    }
+    try:
+        message = DescribeClusterRequest(include_fenced_brokers=True)
+        described = cluster.any_broker().request(message, DescribeClusterResponse)
+        check(described.error_code, described.error_message)
+    except ApiError as error:
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+            raise
+    else:
+        cluster_id = described.cluster_id or cluster_id
+        for each in described.brokers:
+            facts.setdefault(
+                each.broker_id, BrokerFact(each.broker_id, each.host, each.port, each.rack, each.is_fenced)
+            )
+    return tuple(facts[broker_id] for broker_id in sorted(facts)), cluster_id
+
+
+def quorum(cluster: Cluster) -> Quorum | None:
+    """None where the cluster has none to ask: ZooKeeper's, or one that keeps it to itself."""
+    try:
+        return _reconnecting(ClusterAdmin(cluster).quorum_now)
+    except ApiError as error:
+        if error.code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
+            return None
+        raise
+
+
+def offsets(cluster: Cluster, broker_id: int, led: dict[str, list[int]], timestamp_ms: int) -> Offsets:
+    """Of the partitions that this broker leads; those that it does not know, or no longer leads, are left out."""
+    topics = [
+        ListOffsetsTopic(
+            name=topic,
+            partitions=[
+                ListOffsetsPartition(partition_index=index, timestamp=timestamp_ms) for index in partitions
+            ],
+        )
+        for topic, partitions in led.items()
+    ]
+    message = ListOffsetsRequest(replica_id=-1, topics=topics)
+    response = _reconnecting(lambda: cluster.broker(broker_id).request(message, ListOffsetsResponse))
+    return {
+        topic.name: {each.partition_index: each.offset for each in topic.partitions if not each.error_code}
+        for topic in response.topics
+    }
+
+
+def merged(topology: Topology, before: ByPartition, answers: Iterable[Offsets]) -> Offsets:
+    """What the leaders said, and for partitions of leaders that said nothing what was known before."""
+    found: Offsets = {}
+    for name, topic in topology.topics.items():
+        known = before.get(name)
+        if known:
+            found[name] = {
+                each.partition_index: known[each.partition_index]
+                for each in topic.partitions
+                if each.partition_index in known
+            }
+    for answer in answers:
+        for name, partitions in answer.items():
+            found.setdefault(name, {}).update(partitions)
+    return found
+
+
+def sizes(cluster: Cluster, broker_id: int) -> Sizes:
+    """Of every replica on this broker's disks."""
+    found: Sizes = {}
+    for directory in _reconnecting(lambda: Admin(cluster).log_dirs_now(broker_id)):
+        for topic in directory.topics:
+            known = found.setdefault(topic.name, {})
+            for each in topic.partitions:
+                # A copy that is on its way to another directory is not counted twice.
+                if not each.is_future_key:
+                    known[each.partition_index] = each.partition_size
+    return found
+
+
+def groups(cluster: Cluster, broker_id: int) -> list[GroupFact]:
+    """Those that this broker coordinates."""
+
+    def attempt() -> list[GroupFact]:
+        connection = cluster.broker(broker_id)
+        response = connection.request(ListGroupsRequest(), ListGroupsResponse)
+        check(response.error_code)
+        found: list[GroupFact] = []
+        for chunk in _chunks(response.groups):
+            found += _facts(connection, broker_id, chunk)
+        return found
+
+    return _reconnecting(attempt)
+
+
+def _facts(connection: Connection, broker_id: int, listed: Sequence[ListedGroup]) -> Iterator[GroupFact]:
+    described = _describe(connection, listed)
+    committed = _committed(connection, [group.group_id for group in listed])
+    for group in listed:
+        known = described.get(group.group_id)
+        yield GroupFact(
+            group.group_id,
+            known.state if known else group.group_state,
+            (known.assignor if known else "") or group.group_type or group.protocol_type,
+            broker_id,
+            known.members if known else (),
+            committed.get(group.group_id, {}),
+        )
+
+
+def group(group_admin: GroupAdmin, group_id: str) -> tuple[GroupFact, Offsets] | None:
+    """One that no picture has yet, with the ends of its partitions; None when there is no such group."""
+    try:
+        known = group_admin.describe(group_id)
+    except ApiError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return None
+        raise
+    lags = group_admin.lags(known)
+    coordinator = group_admin.cluster.coordinator(group_id).address
+    brokers = group_admin.cluster.load_metadata([]).brokers
+    broker_id = next((each.node_id for each in brokers if (each.host, each.port) == coordinator), -1)
+    committed = {each.partition: each.committed_offset for each in lags if each.committed_offset is not None}
+    ends: Offsets = {}
+    for each in lags:
+        if each.end_offset is not None:
+            ends.setdefault(each.partition.topic, {})[each.partition.partition] = each.end_offset
+    fact = GroupFact(group_id, known.state, known.assignor or known.type, broker_id, known.members, committed)
+    return fact, ends
+
+
+def _chunks(listed: Sequence[ListedGroup]) -> Iterator[Sequence[ListedGroup]]:
+    for start in range(0, len(listed), _GROUPS_A_REQUEST):
+        yield listed[start : start + _GROUPS_A_REQUEST]
+
+
+def _describe(connection: Connection, listed: Iterable[ListedGroup]) -> dict[str, GroupDescription]:
+    classic = [group.group_id for group in listed if group.group_type.lower() in _CLASSIC_GROUPS]
+    consumer = [group.group_id for group in listed if group.group_type.lower() == _CONSUMER_GROUP]
+    found: dict[str, GroupDescription] = {}
+    if classic:
+        answer = connection.request(DescribeGroupsRequest(groups=classic), DescribeGroupsResponse)
+        for each in answer.groups:
+            if not each.error_code:
+                found[each.group_id] = classic_description(each)
+    if consumer:
+        message = ConsumerGroupDescribeRequest(group_ids=consumer)
+        for one in connection.request(message, ConsumerGroupDescribeResponse).groups:
+            if not one.error_code:
+                found[one.group_id] = consumer_description(one)
+    return found
+
+
+def _committed(connection: Connection, group_ids: list[str]) -> dict[str, dict[TopicPartition, int]]:
+    version = connection.version_of(OffsetFetchRequest, LAST_VERSION_WITH_NAMES)
+    chunks = [group_ids] if version >= _FIRST_BATCHED_OFFSET_FETCH else [[each] for each in group_ids]
+    found: dict[str, dict[TopicPartition, int]] = {}
+    for chunk in chunks:
+        message = OffsetFetchRequest(
+            group_id=chunk[0],
+            topics=None,
+            groups=[OffsetFetchRequestGroup(group_id=each, topics=None) for each in chunk],
+        )
+        response = connection.request(message, OffsetFetchResponse, max_version=LAST_VERSION_WITH_NAMES)
+        # Up to version 7 the answer has the fields of the one group itself.
+        answers: list[OffsetFetchResponseGroup | OffsetFetchResponse] = [*response.groups] or [response]
+        for answer in answers:
+            if not answer.error_code:
+                group_id = answer.group_id if isinstance(answer, OffsetFetchResponseGroup) else chunk[0]
+                found[group_id] = {
+                    TopicPartition(topic.name, each.partition_index): each.committed_offset
+                    for topic in answer.topics
+                    for each in topic.partitions
+                    if not each.error_code and each.committed_offset >= 0
+                }
+    return found
+
+
+def _reconnecting(attempt: Callable[[], T]) -> T:
+    """A connection that was kept may have died since; another is tried at once, and nobody is waited for."""
+    for _ in range(_CONNECTION_ATTEMPTS - 1):
+        try:
+            return attempt()
+        except (ConnectionLost, BrokerUnreachable):
+            continue
+    return attempt()

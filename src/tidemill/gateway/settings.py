@@ -1,0 +1,138 @@
+"""What a gateway is started with. Plain values, checked where they are made; nothing here touches the network.
+
+`client_options` are Kafka's client options for security (`security.*`, `ssl.*`, `sasl.*`), by the names of the Java
+client or of librdkafka; both of the gateway's clients get them from here. `authenticate` decides who may ask; without
+it everybody may, which is why the gateway listens on 127.0.0.1 unless told otherwise.
+
+    def authenticate(headers: Headers, scope: Scope) -> str: ...      # the principal, or raise Problem(401 or 403, ...)
+
+It may be a coroutine function too. `load_authenticate("module:function")` finds one by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Scope
+
+from tidemill.client.cluster import parse_bootstrap
+from tidemill.client.security import PREFIXES, SecurityOptions
+from tidemill.errors import ConfigError
+
+Authenticate = Callable[[Headers, Scope], str | Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A limit on everything that a caller decides."""
+
+    # One request's body; of a stream of records, each record's.
+    body_bytes_max: int = 16 * 1024 * 1024
+    # Key, value and headers of one record, as they are written.
+    record_bytes_max: int = 1024 * 1024
+    # Of the request's line and headers together.
+    header_bytes_max: int = 32 * 1024
+    # A body may pause for so long, and has to arrive at this rate on the whole.
+    body_pause_s: float = 10.0
+    body_bytes_per_s_min: int = 1024
+    # A stream of records may pause for so long between two records.
+    stream_pause_s: float = 300.0
+    # Request line and headers have to be there after so long.
+    header_s: float = 10.0
+    # Requests under way, long polls and event streams included.
+    requests_max: int = 1000
+    # Records that wait for their acknowledgement, in all and in one stream.
+    records_pending_max: int = 100_000
+    records_pending_bytes_max: int = 256 * 1024 * 1024
+    stream_records_pending_max: int = 1000
+    # Questions to the cluster at the same time, and those that wait for their turn.
+    asks_max: int = 8
+    asks_waiting_max: int = 256
+    # Consumer instances, each with a thread of its own; one that nobody asks for so long leaves its group.
+    instances_max: int = 100
+    instance_idle_s: float = 300.0
+    # How long a request for records may wait for them, and how much it may answer with.
+    poll_s_max: float = 60.0
+    answer_bytes_max: int = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    bootstrap: str = "127.0.0.1:9092"
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 8080
+    client_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Where brokers tell their metrics and rebalances: http://HOST:PORT.
+    status_urls: tuple[str, ...] = ()
+    authenticate: Authenticate | None = None
+    # Origins (https://host[:port]) whose pages may use the API from a browser.
+    allow_origins: tuple[str, ...] = ()
+    # Whether a proxy stands before the gateway whose X-Forwarded-Proto, -Host and -Prefix are believed.
+    trusts_forwarded: bool = False
+    # How long the cluster may take for an answer before the caller is told that it does not.
+    timeout_s: float = 10.0
+    # How long requests under way may take to end when the gateway is stopped.
+    drain_s: float = 10.0
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        parse_bootstrap(self.bootstrap)
+        for origin in self.allow_origins:
+            scheme, separator, host = origin.partition("://")
+            if origin != "*" and (
+                scheme not in ("http", "https") or not separator or not host or "/" in host
+            ):
+                raise ConfigError(
+                    f"{origin!r} is not an origin: it should be https://HOST or http://HOST:PORT"
+                )
+        self.security  # noqa: B018  What is wrong with it is told before anything is started.
+
+    @property
+    def security(self) -> SecurityOptions:
+        """What `client_options` say about it. Files made for other tools hold more, which is theirs."""
+        return SecurityOptions.parse(
+            {name: value for name, value in self.client_options.items() if name.startswith(PREFIXES)}
+        )
+
+    def client_config(self) -> dict[str, str]:
+        """The options of confluent-kafka that say where the cluster is and how to log in."""
+        addresses = ",".join(str(address) for address in parse_bootstrap(self.bootstrap))
+        return {"bootstrap.servers": addresses, **self.security.librdkafka_options()}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.listen_host)
+
+
+def settings_of(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load_authenticate(name: str) -> Authenticate:
+    """`module:function`, importable from where the gateway is started."""
+    module_name, separator, function_name = name.partition(":")
+    if not separator or not module_name or not function_name:
+        raise ConfigError(f"{name!r} does not name a function: it should be MODULE:FUNCTION")
+    try:
+        found: Authenticate = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the authentication function {name} cannot be loaded: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"{name} is not a function")
+    return found

@@ -1,0 +1,138 @@
+"""`tidemill.Client`: publish and consume, from ordinary code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tidemill.sdk.batches import Batches
+from tidemill.sdk.core import Core
+from tidemill.sdk.guarantees import GuaranteeName
+from tidemill.sdk.hot_keys import HotKeys
+from tidemill.sdk.positions import Place
+from tidemill.sdk.publishing import Publication
+from tidemill.sdk.records import Delivery, Headers, NewRecord, Serializer, Text
+
+
+def as_new_record(item: Any) -> NewRecord:
+    return item if isinstance(item, NewRecord) else NewRecord(item)
+
+
+class Client:
+    """A connection to a cluster. Publishing is safe from several threads; an iterator of batches belongs to one."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        timeout_s: float = 30.0,
+        serializer: Serializer | None = None,
+        hot_keys: HotKeys | None = None,
+        **config: Any,
+    ) -> None:
+        """`bootstrap` is HOST:PORT of one or more brokers. Nothing is connected yet.
+
+        No call waits longer than `timeout_s` for brokers. `serializer` gets every value that is published, except None.
+        `config` are librdkafka's properties, dots as underscores: `security_protocol="SASL_SSL"`, `linger_ms=20`.
+        """
+        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, config)
+
+    # -- topics ----------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = -1,
+        configs: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> None:
+        """Returns when every partition has a leader. -1 leaves a number to the broker."""
+        self._core.create_topic(name, partitions, replication_factor, configs, exist_ok)
+
+    def delete_topic(self, name: str) -> None:
+        self._core.delete_topic(name)
+
+    # -- publishing ------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        value: Any,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        *,
+        serializer: Serializer | None = None,
+    ) -> Publication:
+        """Hand over one record; `.result()` waits for its `Delivery`. Waits itself only for room in the queue."""
+        record = NewRecord(value, key, headers, partition, timestamp_ms)
+        return self._core.publisher().publish(topic, record, serializer)
+
+    def publish_many(
+        self, topic: str, records: Iterable[Any], *, serializer: Serializer | None = None
+    ) -> list[Delivery]:
+        """Values, or `NewRecord`s where there is more to say. Returns when all are delivered, in their order.
+
+        The first failure is raised, when all others have ended one way or the other.
+        """
+        publisher = self._core.publisher()
+        handed_over = [publisher.publish(topic, as_new_record(item), serializer) for item in records]
+        failures = [error for each in handed_over if (error := each.exception()) is not None]
+        if failures:
+            raise failures[0]
+        return [each.result() for each in handed_over]
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Returns when everything is delivered. Raises `DeliveryFailed` if a record failed that nobody asked about."""
+        self._core.publisher().flush(timeout_s)
+
+    # -- consuming -------------------------------------------------------------------------------------------
+
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        max_batch: int = 500,
+        guarantee: GuaranteeName = "at-least-once",
+        start: Place = "earliest",
+        linger_s: float = 0.0,
+        idle_timeout_s: float | None = None,
+        instance: str | None = None,
+        **config: Any,
+    ) -> Batches:
+        """An iterator of batches with at most `max_batch` records each.
+
+        A batch is what has arrived; with `linger_s` it may wait for more. `start` is for partitions in which the group has
+        committed nothing. After `idle_timeout_s` without a record the iterator ends. `instance` names this process among
+        those of the group: exactly once, a new process of that name ends at once what the last one left open.
+        """
+        reader = self._core.reader(
+            topics,
+            group,
+            max_batch=max_batch,
+            guarantee=guarantee,
+            start=start,
+            linger_s=linger_s,
+            instance=instance,
+            config=config,
+        )
+        return Batches(reader, self._core.forget, idle_timeout_s)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, and end everything. Batches in hand are not committed."""
+        self._core.close(is_clean=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._core.close(is_clean=kind is None)

@@ -1,0 +1,239 @@
+"""What `Client` and `AsyncClient` share: everything but how they wait.
+
+Owns the settings, the one producer, the one admin client and the list of consumers that are open. Every call here may
+block; the faces decide in which thread that happens.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tidemill.sdk.commits import Commits
+from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, TopicExists
+from tidemill.sdk.guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Guarantee, GuaranteeName
+from tidemill.sdk.hot_keys import HotKeys
+from tidemill.sdk.kafka_errors import cause, translated
+from tidemill.sdk.positions import Place
+from tidemill.sdk.publishing import Publisher
+from tidemill.sdk.reading import Reader, Reading
+from tidemill.sdk.records import Serializer
+from tidemill.sdk.settings import LOGGER, Settings, properties
+from tidemill.sdk.transactions import Transactions
+from tidemill.sdk.waiting import Health, patiently
+
+_MAX_BATCH_MAX = 1_000_000
+_TRANSACTION_TIMEOUT_MS = 60_000
+_PAUSE_S = 0.02
+
+
+class Core:
+    def __init__(
+        self,
+        bootstrap: str,
+        timeout_s: float,
+        serializer: Serializer | None,
+        hot_keys: HotKeys | None,
+        config: Mapping[str, Any],
+    ) -> None:
+        self.settings = Settings.of(bootstrap, timeout_s, config)
+        self._serializer = serializer
+        self._hot_keys = hot_keys
+        self._lock = threading.Lock()
+        self._publisher: Publisher | None = None
+        self._admin: AdminClient | None = None
+        self._health = Health(bootstrap)
+        self._readers: list[Reader] = []
+        self._is_closed = False
+
+    def publisher(self) -> Publisher:
+        """Made when the first record is published. Does not wait for brokers."""
+        with self._lock:
+            self._check_open("publish")
+            if self._publisher is None:
+                self._publisher = Publisher(self.settings, self._serializer, self._hot_keys)
+            return self._publisher
+
+    def _check_open(self, doing: str) -> None:
+        if self._is_closed:
+            raise Closed(f"{doing}: the client is closed")
+
+    # -- topics ----------------------------------------------------------------------------------------------
+
+    def _admin_client(self, doing: str) -> AdminClient:
+        with self._lock:
+            self._check_open(doing)
+            if self._admin is None:
+                try:
+                    self._admin = AdminClient(self.settings.admin(self._health.on_error))
+                except KafkaException as failure:
+                    raise translated(cause(failure), doing, InvalidSetting) from None
+            return self._admin
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        configs: Mapping[str, object] | None,
+        exist_ok: bool,
+    ) -> None:
+        """Returns when every partition has a leader."""
+        doing = f"create topic {name}"
+        admin = self._admin_client(doing)
+        texts = {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in (configs or {}).items()
+        }
+        wanted = NewTopic(
+            name, num_partitions=partitions, replication_factor=replication_factor, config=texts
+        )
+        limit_s = self.settings.timeout_s
+        try:
+            self._await(
+                admin.create_topics([wanted], operation_timeout=limit_s, request_timeout=limit_s)[name], doing
+            )
+        except TopicExists:
+            if not exist_ok:
+                raise
+        self._await_leaders(admin, name, doing)
+
+    def delete_topic(self, name: str) -> None:
+        doing = f"delete topic {name}"
+        limit_s = self.settings.timeout_s
+        admin = self._admin_client(doing)
+        self._await(
+            admin.delete_topics([name], operation_timeout=limit_s, request_timeout=limit_s)[name], doing
+        )
+
+    def _await(self, future: Any, doing: str) -> None:
+        limit_s = self.settings.timeout_s
+        try:
+            future.result(limit_s + 1.0)
+        except TimeoutError:
+            raise self._health.unreachable(doing, limit_s) from None
+        except KafkaException as failure:
+            failed = translated(cause(failure), doing)
+            if failed.code in ("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"):
+                raise self._health.unreachable(doing, limit_s) from None
+            raise failed from None
+
+    def _await_leaders(self, admin: AdminClient, name: str, doing: str) -> None:
+        limit_s = self.settings.timeout_s
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            found = patiently(
+                lambda timeout_s: admin.list_topics(name, timeout=timeout_s), doing, limit_s, self._health
+            ).topics[name]
+            if found.error is None and all(each.leader >= 0 for each in found.partitions.values()):
+                return
+            if time.monotonic() >= deadline_s:
+                raise ClientError(f"{doing}: not all of its partitions had a leader within {limit_s:g} s")
+            time.sleep(_PAUSE_S)
+
+    # -- consumers -------------------------------------------------------------------------------------------
+
+    def reader(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        max_batch: int,
+        guarantee: GuaranteeName,
+        start: Place,
+        linger_s: float,
+        instance: str | None,
+        config: Mapping[str, Any],
+    ) -> Reader:
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if not names or not group:
+            raise InvalidSetting("consume: give at least one topic, and a group")
+        if not 1 <= max_batch <= _MAX_BATCH_MAX:
+            raise InvalidSetting(f"consume: max_batch is {max_batch}; it has to be 1 to {_MAX_BATCH_MAX}")
+        if guarantee not in get_args(GuaranteeName):
+            raise InvalidSetting(
+                f"consume: guarantee is {guarantee!r}; it has to be one of {', '.join(get_args(GuaranteeName))}"
+            )
+        if start not in get_args(Place):
+            raise InvalidSetting(f"consume: start is {start!r}; it has to be 'earliest' or 'latest'")
+        given = {**self.settings.given, **properties(config)}
+        if guarantee == "exactly-once" and given.get("isolation.level", "read_committed") != "read_committed":
+            raise InvalidSetting(
+                "consume: exactly-once reads committed records only; leave isolation_level away"
+            )
+        consumer_config = {"isolation.level": "read_committed", "auto.offset.reset": start, **given}
+        settings = Settings(self.settings.bootstrap, self.settings.timeout_s, consumer_config)
+        reading = Reading(names, group, max_batch, linger_s, consumer_config)
+        with self._lock:
+            self._check_open("consume")
+            reader = Reader(
+                settings,
+                reading,
+                lambda consumer, commits: self._guarantee(guarantee, consumer, commits, settings, instance),
+            )
+            self._readers.append(reader)
+        return reader
+
+    def _guarantee(
+        self,
+        name: GuaranteeName,
+        consumer: Consumer,
+        commits: Commits,
+        settings: Settings,
+        instance: str | None,
+    ) -> Guarantee:
+        if name == "at-least-once":
+            return AtLeastOnce(self.publisher, commits, settings.timeout_s)
+        if name == "at-most-once":
+            return AtMostOnce(self.publisher, commits)
+        transactional_id = f"{commits.group}-{instance or f'{socket.gethostname()}-{uuid.uuid4().hex[:12]}'}"
+        return ExactlyOnce(consumer, lambda: self._transactions(settings, transactional_id))
+
+    def _transactions(self, settings: Settings, transactional_id: str) -> Transactions:
+        limit_ms = int(settings.given.get("transaction.timeout.ms", _TRANSACTION_TIMEOUT_MS))
+        config = {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": limit_ms,
+            # A record that takes longer than its transaction may is of no use.
+            "message.timeout.ms": min(limit_ms, int(settings.timeout_s * 1000)),
+        }
+        publisher = Publisher(settings, self._serializer, self._hot_keys, config)
+        return Transactions(publisher, transactional_id, settings.timeout_s)
+
+    def forget(self, reader: Reader) -> None:
+        with self._lock:
+            if reader in self._readers:
+                self._readers.remove(reader)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self, is_clean: bool) -> None:
+        """Batches in hand are given up, what was published is flushed. Unless it is clean, failures are only logged."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            readers, self._readers = self._readers, []
+        failures: list[ClientError] = []
+        for reader in readers:
+            try:
+                reader.close(is_done=False)
+            except ClientError as failure:
+                failures.append(failure)
+        if self._publisher is not None:
+            try:
+                self._publisher.close()
+            except ClientError as failure:
+                failures.append(failure)
+        if failures and is_clean:
+            raise failures[-1]
+        for each in failures:
+            LOGGER.error("%s", each)

@@ -1,0 +1,86 @@
+"""What the SDK raises. Each message is one line: what happened, to which topic, and what to do.
+
+    TidemillError
+    └── ClientError
+        ├── MissingExtra         confluent-kafka is not installed (an ImportError, too)
+        ├── InvalidSetting       a setting or argument that is unknown or not allowed
+        ├── Unreachable          no broker answered in time
+        ├── UnknownTopic         the topic, or that partition of it, does not exist
+        ├── TopicExists          it was to be created, and is there already
+        ├── NotAuthorized        the broker does not let this client do that
+        ├── DeliveryFailed       a record was not acknowledged
+        │   └── QueueFull        there was no room for it
+        ├── CommitFailed         offsets were not committed, for another reason than a rebalance
+        ├── NotAssigned          another member of the group has the partition
+        ├── TransactionFailed    a batch's transaction was aborted; its records are handed out again
+        ├── Fenced               another instance has taken this one's place; only a new `consume` can go on
+        └── Closed               used after its end
+
+`code` is Kafka's error code where there is one. `is_retriable` says whether doing the same again may help.
+"""
+
+from __future__ import annotations
+
+from tidemill.errors import TidemillError
+
+
+class ClientError(TidemillError):
+    """The root of what the SDK raises."""
+
+    def __init__(self, message: str, *, code: str | None = None, is_retriable: bool = False) -> None:
+        super().__init__(message)
+        # The name of Kafka's error, such as "TOPIC_ALREADY_EXISTS".
+        self.code = code
+        self.is_retriable = is_retriable
+
+
+class MissingExtra(ClientError, ImportError):
+    """A package that the SDK needs is not installed."""
+
+
+class InvalidSetting(ClientError, ValueError):
+    """A setting or argument that is unknown or not allowed."""
+
+
+class Unreachable(ClientError):
+    """No broker answered in time."""
+
+
+class UnknownTopic(ClientError):
+    """The topic, or that partition of it, does not exist."""
+
+
+class TopicExists(ClientError):
+    """The topic was to be created, and is there already."""
+
+
+class NotAuthorized(ClientError):
+    """The broker does not let this client do that."""
+
+
+class DeliveryFailed(ClientError):
+    """A record was not acknowledged. It may be in the log all the same when the time was over before the answer came."""
+
+
+class QueueFull(DeliveryFailed):
+    """No room for another record came in time: the brokers are slower than the publisher."""
+
+
+class CommitFailed(ClientError):
+    """Offsets were not committed, for another reason than a rebalance."""
+
+
+class NotAssigned(ClientError):
+    """Another member of the group has the partition."""
+
+
+class TransactionFailed(ClientError):
+    """The batch's transaction was aborted: nothing of it counts, and its records are handed out again."""
+
+
+class Fenced(ClientError):
+    """Another instance has taken this one's place. Its transaction is aborted; only a new `consume` can go on."""
+
+
+class Closed(ClientError):
+    """Used after its end."""

@@ -1,0 +1,95 @@
+"""Records as users see them: what is read, what is to be written, and where it was written to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.sdk.errors import InvalidSetting
+from tidemill.types import TopicPartition
+
+Text = str | bytes
+Headers = Mapping[str, Text | None] | Sequence[tuple[str, Text | None]]
+# Gets every value that is not None.
+Serializer = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def text(self) -> str:
+        """The value as UTF-8."""
+        return (self.value or b"").decode()
+
+    def json(self) -> Any:
+        """The value as JSON; None for a record without a value."""
+        return None if self.value is None else json.loads(self.value)
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of that name."""
+        return next((content for each, content in reversed(self.headers) if each == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record to be published, where a value alone does not say enough."""
+
+    value: Any
+    key: Text | None = None
+    headers: Headers | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where an acknowledged record is."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+def to_json(value: Any) -> bytes:
+    """A serializer: compact JSON in UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def encoded(topic: str, value: Any, serializer: Serializer | None) -> bytes | None:
+    """What goes into the log. Nothing is guessed: what is neither bytes nor text needs a serializer."""
+    if value is None:
+        return None
+    if serializer is not None:
+        return serializer(value)
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise InvalidSetting(
+        f"publish to {topic}: a {type(value).__name__} is neither bytes nor str; "
+        "give a serializer, such as serializer=tidemill.to_json"
+    )
+
+
+def header_pairs(headers: Headers | None) -> list[tuple[str, Text | None]] | None:
+    if not headers:
+        return None
+    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)

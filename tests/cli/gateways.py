@@ -1,0 +1,68 @@
+"""Brokers that run a gateway beside them, and what one sees of it from outside."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import select
+import subprocess
+import time
+from pathlib import Path
+
+from tests.brokers import Broker, eventually, start_broker
+
+_CONSOLE = re.compile(rb"Console at http://(\S+)/")
+_LIMIT_S = 60.0
+
+
+def start_with_gateway(data_dir: Path, listen: str = "127.0.0.1:0", **settings: str) -> Broker:
+    return start_broker(data_dir, settings={"tidemill.gateway.listener": listen, **settings})
+
+
+def console_address(broker: Broker) -> str:
+    """HOST:PORT, once the broker has said it."""
+    assert broker.process.stdout is not None
+    descriptor = broker.process.stdout.fileno()
+    printed = broker.printed.encode()
+    deadline = time.monotonic() + _LIMIT_S
+    while not (found := _CONSOLE.search(printed)):
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise AssertionError(f"the console was not announced\n{broker.log()}")
+        chunk = os.read(descriptor, 65536)
+        assert chunk, broker.log()
+        printed += chunk
+    return found[1].decode()
+
+
+def gateway_pids(broker: Broker) -> list[int]:
+    """Gateways that the broker started and that live."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat=,args="], capture_output=True, check=True, text=True
+    )
+    pids = []
+    for line in listed.stdout.splitlines():
+        pid, parent, state, arguments = line.split(None, 3)
+        if int(parent) == broker.pid and not state.startswith("Z") and " gateway " in arguments:
+            pids.append(int(pid))
+    return pids
+
+
+def is_alive(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(listed.stdout.strip()) and not listed.stdout.startswith("Z")
+
+
+def wait_for_end(pid: int) -> None:
+    eventually(lambda: not is_alive(pid), f"process {pid} ends", _LIMIT_S)
+
+
+def answers(address: str, path: str = "/openapi.json") -> bool:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

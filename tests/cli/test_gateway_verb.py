@@ -1,0 +1,168 @@
+"""`tidemill gateway`, and `tidemill serve --gateway`: a gateway that dies hurts nobody, and does not outlive its broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+
+from tests.brokers import Broker, eventually
+from tests.cli.conftest import Run
+from tests.cli.gateways import (
+    answers,
+    console_address,
+    gateway_pids,
+    is_alive,
+    start_with_gateway,
+    wait_for_end,
+)
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+
+pytest.importorskip("uvicorn", reason="needs tidemill[gateway]")
+
+
+@pytest.fixture
+def with_gateway(tmp_path: Path) -> Iterator[Broker]:
+    with start_with_gateway(tmp_path / "data") as broker:
+        yield broker
+
+
+class _Load:
+    """A producer that writes all the time, from its beginning to `stop`."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.acked = 0
+        self.errors: list[str] = []
+        self._topic = topic
+        self._is_over = threading.Event()
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "linger.ms": 1, "retries": 0, "error_cb": self._fail}
+        )
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        assert self._producer.flush(20) == 0
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.002):
+            self._producer.produce(self._topic, b"x", on_delivery=self._delivered)
+            self._producer.poll(0)
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        if error is None:
+            self.acked += 1
+        else:
+            self.errors.append(str(error))
+
+    def _fail(self, error: KafkaError) -> None:
+        self.errors.append(str(error))
+
+
+def test_a_killed_gateway_comes_back_and_producers_notice_nothing(with_gateway: Broker) -> None:
+    address = console_address(with_gateway)
+    with Cluster(with_gateway.bootstrap) as cluster:
+        Admin(cluster).create_topic("orders")
+    load = _Load(with_gateway.bootstrap, "orders")
+    try:
+        (first,) = gateway_pids(with_gateway)
+        os.kill(first, signal.SIGKILL)
+        wait_for_end(first)
+        before = load.acked
+        eventually(lambda: load.acked > before + 10, "the producer goes on without a gateway")
+        # The kernel chose the port at first; the address stays good nevertheless.
+        eventually(lambda: answers(address), "the gateway answers again", 60)
+    finally:
+        load.stop()
+    assert load.errors == []
+    assert gateway_pids(with_gateway) != [first]
+    assert with_gateway.log().count("the gateway ended (signal SIGKILL)") == 1
+
+
+def test_the_gateway_ends_with_a_broker_that_is_stopped(with_gateway: Broker) -> None:
+    address = console_address(with_gateway)
+    (pid,) = gateway_pids(with_gateway)
+    assert with_gateway.stop() == 0
+    assert not is_alive(pid)
+    assert not answers(address)
+
+
+def test_the_gateway_ends_with_a_broker_that_is_killed(with_gateway: Broker) -> None:
+    console_address(with_gateway)
+    (pid,) = gateway_pids(with_gateway)
+    with_gateway.kill()
+    wait_for_end(pid)
+
+
+def test_a_broker_stops_while_its_gateway_still_starts(tmp_path: Path) -> None:
+    with start_with_gateway(tmp_path / "data") as broker:
+        (pid,) = eventually(lambda: gateway_pids(broker), "the gateway is started")
+        assert broker.stop() == 0
+    assert not is_alive(pid)
+
+
+def test_ports_that_are_taken_do_not_stop_the_broker(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as taken_too:
+        gateway, status = (f"127.0.0.1:{each.getsockname()[1]}" for each in (taken, taken_too))
+        settings = {"tidemill.status.listener": status}
+        with start_with_gateway(tmp_path / "data", gateway, **settings) as broker:
+            eventually(
+                lambda: "the gateway ended" in broker.log(), "the broker says that there is no gateway"
+            )
+            with Cluster(broker.bootstrap) as cluster:
+                Admin(cluster).create_topic("orders")
+            lines = broker.log().splitlines()
+    (line, *_) = (each for each in lines if "the gateway ended" in each)
+    assert f"cannot listen on {gateway}: address already in use" in line
+    (line,) = (each for each in lines if status in each)
+    assert "give --status another address" in line
+
+
+def test_without_the_extra_a_broker_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Run
+) -> None:
+    # A module that is None cannot be imported, as if it were not installed.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['starlette'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with start_with_gateway(tmp_path / "data") as broker:
+        (line,) = eventually(
+            lambda: [each for each in broker.log().splitlines() if "gateway" in each], "the broker says so"
+        )
+        assert "starlette: pip install 'tidemill[gateway]'" in line
+        assert gateway_pids(broker) == []
+    failure = cli("gateway", "--listen", "127.0.0.1:0").error
+    assert failure == "tidemill gateway: the gateway needs starlette: pip install 'tidemill[gateway]'"
+
+
+def test_runs_alone_until_it_is_told_to_stop(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    gateway = spawn("gateway", "--listen", "127.0.0.1:0", stdout=subprocess.PIPE)
+    assert gateway.stdout is not None
+    line = gateway.stdout.readline().decode()
+    address = line.removeprefix("Console at http://").removesuffix("/\n")
+    assert answers(address)
+    gateway.send_signal(signal.SIGTERM)
+    assert gateway.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--listen", "nowhere"), "--listen"),
+        (("--bootstrap", ":"), "is not an address"),
+        (("--auth", "no_such_module:check"), "no_such_module:check cannot be loaded"),
+        (("--client-config", "/no/such/file"), "cannot read /no/such/file"),
+        (("--allow-origin", "example"), "'example' is not an origin"),
+    ],
+)
+def test_refuses_what_it_cannot_use(cli: Run, words: tuple[str, ...], reason: str) -> None:
+    assert reason in cli("gateway", "--listen", "127.0.0.1:0", *words).error

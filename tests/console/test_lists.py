@@ -1,0 +1,94 @@
+"""Overview and lists: what they tell, how they are sorted, searched and kept in the address."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from confluent_kafka import Consumer
+from playwright.sync_api import expect
+
+from tests.brokers import Broker
+from tests.console.conftest import ConsolePage
+from tests.console.kafka_side import make_topic, read, write_orders
+
+
+def names(console: ConsolePage) -> list[str]:
+    return console.rows("Topics").locator("td:first-child a").all_text_contents()
+
+
+def test_topics_are_sorted_searched_and_found_again(console: ConsolePage, kafka: Broker, topic: str) -> None:
+    for letter, partitions in (("a", 2), ("b", 11), ("c", 5)):
+        make_topic(kafka, f"{topic}-{letter}", partitions)
+    console.go("topics")
+    console.page.get_by_label("Search topics").fill(topic.upper())
+    expect(console.rows("Topics")).to_have_count(3)
+    assert names(console) == [f"{topic}-{letter}" for letter in "abc"]
+
+    header = console.table("Topics").get_by_role("columnheader", name="Partitions")
+    header.get_by_role("button").click()
+    expect(console.rows("Topics").first).to_contain_text("-b")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    assert names(console) == [f"{topic}-{letter}" for letter in "bca"]
+    console.page.reload()
+    expect(console.rows("Topics")).to_have_count(3)
+    assert names(console) == [f"{topic}-{letter}" for letter in "bca"]
+    header.get_by_role("button").click()
+    expect(console.rows("Topics").first).to_contain_text("-a")
+
+    # A group's first commit makes the topic of offsets, which is listed when it is asked for.
+    write_orders(kafka, f"{topic}-a", 1)
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    consumer = Consumer(settings)
+    consumer.subscribe([f"{topic}-a"])
+    read(consumer, 1)
+    consumer.close()
+    console.page.get_by_label("Search topics").fill("__")
+    expect(console.page.get_by_text("No topic matches “__”.")).to_be_visible()
+    console.page.get_by_label("Internal topics").check()
+    expect(console.row("Topics", "__consumer_offsets")).to_contain_text("internal")
+
+
+def test_the_overview_tells_how_the_cluster_is(console: ConsolePage, kafka: Broker, topic: str) -> None:
+    make_topic(kafka, topic, partitions=4)
+    console.go("overview")
+    expect(console.page.get_by_text("All is well.")).to_be_visible()
+    expect(console.page.locator(".tile", has_text="Brokers").locator(".tile-value")).to_have_text("1")
+    expect(console.page.locator(".tile", has_text="Offline").locator(".tile-value")).to_have_text("0")
+    quorum = console.table("Members of the metadata quorum")
+    expect(quorum.get_by_role("row").nth(1)).to_contain_text("leader")
+
+    # Records that are written are seen in the chart, with its value at the last point.
+    chart = console.page.get_by_role("img", name=re.compile("^Records written a second"))
+    write_orders(kafka, topic, 2000)
+    expect(console.row("Busiest topics", topic)).to_contain_text("2,000")
+    chart.focus()
+    console.page.keyboard.press("ArrowLeft")
+    tip = chart.locator("..").locator(".chart-tip")
+    expect(tip).to_contain_text(re.compile(r"\d\d:\d\d:\d\din"))
+    console.page.get_by_role("link", name=re.compile("^Brokers")).first.click()
+    expect(console.row("Brokers", f"127.0.0.1:{kafka.port}")).to_contain_text("controller")
+
+
+def test_problems_are_told_in_words(console: ConsolePage) -> None:
+    """The overview of a cluster that is not well, as the gateway would send it."""
+    text = "2 partitions of payments are under-replicated: broker 3 is out of sync."
+    overview = {
+        "cluster_id": "x",
+        "controller_id": 1,
+        "totals": {"under_replicated": 2, "partitions": 30},
+        "quorum": None,
+        "problems": [{"severity": "warning", "text": text}],
+        "as_of_ms": 1,
+    }
+    event = f"event: overview\ndata: {json.dumps(overview)}\n\n"
+    console.page.route(
+        "**/console/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=event)
+    )
+    console.page.route("**/console/api/overview", lambda route: route.fulfill(json=overview))
+    console.go("overview")
+    expect(console.page.get_by_text(text)).to_be_visible()
+    expect(console.page.locator(".tile[data-tone=warn] .tile-value")).to_have_text("2")
+    # A cluster without a quorum to ask, such as one with ZooKeeper, has no such table.
+    expect(console.table("Members of the metadata quorum")).to_have_count(0)
+    console.page.unroute_all()

@@ -1,0 +1,74 @@
+"""A page of metrics is written in turns with the event loop, whatever the size of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.unit.broker.node_client import LIMIT_S, Client, group_config
+from tidemill.broker import exposition, metric_rows
+from tidemill.broker.metrics import Recent
+from tidemill.broker.node import Node
+
+PARTITIONS = 300
+
+
+async def test_the_loop_gets_its_turns_while_a_large_page_is_written(tmp_path: Path) -> None:
+    node = Node(group_config(tmp_path))
+    await node.start()
+    client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
+    turns, is_done = 0, False
+
+    async def others() -> None:
+        nonlocal turns
+        while not is_done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    try:
+        topic = {
+            "name": "wide",
+            "num_partitions": PARTITIONS,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": [],
+        }
+        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        async with asyncio.timeout(LIMIT_S):
+            # Partitions are hosted in steps after the answer.
+            while sum(each.is_leader for each in node.broker.replicas.partitions()) < PARTITIONS:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        beside = asyncio.create_task(others())
+        totals = metric_rows.Totals()
+        rows = await metric_rows.write_rows(node.broker, totals)
+        is_done = True
+        await beside
+        assert turns >= PARTITIONS // metric_rows._TURN_ROWS
+        assert totals.leader_count == totals.global_partition_count >= PARTITIONS
+        text = b"".join(rows).decode()
+        offsets = next(
+            family
+            for family in text_string_to_metric_families(text)
+            if family.name == "kafka_topic_partition_current_offset"
+        )
+        shown = {
+            int(sample.labels["partition"]) for sample in offsets.samples if sample.labels["topic"] == "wide"
+        }
+        assert shown == set(range(PARTITIONS))
+    finally:
+        await client.close()
+        await node.stop()
+
+
+async def test_a_node_that_stops_says_so(tmp_path: Path) -> None:
+    node = Node(group_config(tmp_path))
+    await node.start()
+    try:
+        recent = Recent(node.broker.metrics, 0.0)
+        for is_ready, state in ((True, 3), (False, 6)):
+            text = b"".join(await exposition.page(node.broker, recent, is_ready=is_ready)).decode()
+            assert f"\nkafka_server_kafkaserver_brokerstate {state}.0\n" in text
+    finally:
+        await node.stop()
