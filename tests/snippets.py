@@ -51,6 +51,7 @@ from typing import NamedTuple, Self
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
+END_LIMIT_S = 20.0
 ANYTHING = "…"
 MARKS = ("output", "fails", "file", "background", "not run")
 RUN_LANGUAGES = ("python", "sh", "console")
@@ -336,13 +337,15 @@ def _transcript(text: str) -> list[tuple[str, str]]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and those it started: they share its session."""
-    for number, limit_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+    """The process and those it started: they share its session, and each may have something of its own to end."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + END_LIMIT_S
         try:
             os.killpg(process.pid, number)
-            process.wait(limit_s)
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.02)
         except ProcessLookupError:
             break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait(10.0)
+    process.wait(END_LIMIT_S)
