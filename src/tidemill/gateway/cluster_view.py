@@ -47,8 +47,9 @@ T = TypeVar("T")
 INTERVAL_S = 1.0
 # Also when changes come thick and fast.
 _INTERVAL_S_MIN = 0.2
-# Also when everything is slow.
+# Also when everything is slow; what is dear and changes slowly may wait longer.
 _INTERVAL_S_MAX = 5.0
+_INTERVALS_S_MAX = {"disks": 60.0, "traffic": 60.0}
 # Those who asked are taken to look for so long after it.
 _ATTENTION_S = 5.0
 _PATIENCE_S = 2.0
@@ -97,7 +98,8 @@ class Part(Generic[T]):
 
     def is_due(self, now_s: float, thrift: float = 1.0) -> bool:
         # A tick may come a little early.
-        wait_s = min(max(INTERVAL_S, self.interval_s * thrift), _INTERVAL_S_MAX) * 0.98
+        longest_s = _INTERVALS_S_MAX.get(self.name, _INTERVAL_S_MAX * thrift)
+        wait_s = min(max(INTERVAL_S, self.interval_s * thrift), longest_s) * 0.98
         return self._task is None and now_s - self._asked_s >= wait_s
 
     def expire(self) -> None:

@@ -1,10 +1,11 @@
 """The HTTP connection: uvicorn's, with limits where it has none.
 
-- Request line and headers have to be complete after `header_s`, and take `header_bytes_max` at most: 431. (Headers
-that   arrive complete and are larger are refused by `guards.py`, in the same words.) - What is not HTTP gets a 400
-with a JSON body, as everything else does. - A response that is sent while the request's body still comes in (413,
-415, 408 and so on) is followed by a time in which the rest   is read and thrown away, `_LINGER_S` at most; then the
-connection is closed. Closing at once could take the response with it,   reading on for ever would cost.
+- Request line and headers have to be complete after `header_s`, and take `header_bytes_max` at most: 431. (Headers that
+  arrive complete and are larger are refused by `guards.py`, in the same words.)
+- What is not HTTP gets a 400 with a JSON body, as everything else does.
+- A response that is sent while the request's body still comes in (413, 415, 408 and so on) is followed by a time in which
+  the rest is read and thrown away, `_LINGER_S` at most; then the connection is closed. Closing at once could take the
+  response with it, reading on for ever would cost.
 """
 
 from __future__ import annotations

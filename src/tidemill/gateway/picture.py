@@ -211,6 +211,9 @@ class Picture:
         rows = []
         for partition in sorted({*group.committed, *owners}):
             committed, end = group.committed.get(partition), self.end_of(partition)
+            if committed is not None and end is not None:
+                # Ends and commits are asked for at different moments.
+                end = max(end, committed)
             owner = owners.get(partition)
             rows.append(
                 {
@@ -218,7 +221,7 @@ class Picture:
                     "partition": partition.partition,
                     "committed": committed,
                     "end": end,
-                    "lag": None if committed is None or end is None else max(0, end - committed),
+                    "lag": None if committed is None or end is None else end - committed,
                     "member_id": owner.member_id if owner else None,
                 }
             )
