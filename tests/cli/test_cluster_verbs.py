@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.brokers import eventually
 from tests.cli.clusters import LocalCluster, serve_by_hand
 from tests.cli.conftest import LIMIT_S, Run, run_command
@@ -80,6 +82,7 @@ def _is_whole(cluster: LocalCluster) -> bool:
     return not status["under_replicated"] and not any(each["is_fenced"] for each in status["brokers"])
 
 
+@pytest.mark.long
 def test_without_a_majority_status_still_answers_and_says_why(
     own_cluster: Callable[..., LocalCluster],
 ) -> None:

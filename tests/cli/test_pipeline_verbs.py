@@ -127,6 +127,7 @@ def test_a_run_shows_progress_and_a_summary(
     assert summary["consumer_group"] in cli("groups", "list").ok
 
 
+@pytest.mark.long
 def test_a_failure_within_spark_is_one_line_and_the_trace_is_in_the_log(
     on_spark: Run, cluster: Cluster, orders: str, state: dict[str, str], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import interfaces
 from tests.brokers import eventually
 from tests.cluster.clusters import QUICK_FENCING, Cluster
 from tests.cluster.namespaces import Namespaces, unavailable
@@ -25,7 +26,7 @@ IDS = (1, 2, 3)
 
 @pytest.fixture
 def network() -> Iterator[Namespaces]:
-    with Namespaces(IDS) as network:
+    with interfaces.changing(), Namespaces(IDS) as network:
         yield network
 
 

@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests import interfaces
 from tests.brokers import Broker, eventually, start_broker
 from tidemill.gateway.app import create_app, uvicorn_config
 from tidemill.gateway.settings import Settings
@@ -71,7 +72,7 @@ class Gateway:
         self._server = self._thread = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     data_dir = tmp_path_factory.mktemp("console") / "data"
     settings = {"tidemill.status.listener": "127.0.0.1:0", "group.initial.rebalance.delay.ms": "0"}
@@ -79,7 +80,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gateway(kafka: Broker) -> Iterator[Gateway]:
     gateway = Gateway(kafka.bootstrap, tuple(_STATUS.findall(kafka.printed)[:1]))
     gateway.start()
@@ -87,12 +88,12 @@ def gateway(kafka: Broker) -> Iterator[Gateway]:
     gateway.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     path = _chromium()
     if path is None:
         pytest.skip("needs Chromium: apt install chromium")
-    with sync_playwright() as playwright:
+    with interfaces.kept(), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
         yield browser
         browser.close()

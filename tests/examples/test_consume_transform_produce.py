@@ -53,7 +53,10 @@ def _cli(target: RunningBroker, *words: str, stdin: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "client",
+    [pytest.param(each, marks=[] if each == "confluent" else pytest.mark.long) for each in CLIENTS],
+)
 def test_it_transforms_stops_and_goes_on(
     client: str, target: RunningBroker, topic: str, start: Start
 ) -> None:

@@ -120,6 +120,7 @@ def _hour(record: Fed) -> int:
     return record.timestamp_ms // HOUR_MS
 
 
+@pytest.mark.long
 def test_a_sample_is_scaled_up_and_says_so(
     spark: SparkSession, target: RunningBroker, topic: str, records: list[Fed], tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def values(records: Iterable[Fed] | Iterable[Written]) -> Counter[bytes | None]:
     return Counter(record.value for record in records)
 
 
+@pytest.mark.long
 def test_dedupe_by_key_over_two_runs(
     run: Run, feed: Feed, admin: Admin, target: RunningBroker, topic: str
 ) -> None:
@@ -232,6 +233,7 @@ AGGREGATE = ["--by", "order.status", "--time", "at", "--sum", "order.amount", "-
 AGGREGATE += ["--min", "order.amount", "--max", "order.amount"]
 
 
+@pytest.mark.long
 def test_windows_are_written_once_when_they_are_final(
     run: Run, feed: Feed, admin: Admin, target: RunningBroker, topic: str
 ) -> None:
