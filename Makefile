@@ -1,6 +1,9 @@
 # `make run` and `make test` set up everything they need in .venv, from PyPI alone.
 PYTHON ?= python3
 VENV := .venv
+# Every broker, Spark worker and command of the tests is a process: without bytecode each one would compile the project
+# anew (1.3 s of processor time instead of 0.4), whatever the shell that runs make says.
+export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 

@@ -23,6 +23,9 @@ from typing import TypeVar
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
+# For a broker that lives as long as the tests. They write records with times of their own, years ago: retention, whose
+# first round comes five minutes after the start, would rightly delete them in the middle of some test.
+KEEPS_EVERYTHING = {"log.retention.check.interval.ms": str(24 * 3600 * 1000)}
 LISTENS = re.compile(r"listens on (?P<host>\S+):(?P<port>\d+)")
 
 Value = TypeVar("Value")

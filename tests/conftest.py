@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker, RunningBroker, raise_descriptor_limit, start_broker
+from tests.brokers import KEEPS_EVERYTHING, Broker, RunningBroker, raise_descriptor_limit, start_broker
 
 BOOTSTRAP = os.environ.get("TIDEMILL_INTEROP_BOOTSTRAP")
 _topic_numbers = itertools.count(1)
@@ -28,7 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
         yield RunningBroker(host, int(port))
         return
     raise_descriptor_limit(65536)
-    with start_broker(tmp_path_factory.mktemp("session") / "data") as broker:
+    with start_broker(tmp_path_factory.mktemp("session") / "data", settings=KEEPS_EVERYTHING) as broker:
         yield broker
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.brokers import RunningBroker, command, start_broker
+from tests.brokers import KEEPS_EVERYTHING, RunningBroker, command, start_broker
 from tests.cli.clusters import CLUSTER_BOOTSTRAP, LocalCluster, RunningCluster, start_cluster
 from tests.conftest import BOOTSTRAP
 from tidemill.client.admin import Admin
@@ -79,7 +79,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
         host, port = BOOTSTRAP.rsplit(":", 1)
         yield RunningBroker(host, int(port))
         return
-    settings = {"group.initial.rebalance.delay.ms": "0"}
+    settings = {"group.initial.rebalance.delay.ms": "0", **KEEPS_EVERYTHING}
     with start_broker(tmp_path_factory.mktemp("cli") / "data", settings=settings) as broker:
         yield broker
 
