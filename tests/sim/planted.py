@@ -16,7 +16,7 @@ from tidemill.broker import driver, fetchers, partition, quorum_log, quorum_stat
 from tidemill.broker.hosting import HostedShard
 from tidemill.controller import alter_partition, brokers
 from tidemill.errors import ErrorCode
-from tidemill.log import producers
+from tidemill.log import producers, segment
 from tidemill.raft import elections, tracker
 from tidemill.replication import follower, leader
 from tidemill.sim.world import Plan
@@ -193,6 +193,11 @@ def snapshot_loses_a_topic(replace: Replace) -> None:
     replace(driver, "image_records", image_records)
 
 
+def a_start_believes_what_it_reads(replace: Replace) -> None:
+    """A flipped bit is not looked for."""
+    replace(segment, "checksum_matches", lambda *_: True)
+
+
 # -- the quorum ----------------------------------------------------------------------------------------------
 
 
@@ -240,6 +245,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("truncates to its own high watermark", truncates_to_its_own_high_watermark),
     Bug("an unclean broker stays in the ISR", unclean_broker_stays_in_the_isr),
     Bug("a stale broker epoch is accepted", stale_broker_epoch_is_accepted),
+    Bug("a start believes what it reads", a_start_believes_what_it_reads),
     Bug("a snapshot loses a topic", snapshot_loses_a_topic),
     Bug("votes are forgotten", votes_are_forgotten),
     Bug("the metadata is not synced", metadata_is_not_synced),

@@ -10,10 +10,12 @@ before, as long as somebody else is left in every ISR.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
+from tidemill.broker.quorum_log import METADATA_FOLDER
+from tidemill.protocol.records import HEADER, HEADER_SIZE, MAGIC, BatchHeader
 from tidemill.sim.cluster import Cluster, Machine
 
 _PAUSE_S_MAX = 15.0
@@ -21,6 +23,8 @@ _CUT_S_MAX = 30.0
 _DOWN_S_MAX = 20.0
 _CLOCK_JUMP_MS_MAX = 3_600_000
 _SLOW_DISK_S_MAX = 1.0
+# From here on a batch has a checksum, or is checked for what it must be.
+_MAGIC_AT = 16
 
 
 class Faults:
@@ -59,6 +63,7 @@ class Faults:
             self._power_failure,
             self._restart,
             self._full_disk,
+            self._bit_rot,
         ]
 
     def begin(self) -> None:
@@ -136,6 +141,38 @@ class Faults:
     def _free_disk(self, machine: Machine) -> None:
         machine.disk.heal()
         machine.is_disk_faulty = False
+
+    def _bit_rot(self, machine: Machine) -> None:
+        """Power fails, and when it is back one bit of what was on the disk is another one.
+
+        In a log's newest segment, which the next start reads. Nobody reads an older one before a replica asks for it; what
+        a consumer then gets fails its own check of the checksum, as with Apache Kafka.
+        """
+        self._cluster.cut_power(machine)
+        places = [
+            (path, at) for path in self._replicated_logs(machine) for at in _batches(machine.disk.read(path))
+        ]
+        if places:
+            path, batch = self._rng.choice(places)
+            # Offsets and leader epochs are left alone: no checksum covers them.
+            position = self._rng.choice((*range(batch.start + 8, batch.start + 12), *batch[_MAGIC_AT:]))
+            bit = self._rng.randrange(8)
+            machine.disk.flip_bit(path, position, bit)
+            self._note(machine.host, f"bit {bit} of byte {position} of {path} is flipped")
+        self._start_later(machine)
+
+    def _replicated_logs(self, machine: Machine) -> Iterator[str]:
+        """The newest segments on its disk of the logs that others have too."""
+        shape = self._cluster.shape
+        newest: dict[str, str] = {}
+        for path in machine.disk.contents():
+            if path.endswith(".log"):
+                folder, _, name = path.rpartition("/")
+                newest[folder] = max(newest.get(folder, ""), name)
+        for folder, name in newest.items():
+            is_metadata = folder.endswith(METADATA_FOLDER)
+            if (len(shape.controller_ids) if is_metadata else shape.replicas) > 1:
+                yield f"{folder}/{name}"
 
     def _start_later(self, machine: Machine) -> None:
         delay_s = self._rng.uniform(0.1, self._rng.choice((1.0, _DOWN_S_MAX)))
@@ -236,3 +273,15 @@ class Faults:
             -_CLOCK_JUMP_MS_MAX, min(_CLOCK_JUMP_MS_MAX, machine.clock.skew_ms + jump_ms)
         )
         self._note(machine.host, f"its clock is {machine.clock.skew_ms / 1000:.0f} s off")
+
+
+def _batches(segment: bytes) -> Iterator[range]:
+    """Where the whole batches of a segment lie, up to its end or a tear."""
+    position = 0
+    while position + HEADER_SIZE <= len(segment):
+        header = BatchHeader._make(HEADER.unpack_from(segment, position))
+        end = position + header.size
+        if header.magic != MAGIC or header.size < HEADER_SIZE or end > len(segment):
+            return
+        yield range(position, end)
+        position = end

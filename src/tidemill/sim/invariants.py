@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tidemill.broker.partition import Partition
 from tidemill.broker.quorum import Quorum
 from tidemill.log.log import Log
-from tidemill.protocol.records import split_batches
+from tidemill.protocol.records import InvalidBatch, split_batches
 from tidemill.raft.core import RaftMachine
 from tidemill.raft.roles import Leader
 from tidemill.sim.cluster import Cluster, Machine, Process
@@ -349,7 +349,14 @@ class Invariants:
             if found is None:
                 break
             data, position = memoryview(bytearray(found.read())), 0
-            for header in split_batches(data):
+            try:
+                headers = split_batches(data)
+            except InvalidBatch as damage:
+                self._accuse(
+                    f"{machine.host} serves {self._name(key)} with a batch after {offset} that is none: {damage}"
+                )
+                return
+            for header in headers:
                 raw = data[position : position + header.size]
                 position += header.size
                 batch = _Batch(header.next_offset, header.leader_epoch, header.crc)

@@ -328,6 +328,8 @@ class World:
             node = machine.node
             if node is None or machine.process is None or machine.process.loop.is_paused:
                 return f"{machine.host} is not up"
+            if node._quorum.log.is_incomplete:
+                return f"{machine.host} lacks metadata that it had"
         for machine in self.cluster.brokers():
             assert machine.node is not None
             image = machine.node.broker.image
