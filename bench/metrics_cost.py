@@ -1,8 +1,11 @@
 """What counting costs on the way of a request: one broker, with the statements that count and without them, in turns.
 
-The broker is one process whose code is exchanged while it runs (`uncounted.py`). A client gives it short bursts of the same
-requests, counted and uncounted in turns, first one and then the other first, and reads the CPU clock of the process around
-each. The cost is the median over the pairs of bursts that follow each other: other work on the machine falls on both.
+The broker's code is exchanged while it runs (`uncounted.py`). A client gives it short bursts of the same requests, counted,
+counted by a second copy of the same code, and uncounted, in random order, and reads the CPU clock of the process around
+each. Of one process the cost is the median over rounds of three bursts: other work on the machine falls on all of them.
+Where the code lies in memory makes one copy faster than another for as long as a process lives, by more than what is
+measured: so there are many processes, and the cost is the mean over them, with the standard error of that mean. The same
+is said of the two equal copies, which shows what the instrument can tell.
 The first cases are the dearest there are: requests so small that a few additions show.
 """
 
@@ -14,6 +17,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from bench import frames
 from bench.brokers import Target, Tidemill
@@ -22,12 +26,14 @@ from bench.connection import Connection, RequestFailedError
 from bench.load import Load, measure
 from bench.processes import Metrics, cpu_seconds
 from bench.raw_loads import send_pipelined
+from bench.uncounted import CONTROL, COUNTING, UNCOUNTED
 
-BURSTS, QUICK_BURSTS = 400, 100
+PROCESSES, QUICK_PROCESSES = 24, 6
+ROUNDS = 40
 IN_FLIGHT_MAX = 5
 # After each exchange: what the interpreter has learned about the code has to be learned again.
 WARM_UP_SHARE = 0.5
-COUNT, STOP_COUNTING = signal.SIGUSR2, signal.SIGUSR1
+SIDES = (UNCOUNTED, COUNTING, CONTROL)
 
 
 class Exchanging(Tidemill):
@@ -43,29 +49,26 @@ class Bursts(Load):
     # 0 for a batch of one record of 100 bytes.
     batch_bytes: int
     requests: int
-    bursts: int
     is_fetch: bool
 
     def run(self) -> Metrics:
-        figures: dict[signal.Signals, list[float]] = {COUNT: [], STOP_COUNTING: []}
+        figures: dict[signal.Signals, list[float]] = {side: [] for side in SIDES}
         (pid,) = self.broker_pids
+        rng = Random()
         with Connection(self.bootstrap) as connection:
             send_pipelined(connection, [self._produce()], 1)
-            for number in range(self.bursts):
-                for side in (COUNT, STOP_COUNTING) if number % 2 else (STOP_COUNTING, COUNT):
+            for _ in range(ROUNDS):
+                for side in rng.sample(SIDES, len(SIDES)):
                     os.kill(pid, side)
                     self._burst(connection, int(self.requests * WARM_UP_SHARE))
                     before_s = cpu_seconds(pid)
                     self._burst(connection, self.requests)
                     figures[side].append((cpu_seconds(pid) - before_s) / self.requests * 1e6)
-        ratios = [
-            counted / uncounted
-            for counted, uncounted in zip(figures[COUNT], figures[STOP_COUNTING], strict=True)
-        ]
         return {
-            "counted_us_per_request": statistics.median(figures[COUNT]),
-            "uncounted_us_per_request": statistics.median(figures[STOP_COUNTING]),
-            "counting_percent": (statistics.median(ratios) - 1) * 100,
+            "counted_us_per_request": statistics.median(figures[COUNTING]),
+            "uncounted_us_per_request": statistics.median(figures[UNCOUNTED]),
+            "counting_percent": _percent_more(figures[COUNTING] + figures[CONTROL], figures[UNCOUNTED] * 2),
+            "control_percent": _percent_more(figures[CONTROL], figures[COUNTING]),
         }
 
     def _produce(self) -> bytearray:
@@ -104,18 +107,20 @@ SHAPES = (
 
 
 def cases(scale: Scale) -> list[FreshCase]:
-    bursts = QUICK_BURSTS if scale.is_quick else BURSTS
+    processes = QUICK_PROCESSES if scale.is_quick else PROCESSES
 
     def case(shape: Shape) -> FreshCase:
         def run(target: Target, data_dir: Path) -> Metrics:
-            return _measure(data_dir, shape, bursts) if target.name == "tidemill" else {}
+            if target.name != "tidemill":
+                return {}
+            return _summary([_measure(data_dir / str(number), shape) for number in range(processes)])
 
         return FreshCase("metrics-cost", shape.name, run)
 
     return [case(shape) for shape in SHAPES]
 
 
-def _measure(data_dir: Path, shape: Shape, bursts: int) -> Metrics:
+def _measure(data_dir: Path, shape: Shape) -> Metrics:
     with Exchanging(data_dir) as broker, topic(broker, shape.partitions) as name:
         return measure(
             Bursts(
@@ -125,7 +130,18 @@ def _measure(data_dir: Path, shape: Shape, bursts: int) -> Metrics:
                 partitions=shape.partitions,
                 batch_bytes=shape.batch_bytes,
                 requests=shape.requests,
-                bursts=bursts,
                 is_fetch=shape.is_fetch,
             )
         )
+
+
+def _percent_more(figures: list[float], than: list[float]) -> float:
+    return (statistics.median(one / other for one, other in zip(figures, than, strict=True)) - 1) * 100
+
+
+def _summary(processes: list[Metrics]) -> Metrics:
+    """Means over the processes, and how far the two that are compared may be off."""
+    found = {key: statistics.mean(each[key] for each in processes) for key in processes[0]}
+    for key in ("counting_percent", "control_percent"):
+        found[f"{key}_error"] = statistics.stdev(each[key] for each in processes) / len(processes) ** 0.5
+    return found

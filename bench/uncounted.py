@@ -1,9 +1,12 @@
 """`python -m bench.uncounted serve …`: a broker that stops counting, and begins again, while it runs.
 
-SIGUSR1 takes the statements that count out of the broker's code, SIGUSR2 puts them back: additions to `counts.*` and
-`metrics.*`, and the timing of calls. Functions keep their identity and get the code of a second compilation of the same
-source, in which those statements are left out and nothing stands in their place. So both sides of a comparison are one
-process with one layout of memory; two processes of the same code differ by more than what is measured here.
+SIGUSR1 takes the statements that count out of the broker's code: additions to `counts.*` and `metrics.*`, and the timing of
+calls. SIGUSR2 puts them back. SIGHUP puts them back too, in a third copy of the code that says the same as the second: what
+these two differ by is the error of the instrument. Functions keep their identity and get the code of another compilation of
+the same source, in which those statements are left out and nothing stands in their place.
+
+Where code lies in memory makes a difference of percents, which stays the same as long as the process lives. So the copies
+are compiled in a random order, at places that differ from start to start, and a measurement takes many starts.
 
 `STRIPPED_MIN` keeps this honest: when the code changes so that fewer statements are found, it refuses to run.
 """
@@ -16,9 +19,12 @@ import inspect
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
 from types import CodeType, FunctionType, ModuleType
 
 STRIPPED_MIN = 10
+UNCOUNTED, COUNTING, CONTROL = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 PACKAGE = "tidemill.broker"
 
 
@@ -63,43 +69,64 @@ def _function(module: ModuleType, qualified_name: str) -> FunctionType:
     return found
 
 
-def pairs() -> tuple[list[tuple[FunctionType, CodeType, CodeType]], list[str]]:
-    """Functions that count, each with its code and with the code that does not; and the statements."""
-    found, stripped = [], []
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Of the code of every function that counts: with the statements, once more with them, and without."""
+
+    counting: dict[FunctionType, CodeType]
+    control: dict[FunctionType, CodeType]
+    uncounted: dict[FunctionType, CodeType]
+    stripped: list[str]
+
+    @staticmethod
+    def use(codes: dict[FunctionType, CodeType]) -> None:
+        for function, code in codes.items():
+            function.__code__ = code
+
+
+def copies(rng: Random) -> Copies:
+    made = Copies({}, {}, {}, [])
     for name, module in sorted(sys.modules.items()):
         if not name.startswith(f"{PACKAGE}.") or not module.__file__:
             continue
         source = inspect.getsource(module)
-        uncounted = Uncounted()
-        tree = ast.fix_missing_locations(uncounted.visit(ast.parse(source)))
+        tree, uncounted = ast.parse(source), Uncounted()
+        without = ast.fix_missing_locations(uncounted.visit(ast.parse(source)))
         if not uncounted.stripped:
             continue
-        stripped += [f"{name}: {statement}" for statement in uncounted.stripped]
-        without = {code.co_qualname: code for code in _codes(compile(tree, module.__file__, "exec"))}
-        for code in _codes(compile(source, module.__file__, "exec")):
-            if code.co_code != without[code.co_qualname].co_code and "<" not in code.co_qualname:
-                function = _function(module, code.co_qualname)
-                found.append((function, function.__code__, without[code.co_qualname]))
-    return found, stripped
+        made.stripped.extend(f"{name}: {statement}" for statement in uncounted.stripped)
+        changed = _changed(tree, without)
+        sides = [(made.counting, tree), (made.control, tree), (made.uncounted, without)]
+        rng.shuffle(sides)
+        for codes, side in sides:
+            _PADDING.append(bytearray(rng.randrange(4096)))
+            for code in _codes(compile(side, module.__file__, "exec")):
+                if code.co_qualname in changed:
+                    codes[_function(module, code.co_qualname)] = code
+    return made
+
+
+# Kept, so that the next copy lies elsewhere.
+_PADDING: list[bytearray] = []
+
+
+def _changed(tree: ast.Module, without: ast.Module) -> set[str]:
+    """The functions in which a statement was left out."""
+    before, after = (
+        {code.co_qualname: code.co_code for code in _codes(compile(each, "", "exec"))}
+        for each in (tree, without)
+    )
+    return {name for name, code in before.items() if code != after[name] and "<" not in name}
 
 
 def main() -> int:
     importlib.import_module("tidemill.broker.node")
-    found, stripped = pairs()
-    if len(stripped) < STRIPPED_MIN:
-        print(f"only {len(stripped)} statements count: {stripped}", file=sys.stderr)
+    made = copies(Random())
+    if len(made.stripped) < STRIPPED_MIN:
+        print(f"only {len(made.stripped)} statements count: {made.stripped}", file=sys.stderr)
         return 1
-
-    def stop_counting(*_: object) -> None:
-        for function, _counting, without in found:
-            function.__code__ = without
-
-    def count(*_: object) -> None:
-        for function, counting, _without in found:
-            function.__code__ = counting
-
-    signal.signal(signal.SIGUSR1, stop_counting)
-    signal.signal(signal.SIGUSR2, count)
+    for number, codes in ((UNCOUNTED, made.uncounted), (COUNTING, made.counting), (CONTROL, made.control)):
+        signal.signal(number, lambda *_, codes=codes: Copies.use(codes))
     tidemill = importlib.import_module("tidemill.cli.main")
     status: int = tidemill.main(sys.argv[1:])
     return status
