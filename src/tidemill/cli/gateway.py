@@ -81,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auth",
         metavar="MODULE:FUNCTION",
-        help="a function that is asked about every request who may ask (default: everybody may)",
+        help="a function, installed or in a file of this folder, that is asked about every request who may ask "
+        "(default: everybody may)",
     )
     parser.add_argument(
         "--allow-origin",
@@ -165,6 +166,9 @@ def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settin
         "instances_max": arguments.max_instances,
         "instance_idle_s": arguments.instance_timeout,
     }
+    if arguments.auth:
+        # A console script looks for modules beside itself only; the function may be in a file of the folder at hand.
+        sys.path.insert(0, os.getcwd())
     host, port = listening.getsockname()[:2]
     settings = Settings(
         bootstrap=arguments.bootstrap,
