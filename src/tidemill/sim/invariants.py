@@ -19,6 +19,7 @@ from tidemill.log.log import Log
 from tidemill.protocol.records import InvalidBatch, split_batches
 from tidemill.raft.core import RaftMachine
 from tidemill.raft.roles import Leader
+from tidemill.replication.leader import PartitionLeader
 from tidemill.sim.cluster import Cluster, Machine, Process
 from tidemill.sim.loops import SimulatedLoop
 from tidemill.sim.open_transactions import OpenTransactions
@@ -285,8 +286,8 @@ class Invariants:
         """Whatever is committed is in the log of every member of the ISR, the leader's and the controller's."""
         leader = partition.leader
         assert leader is not None
-        newest = self._newest_isr(partition, leader.leader_epoch)
-        for broker_id in (*leader.isr, *(each for each in newest if each not in leader.isr)):
+        newer = self._newer_isr(partition, leader)
+        for broker_id in (*leader.isr, *(each for each in newer if each not in leader.isr)):
             replica = self._replica_of(broker_id, machine, partition)
             if (
                 replica is not None
@@ -298,17 +299,20 @@ class Invariants:
                     f"and ends at {replica.log.log_end_offset}"
                 )
 
-    def _newest_isr(self, partition: Partition, leader_epoch: int) -> tuple[int, ...]:
-        """The ISR that the controller has committed last, in the same leader epoch, whoever knows it already."""
+    def _newer_isr(self, partition: Partition, leader: PartitionLeader) -> tuple[int, ...]:
+        """The ISR that the controller has committed last, in the same leader epoch, when the leader does not know it yet.
+
+        It may be the first to know: the controller answers it before brokers hear of it.
+        """
         found: tuple[int, ...] = ()
-        found_epoch = -1
+        found_epoch = leader.partition_epoch
         for machine in self._cluster.machines.values():
             if machine.node is None:
                 continue
             image = machine.node.broker.image.partition(partition.name.topic, partition.index)
             if (
                 image is not None
-                and image.leader_epoch == leader_epoch
+                and image.leader_epoch == leader.leader_epoch
                 and image.partition_epoch > found_epoch
             ):
                 found, found_epoch = image.isr, image.partition_epoch
