@@ -103,7 +103,9 @@ class Store:
         self.logs.pop(tp).release()
         self.data_dir.recovery_points.pop(tp, None)
         self.data_dir.log_starts.pop(tp, None)
-        self.disk.remove(self.data_dir.mark_folder_deleted(tp, known.topic_id))
+        renamed = self.data_dir.mark_folder_deleted(tp, known.topic_id)
+        self.disk.sync_folder(DATA)
+        self.disk.remove(renamed)
 
     def append(self, tp: TopicPartition, data: bytearray, *, leader_epoch: int = 0) -> None:
         log = self.logs[tp]

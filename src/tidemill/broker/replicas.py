@@ -195,7 +195,7 @@ class Replicas:
         self.throttles.configure(image, image.configs)
         for topic in image.topics_by_name.values():
             yield from self._host(topic, range(len(topic.partitions)))
-        self._upkeep.remove_later(self._data_dir.deleted_folders())
+        self._upkeep.remove_folders_later(self._data_dir.deleted_folders())
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         for _ in self.apply_in_steps(delta, image):
@@ -383,7 +383,9 @@ class Replicas:
             self._data_dir.high_watermarks,
         ):
             offsets.pop(partition.name, None)
-        self._upkeep.remove_later([self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)])
+        self._upkeep.remove_folders_later(
+            [self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)]
+        )
 
     # -- trouble ---------------------------------------------------------------------------------------------
 

@@ -138,17 +138,37 @@ class Upkeep:
         partition.log_start_moved()
 
     def remove_later(self, paths: list[str]) -> None:
-        if not paths:
+        if paths:
+            self.spawn(self._remove(paths))
+
+    def remove_folders_later(self, paths: list[str]) -> None:
+        """Folders that were renamed to be removed. Their new names are synced first.
+
+        After a power failure a folder could otherwise be back under its old name, with a part of its files: a replica that
+        returns would take it for a log that begins late, and once it leads, others would follow it.
+        """
+        if paths:
+            self.spawn(self._remove_folders(paths))
+
+    async def _remove_folders(self, paths: list[str]) -> None:
+        try:
+            await self._platform.run_blocking(partial(self._platform.files.sync_folder, self._data_dir.path))
+        except OSError as error:
+            logger.warning(
+                "cannot sync %s: %s; %d folders in it wait to be removed",
+                self._data_dir.path,
+                error,
+                len(paths),
+            )
             return
+        await self._remove(paths)
 
-        async def remove() -> None:
-            for path in paths:
-                try:
-                    await self._platform.run_blocking(partial(self._platform.files.remove, path))
-                except OSError as error:
-                    logger.warning("cannot remove %s: %s", path, error)
-
-        self.spawn(remove())
+    async def _remove(self, paths: list[str]) -> None:
+        for path in paths:
+            try:
+                await self._platform.run_blocking(partial(self._platform.files.remove, path))
+            except OSError as error:
+                logger.warning("cannot remove %s: %s", path, error)
 
     # -- flushing --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ Folders that the metadata does not know are left alone.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -209,10 +210,17 @@ class DataDir:
         return folder
 
     def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Rename a partition's folder so that its name is free at once; returns what is left to remove."""
-        renamed = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}{_DELETED_SUFFIX}"
+        """Rename a partition's folder so that its name is free at once; returns what is left to remove.
+
+        Nothing in it may be removed before the new name is synced.
+        """
         # A partition may come back and leave again before its first folder is gone.
-        self._files.remove(renamed)
+        name = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}"
+        renamed = f"{name}{_DELETED_SUFFIX}"
+        for number in itertools.count(1):
+            if not self._files.exists(renamed):
+                break
+            renamed = f"{name}.{number}{_DELETED_SUFFIX}"
         self._files.rename(self.folder_of(tp), renamed)
         return renamed
 

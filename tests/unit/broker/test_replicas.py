@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -334,6 +335,30 @@ def test_a_deleted_topic_leaves_nothing(world: World) -> None:
             lambda: not [name for name in host.disk.list("/data") if name.startswith(TOPIC)],  # noqa: B023
             "the folder is gone",
         )
+
+
+def test_a_replica_that_left_is_not_back_in_part_after_a_power_failure(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.start()
+    world.create_topic(segment_ms="1000", message_timestamp_type="LogAppendTime", flush_messages="1")
+    world.settle()
+    for number in range(4):
+        write(world, 1, b"%d" % number)
+        world.settle()
+    host = world[3]
+    segments = [name for name in host.disk.list("/data/t-0") if name.endswith(".log")]
+    assert len(segments) == 4
+    world.change(isr=[1, 2], replicas=[1, 2])
+    world.until(
+        lambda: not any(each.startswith(TOPIC) for each in host.disk.list("/data")), "its folder is gone"
+    )
+    survived = 0
+    for seed in range(50):
+        found = host.disk.crash(Random(seed))
+        if found.exists("/data/t-0"):
+            assert [name for name in found.list("/data/t-0") if name.endswith(".log")] == segments
+        survived += any(each.startswith(TOPIC) for each in found.list("/data"))
+    assert survived, "the removal itself was not synced, so some disks still have the folder"
 
 
 def test_a_replica_that_left_in_a_crash_and_returns_after_a_clean_stop_is_checked(

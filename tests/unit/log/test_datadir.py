@@ -176,3 +176,14 @@ def test_a_deleted_folder_frees_its_name_and_is_found_again(disk: SimulatedDisk)
         assert renamed in DataDir(disk.kill(), "/data", 1).deleted_folders()
         disk = data_dir._files.kill()  # type: ignore[attr-defined]
         data_dir = DataDir(disk, "/data", 1)
+
+
+def test_a_folder_that_is_deleted_twice_has_two_names(disk: SimulatedDisk) -> None:
+    """What is in the first, which may be half removed, is not mixed with what is in the second."""
+    data_dir = DataDir(disk, "/data", 1)
+    renamed = []
+    for _ in range(3):
+        data_dir.create_folder(TP, ID)
+        renamed.append(data_dir.mark_folder_deleted(TP, ID))
+    assert len(set(renamed)) == 3
+    assert sorted(data_dir.deleted_folders()) == sorted(renamed)
