@@ -18,13 +18,15 @@ from random import Random
 from typing import Any
 
 from tidemill.broker import driver, markers
+from tidemill.broker.coordinators import OFFSETS_TOPIC
+from tidemill.coordinator.partitions import partition_for_group
 from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record
 from tidemill.sim.clients.consumer import Auditor, Reader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
-from tidemill.sim.cluster import Cluster, Machine, Shape
+from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
 from tidemill.sim.faults import Faults
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
@@ -120,7 +122,9 @@ class World:
         self.cluster = Cluster(
             self.scheduler, self.wires, self.trace, plan.shape, str(seed), self.accuse, self._on_exception
         )
-        self.record = Record(lambda: self.scheduler.now_s, self.accuse)
+        self.record = Record(
+            lambda: self.scheduler.now_s, self.accuse, coordinator_host=self._coordinator_host
+        )
         self._client_loops: dict[str, SimulatedLoop] = {}
         self._rng = Random(f"{seed}/world")
         self._tasks: list[asyncio.Task[Any]] = []
@@ -345,6 +349,15 @@ class World:
                             f"ISR {list(partition.isr)} of {list(partition.replicas)}"
                         )
         return ""
+
+    def _coordinator_host(self, group: str) -> str | None:
+        known = []
+        for machine in self.cluster.brokers():
+            topic = machine.node and machine.node.broker.image.topics_by_name.get(OFFSETS_TOPIC)
+            if topic:
+                known.append(topic.partitions[partition_for_group(group, len(topic.partitions))])
+        newest = max(known, key=lambda partition: partition.leader_epoch, default=None)
+        return None if newest is None or newest.leader < 0 else host_of(newest.leader)
 
     def may_be_killed(self, machine: Machine) -> bool:
         """Whether every node is up, and every partition has somebody else in its ISR, by whatever anybody knows."""

@@ -51,6 +51,8 @@ class Record:
     # Set when faults are over: producers stop making new messages.
     is_ending: bool = False
     transactions: list[TransactionEvent] = field(default_factory=list)
+    # Which broker coordinates a group, by the newest metadata that any node has; None when no broker does.
+    coordinator_host: Callable[[str], str | None] = lambda _: None
     # The newest process that uses a transactional id; older ones are zombies, whether they know it or not.
     incarnations: dict[str, int] = field(default_factory=dict)
 
@@ -187,6 +189,11 @@ class Client:
             else:
                 await self.back_off()
         return self._coordinators[key, key_type]
+
+    def hears_coordinator(self, group: str) -> bool:
+        """Whether whom it takes for the group's coordinator is it. No client knows that; this one has a look."""
+        known = self._coordinators.get((group, GROUP))
+        return known is not None and known.host == self.record.coordinator_host(group)
 
     def forget_coordinator(self, key: str, key_type: int = GROUP) -> None:
         self._coordinators.pop((key, key_type), None)

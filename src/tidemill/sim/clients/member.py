@@ -237,7 +237,8 @@ class Member:
                 self._member_id = ""
             raise Rejoin(is_lost=True)
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            raise Rejoin(is_lost=False)
+            # A coordinator of old says so too, long after another one has given the partitions to somebody else.
+            raise Rejoin(is_lost=not self._client.hears_coordinator(self._group))
         if code in _MOVED:
             self._client.forget_coordinator(self._group)
 
