@@ -73,6 +73,8 @@ class Lifecycle:
                 response = await self._driver.ask(request, timeout_s=deadline_s - self._loop.time())
             except ApiError as error:
                 reason = str(error)
+                # The controller may be this node, and refuse at once: its disk is full.
+                await asyncio.sleep(_REGISTRATION_RETRY_S)
                 continue
             assert isinstance(response, BrokerRegistrationResponse)
             code = ErrorCode(response.error_code)
