@@ -346,6 +346,8 @@ class PartitionLife(RuleBasedStateMachine):
             # The change that empties the ELR may itself find the last known leader alive.
             is_last_known = before.last_known_elr == (after.leader,) and not before.isr and not after.elr
             assert is_last_known or self.allows_unclean or self.asked_unclean
+            # From here on what it has is the log, however little that is.
+            self.empty.discard((index, after.leader))
             replicas = self.replicas[index]
             replicas.committed = replicas.held[after.leader]
             for each in BROKERS:
