@@ -314,10 +314,13 @@ def test_a_partition_without_a_leader_is_offline(limping: tuple[InProcessCluster
             "it is offline",
         )
         assert listed["items"][0]["leader"] is None
-        texts = [
-            each["text"] for each in get(client, "overview")["problems"] if each["severity"] == "critical"
-        ]
-        assert any("offline" in text and "single-0" in text for text in texts), texts
+        await_true(
+            lambda: any(
+                each["severity"] == "critical" and "offline" in each["text"] and "single-0" in each["text"]
+                for each in get(client, "overview")["problems"]
+            ),
+            "it is a problem of the cluster",
+        )
         refused = client.get(f"{API}/topics/single/messages", params={"partition": 0})
         assert refused.status_code == 503
         assert "leader" in refused.json()["message"]

@@ -84,6 +84,9 @@ class TopicRegex:
         self._accepting: dict[frozenset[int], bool] = {}
 
     def matches(self, name: str) -> bool:
+        if not name:
+            # Here alone a beginning may come after an end.
+            return 0 in self._closure([self._begin], at_begin=True, at_end=True)
         state = self._start
         for char in name:
             steps = self._automaton.get(state)

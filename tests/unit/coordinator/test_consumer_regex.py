@@ -49,6 +49,7 @@ def test_finds_what_python_finds(expression: str, name: str) -> None:
         (r"\x61\x{62}", "ab", "ba"),
         ("(?P<name>a)(?<other>b)", "ab", "a"),
         ("", "", "a"),
+        ("(^$){2}", "", "a"),
     ],
 )
 def test_syntax(expression: str, matching: str, other: str) -> None:
