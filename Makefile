@@ -28,10 +28,9 @@ run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data, the con
 demo: $(VENV)/dev.stamp  ## a broker, an order stream, and Spark over it, in about two minutes (Java 17)
 	@exec $(BIN)/tidemill demo $(ARGS)
 
-# Three workers: with two the cores stand still for two fifths of the time, while tests wait for timeouts and leaders. In the
-# order of their names: by default files with few tests, which here are the longest, come last, and one worker is left alone.
+# Three workers: with two the cores stand still for two fifths of the time, while tests wait for timeouts and leaders.
 test: $(VENV)/dev.stamp  ## every test that a fresh machine can run, but for the long ones
-	@$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile -m "not long" $(ARGS)
 
 long: $(VENV)/dev.stamp  ## the tests that take longest: a Spark query through kills, the demo, the snippets of the docs
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m long $(ARGS)
