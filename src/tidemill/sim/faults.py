@@ -1,11 +1,11 @@
 """What goes wrong, and when: chosen by the seed, within what the guarantees allow.
 
 Two kinds of faults. *Harmless* ones cost availability at most, so any number may overlap: pauses, cut and slow networks,
-broken connections, slow disks, clocks that jump. *Harmful* ones end a process or lose what a machine had not synced. With
-three replicas and `min.insync.replicas=2` the cluster promises to survive one such victim at a time, where a victim counts
-until it is back in every ISR. So a harmful fault begins only when every replica of every partition is in sync and every
-node is up, and the next one waits until that is so again. Only killing, which loses nothing that was written, may happen
-before, as long as somebody else is left in every ISR.
+broken connections, slow disks, clocks that jump. *Harmful* ones end a process, or lose what a machine had not synced, or a
+bit of what it had. With three replicas and `min.insync.replicas=2` the cluster promises to survive one such victim at a
+time, where a victim counts until it is back in every ISR. So a harmful fault begins only when every replica of every
+partition is in sync and every node is up, and the next one waits until that is so again. Only killing, which loses nothing
+that was written, may happen before, as long as somebody else is left in every ISR.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from random import Random
 
 from tidemill.broker.quorum_log import METADATA_FOLDER
-from tidemill.protocol.records import HEADER, HEADER_SIZE, MAGIC, BatchHeader
+from tidemill.log.segment import read_batches
 from tidemill.sim.cluster import Cluster, Machine
 
 _PAUSE_S_MAX = 15.0
@@ -23,7 +23,8 @@ _CUT_S_MAX = 30.0
 _DOWN_S_MAX = 20.0
 _CLOCK_JUMP_MS_MAX = 3_600_000
 _SLOW_DISK_S_MAX = 1.0
-# From here on a batch has a checksum, or is checked for what it must be.
+# What a start can tell of a batch's header: its length, and everything from the magic byte and the checksum on.
+_LENGTH = slice(8, 12)
 _MAGIC_AT = 16
 
 
@@ -149,13 +150,14 @@ class Faults:
         a consumer then gets fails its own check of the checksum, as with Apache Kafka.
         """
         self._cluster.cut_power(machine)
-        places = [
-            (path, at) for path in self._replicated_logs(machine) for at in _batches(machine.disk.read(path))
-        ]
+        places = []
+        for path in self._replicated_logs(machine):
+            for start, header, _ in read_batches(machine.disk.open(path), machine.disk.size(path)):
+                places.append((path, range(start, start + header.size)))
         if places:
             path, batch = self._rng.choice(places)
             # Offsets and leader epochs are left alone: no checksum covers them.
-            position = self._rng.choice((*range(batch.start + 8, batch.start + 12), *batch[_MAGIC_AT:]))
+            position = self._rng.choice((*batch[_LENGTH], *batch[_MAGIC_AT:]))
             bit = self._rng.randrange(8)
             machine.disk.flip_bit(path, position, bit)
             self._note(machine.host, f"bit {bit} of byte {position} of {path} is flipped")
@@ -273,15 +275,3 @@ class Faults:
             -_CLOCK_JUMP_MS_MAX, min(_CLOCK_JUMP_MS_MAX, machine.clock.skew_ms + jump_ms)
         )
         self._note(machine.host, f"its clock is {machine.clock.skew_ms / 1000:.0f} s off")
-
-
-def _batches(segment: bytes) -> Iterator[range]:
-    """Where the whole batches of a segment lie, up to its end or a tear."""
-    position = 0
-    while position + HEADER_SIZE <= len(segment):
-        header = BatchHeader._make(HEADER.unpack_from(segment, position))
-        end = position + header.size
-        if header.magic != MAGIC or header.size < HEADER_SIZE or end > len(segment):
-            return
-        yield range(position, end)
-        position = end
