@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -19,7 +19,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
@@ -29,6 +32,16 @@ KEEPS_EVERYTHING = {"log.retention.check.interval.ms": str(24 * 3600 * 1000)}
 LISTENS = re.compile(r"listens on (?P<host>\S+):(?P<port>\d+)")
 
 Value = TypeVar("Value")
+Source = TypeVar("Source", bound="FileDescriptorLike")
+
+
+def readable(sources: Sequence[Source], limit_s: float) -> list[Source]:
+    """Those that have something to read, or have ended, once one has. `select` knows no descriptor above 1,023."""
+    with selectors.DefaultSelector() as selector:
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ, source)
+        # A limit that has passed asks once.
+        return [key.data for key, _ in selector.select(max(0.0, limit_s))]
 
 
 def eventually(probe: Callable[[], Value | None], what: str, limit_s: float = 30.0) -> Value:
@@ -150,8 +163,7 @@ def _read_banner(process: subprocess.Popen[bytes]) -> str:
     printed = b""
     deadline = time.monotonic() + START_LIMIT_S
     while not LISTENS.search(printed.decode(errors="replace")) or not printed.endswith(b"\n"):
-        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        chunk = os.read(descriptor, 65536) if readable else b""
+        chunk = os.read(descriptor, 65536) if readable([descriptor], deadline - time.monotonic()) else b""
         if not chunk:
             break
         printed += chunk

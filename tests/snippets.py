@@ -39,7 +39,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -48,6 +47,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
+
+from tests.brokers import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
@@ -291,8 +292,7 @@ class _Interpreter:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([place, text]).encode() + b"\n")
         self._process.stdin.flush()
-        answered, _, _ = select.select([self._replies], [], [], limit_s)
-        reply = os.read(self._replies, 1) if answered else None
+        reply = os.read(self._replies, 1) if readable([self._replies], limit_s) else None
         everything = self._path.read_bytes()
         printed = everything[self._seen :].decode(errors="replace")
         self._seen = len(everything)

@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import pty
-import select
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.brokers import KEEPS_EVERYTHING, RunningBroker, command, start_broker
+from tests.brokers import KEEPS_EVERYTHING, RunningBroker, command, readable, start_broker
 from tests.cli.clusters import CLUSTER_BOOTSTRAP, LocalCluster, RunningCluster, start_cluster
 from tests.conftest import BOOTSTRAP
 from tidemill.client.admin import Admin
@@ -200,7 +199,7 @@ def terminal(target: RunningBroker) -> Run:
 def _read_all(descriptor: int) -> bytes:
     shown = b""
     deadline = time.monotonic() + LIMIT_S
-    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    while readable([descriptor], deadline - time.monotonic()):
         try:
             chunk = os.read(descriptor, 65536)
         except OSError:  # Linux: the other side has closed.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import select
 import subprocess
 import time
 from pathlib import Path
 
-from tests.brokers import Broker, eventually, start_broker
+from tests.brokers import Broker, eventually, readable, start_broker
 
 _CONSOLE = re.compile(rb"Console at http://(\S+)/")
 _LIMIT_S = 60.0
@@ -27,7 +26,7 @@ def console_address(broker: Broker) -> str:
     printed = broker.printed.encode()
     deadline = time.monotonic() + _LIMIT_S
     while not (found := _CONSOLE.search(printed)):
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not readable([descriptor], deadline - time.monotonic()):
             raise AssertionError(f"the console was not announced\n{broker.log()}")
         chunk = os.read(descriptor, 65536)
         assert chunk, broker.log()

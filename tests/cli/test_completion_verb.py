@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import RunningBroker, command
+from tests.brokers import RunningBroker, command, readable
 from tests.cli.conftest import LIMIT_S, Run
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
@@ -117,7 +116,7 @@ def test_tab_in_an_interactive_bash(target: RunningBroker, tmp_path: Path) -> No
 def _read_until(descriptor: int, wanted: bytes) -> None:
     shown, deadline = b"", time.monotonic() + LIMIT_S
     while wanted not in shown:
-        assert select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0], shown
+        assert readable([descriptor], deadline - time.monotonic()), shown
         shown += os.read(descriptor, 65536)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import subprocess
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import RunningBroker, eventually
+from tests.brokers import RunningBroker, eventually, readable
 from tests.cli.conftest import LIMIT_S, Run, write
 from tidemill.client.cluster import Cluster
 from tidemill.client.partitioner import partition_of_key
@@ -124,7 +123,7 @@ def test_following_prints_what_comes_until_it_is_stopped(cluster: Cluster, spawn
     assert consumer.stdout is not None
     for value in ("first", "second"):
         write(cluster, orders, 2, value)
-        assert select.select([consumer.stdout], [], [], LIMIT_S)[0]
+        assert readable([consumer.stdout], LIMIT_S)
         assert consumer.stdout.readline().decode() == f"{value}\n"
     consumer.send_signal(signal.SIGINT)
     assert consumer.wait(LIMIT_S) == 0

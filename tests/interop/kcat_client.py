@@ -11,13 +11,13 @@ import itertools
 import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tests.brokers import readable
 from tests.interop.clients import (
     LIMIT_S,
     MESSAGE_TOO_LARGE,
@@ -58,8 +58,9 @@ class _Reader:
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._unread:
-            readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(descriptor, 1 << 20) if readable else b""
+            chunk = (
+                os.read(descriptor, 1 << 20) if readable([descriptor], deadline - time.monotonic()) else b""
+            )
             if not chunk:
                 raise AssertionError(
                     f"kcat gave no record within {limit_s:g} s (exit {self._process.poll()})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import shutil
 import socket
 import ssl
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from tests.brokers import Broker
+from tests.brokers import Broker, readable
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import BrokerUnreachable
@@ -114,7 +113,7 @@ class TlsProxy:
     def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
         with listener:
             while not self._is_stopped.is_set():
-                if select.select([listener], [], [], 0.1)[0]:
+                if readable([listener], 0.1):
                     self._run(self._serve, listener.accept()[0], context)
 
     def _serve(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
@@ -129,8 +128,7 @@ class TlsProxy:
 
     def _pass(self, front: ssl.SSLSocket, back: socket.socket) -> None:
         while not self._is_stopped.is_set():
-            readable = [front] if front.pending() else select.select([front, back], [], [], 0.1)[0]
-            for source in readable:
+            for source in [front] if front.pending() else readable([front, back], 0.1):
                 data = source.recv(1 << 18)
                 if not data:
                     return

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -137,6 +141,36 @@ def test_a_stop_is_clean_and_a_crash_is_not(tidemill_broker: InProcessBroker) ->
     tidemill_broker.start()
     tidemill_broker.crash()
     assert not mark.exists()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="needs /proc, which tells what a process has open"
+)
+@pytest.mark.parametrize("how", ["stop", "crash"])
+def test_a_broker_that_has_ended_keeps_no_file_open(
+    tmp_path_factory: pytest.TempPathFactory, no_collection: None, how: str
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    with InProcessBroker(data_dir=folder) as broker:
+        broker.produce("orders", "paid")
+        assert _open_below(folder)
+        getattr(broker, how)()
+        assert _open_below(folder) == []
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def _open_below(folder: Path) -> list[str]:
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            targets.append(os.readlink(descriptor))
+    return [target for target in targets if target.startswith(str(folder))]
 
 
 def test_a_crash_answers_nobody(tidemill_broker: InProcessBroker) -> None:

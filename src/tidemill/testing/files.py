@@ -2,7 +2,9 @@
 
 What is written stays readable when the node is killed, because the kernel has it; a power failure, against which `sync`
 is there, does not happen to a process. So syncing does nothing, and index files are holes until they are written. `fill`
-makes every write fail as a full disk does. Once the node is dead, whatever is left of it writes nothing.
+makes every write fail as a full disk does. Once the node is dead, whatever is left of it writes nothing. `close` is what
+the kernel does at the end of a process: a node is a ring of objects that would keep its files open until they are collected,
+and a run of many tests would end for want of descriptors.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 from tidemill.log.files import DiskFile, DiskFiles
 
@@ -22,6 +26,7 @@ class ScratchFiles:
         self._disk = DiskFiles()
         self.is_full = False
         self.is_dead = False
+        self._open: weakref.WeakSet[ScratchFile | mmap.mmap] = weakref.WeakSet()
         # Called when a write was refused because the disk is full.
         self.on_refused: Callable[[], None] = lambda: None
 
@@ -35,7 +40,9 @@ class ScratchFiles:
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> ScratchFile:
         if create and not os.path.exists(path):
             self.check_writable()
-        return ScratchFile(self, self._disk.open(path, create=create, writable=writable))
+        file = ScratchFile(self, self._disk.open(path, create=create, writable=writable))
+        self._open.add(file)
+        return file
 
     def map(self, path: str, size: int) -> mmap.mmap:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -43,9 +50,19 @@ class ScratchFiles:
             if os.fstat(fd).st_size < size:
                 self.check_writable()
                 os.ftruncate(fd, size)
-            return mmap.mmap(fd, size)
+            mapped = mmap.mmap(fd, size)
         finally:
             os.close(fd)
+        self._open.add(mapped)
+        return mapped
+
+    def close(self) -> None:
+        """Nothing runs any more that could use a file."""
+        self.is_dead = True
+        for file in list(self._open):
+            # A map of which a view is left goes with the view.
+            with suppress(BufferError):
+                file.close()
 
     def exists(self, path: str) -> bool:
         return self._disk.exists(path)
@@ -97,12 +114,17 @@ class ScratchFiles:
 class ScratchFile:
     """A `File` that knows whether its disk takes more."""
 
-    __slots__ = ("_disk", "_file", "fd")
+    __slots__ = ("__weakref__", "_disk", "_file", "fd")
 
     def __init__(self, disk: ScratchFiles, file: DiskFile) -> None:
         self._disk = disk
         self._file = file
         self.fd = file.fd
+
+    def close(self) -> None:
+        """The descriptor goes with the file; whatever comes after this fails, and does not reach a stranger's file."""
+        self.fd = -1
+        del self._file
 
     def read(self, length: int, position: int) -> bytes:
         return self._file.read(length, position)

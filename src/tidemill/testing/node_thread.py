@@ -162,6 +162,7 @@ class NodeThread:
                 self._started.set_exception(error)
         finally:
             self.node = None
+            self._files.close()
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
