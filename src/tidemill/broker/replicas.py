@@ -37,9 +37,10 @@ from tidemill.controller.image import MetadataImage, PartitionImage, ResourceTyp
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
+from tidemill.raft.messages import TOPIC as METADATA_TOPIC
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.replication.leader import ProposeIsr
-from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition, uuid_text
+from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, NO_TOPIC_ID, BrokerId, TopicPartition, uuid_text
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +196,7 @@ class Replicas:
         self.throttles.configure(image, image.configs)
         for topic in image.topics_by_name.values():
             yield from self._host(topic, range(len(topic.partitions)))
+        self._set_strays_aside()
         self._upkeep.remove_folders_later(self._data_dir.deleted_folders())
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -339,6 +341,25 @@ class Replicas:
                 log.log_end_offset,
             )
         return log
+
+    def _set_strays_aside(self) -> None:
+        """Partitions that were deleted, or given to others, while this broker was away."""
+        data_dir = self._data_dir
+        for tp in data_dir.partition_folders():
+            if tp.topic == METADATA_TOPIC or tp.partition in self.by_name.get(tp.topic, {}):
+                continue
+            try:
+                aside = data_dir.set_folder_aside(tp, data_dir.topic_id_of(tp) or NO_TOPIC_ID)
+            except (StorageError, OSError) as error:
+                logger.warning(
+                    "%s is not of this broker any more, and stays: %s", data_dir.folder_of(tp), error
+                )
+            else:
+                logger.warning(
+                    "%s is not of this broker any more; it is set aside as %s, remove it when nobody wants it",
+                    data_dir.folder_of(tp),
+                    aside,
+                )
 
     def _repair(self, partition: Partition, image: PartitionImage) -> None:
         """Open a damaged log up to the damage, when another replica has the rest and this one is not counted on."""

@@ -5,7 +5,8 @@ The files are Kafka's: `meta.properties` says whose directory it is, `recovery-p
 ones are clean, `replication-offset-checkpoint` up to where replicated ones were known to be committed,
 `.kafka_cleanshutdown` exists only between a clean shutdown and the next start. A folder `<topic>-<partition>` is a
 partition; its `partition.metadata` names the topic id, so that a recreated topic never inherits the old one's records.
-Folders that the metadata does not know are left alone.
+A folder whose partition the metadata does not give to this broker is set aside when it starts, and never removed: `-stray`
+at the end of a name is for people, `-delete` for us.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _HIGH_WATERMARKS = "replication-offset-checkpoint"
 _DELETED_SUFFIX = "-delete"
 _STRAY_SUFFIX = "-stray"
 _BROKER_EPOCH = re.compile(rb'"brokerEpoch":\s*"(-?\d+)"')
+_PARTITION_FOLDER = re.compile(r"(?P<topic>[\w.-]+)-(?P<partition>0|[1-9]\d*)", re.ASCII)
 _METADATA_START = "version: 0\ntopic_id: "
 
 
@@ -214,22 +216,30 @@ class DataDir:
 
         Nothing in it may be removed before the new name is synced.
         """
+        return self._rename_folder(tp, topic_id, _DELETED_SUFFIX)
+
+    def partition_folders(self) -> list[TopicPartition]:
+        """What is here, as the names say; nothing that was renamed."""
+        found = [_PARTITION_FOLDER.fullmatch(name) for name in self._files.list(self.path)]
+        partitions = [TopicPartition(match["topic"], int(match["partition"])) for match in found if match]
+        return [tp for tp in partitions if self._files.exists(f"{self.folder_of(tp)}/partition.metadata")]
+
+    def set_folder_aside(self, tp: TopicPartition, topic_id: bytes) -> str:
+        """Rename a folder that is not, or no more, of a partition of this broker's. Nobody removes it."""
+        renamed = self._rename_folder(tp, topic_id, _STRAY_SUFFIX)
+        for offsets in (self.recovery_points, self.log_starts, self.high_watermarks):
+            offsets.pop(tp, None)
+        return renamed
+
+    def _rename_folder(self, tp: TopicPartition, topic_id: bytes, suffix: str) -> str:
         # A partition may come back and leave again before its first folder is gone.
         name = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}"
-        renamed = f"{name}{_DELETED_SUFFIX}"
+        renamed = f"{name}{suffix}"
         for number in itertools.count(1):
             if not self._files.exists(renamed):
                 break
-            renamed = f"{name}.{number}{_DELETED_SUFFIX}"
+            renamed = f"{name}.{number}{suffix}"
         self._files.rename(self.folder_of(tp), renamed)
-        return renamed
-
-    def set_folder_aside(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Rename a folder that belongs to another topic of this name. Nobody removes it."""
-        renamed = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}{_STRAY_SUFFIX}"
-        self._files.rename(self.folder_of(tp), renamed)
-        for offsets in (self.recovery_points, self.log_starts, self.high_watermarks):
-            offsets.pop(tp, None)
         return renamed
 
     def deleted_folders(self) -> list[str]:

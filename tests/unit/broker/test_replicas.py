@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.broker.replica_world import (
     TOPIC,
+    TOPIC_ID,
     World,
     consume,
     latest,
@@ -384,3 +385,53 @@ def test_a_replica_that_left_in_a_crash_and_returns_after_a_clean_stop_is_checke
     world.settle()
     assert world[3].values() == [b"old", b"new"]
     assert "is another one" not in caplog.text, "what was committed was cut and copied again"
+
+
+def test_what_others_got_while_it_was_away_is_set_aside(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    aside = f"{TOPIC}-0.{TOPIC_ID.hex()}"
+    for name in (f"{aside}-stray", f"{aside}.1-stray"):
+        write(world, 1, b"a")
+        world.settle()
+        world.stop(3)
+        world.change(isr=[1, 2], replicas=[1, 2])
+        world.start(3)
+        world.settle()
+        assert (
+            f"/data/{TOPIC}-0 is not of this broker any more; it is set aside as /data/{name}" in caplog.text
+        )
+        assert "00000000000000000000.log" in world[3].disk.list(f"/data/{name}")
+        assert f"{TOPIC}-0" not in world[3].disk.list("/data")
+        # Nothing of it counts when the partition comes back.
+        world.change(replicas=[1, 2, 3], adding_replicas=[3])
+        in_sync(world, 1, 2, 3)
+    assert world[3].values() == [b"a", b"a"]
+
+
+def test_a_topic_that_was_deleted_while_it_was_away_is_set_aside(world: World) -> None:
+    write(world, 1, b"a")
+    world.stop(3)
+    world.delete_topic()
+    world.start(3)
+    world.settle()
+    kept = [name for name in world[3].disk.list("/data") if name.startswith(TOPIC)]
+    assert kept == [f"{TOPIC}-0.{TOPIC_ID.hex()}-stray"]
+
+
+def test_only_a_partitions_folder_is_set_aside(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Not what is somebody else's, not what is being removed, and not what cannot be told."""
+    host = world[3]
+    world.stop(3)
+    folders = ("lost+found-1", "backup-01", "notes-2", "gone-0.00-stray", "damaged-0", "__cluster_metadata-0")
+    for folder in folders:
+        host.disk.make_folder(f"/data/{folder}")
+        if folder != "notes-2":
+            host.disk.open(f"/data/{folder}/partition.metadata", create=True).write(
+                b"version: 0\nnothing\n", 0
+            )
+    world.start(3)
+    world.settle()
+    assert set(folders) <= set(host.disk.list("/data"))
+    assert "damaged-0 is not of this broker any more, and stays" in caplog.text

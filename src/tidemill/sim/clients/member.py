@@ -68,6 +68,8 @@ class Rejoin(Exception):
 class Generation:
     number: int
     positions: dict[TopicPartition, Position]
+    # When we last asked for what showed that we were in it and that nobody was waiting for us.
+    confirmed_s: float
     heartbeat_at_s: float = 0.0
 
 
@@ -98,7 +100,7 @@ class Member:
                 while not self.is_stopping:
                     await self._poll(generation)
             except Rejoin as reason:
-                self._let_go(is_lost=reason.is_lost)
+                self._let_go(is_lost=reason.is_lost or self._is_late(generation))
         self.is_done = True
 
     # -- joining ---------------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class Member:
         if synced.error_code:
             self._refused(ErrorCode(synced.error_code), self._member_id)
             return None
-        return await self._take(joined.generation_id, synced.assignment)
+        return await self._take(Generation(joined.generation_id, {}, asked_s), synced.assignment)
 
     def _subscription(self) -> bytes:
         return _PROTOCOL_VERSION + bytes(encode(ConsumerProtocolSubscription(topics=self._topics), 0))
@@ -169,17 +171,16 @@ class Member:
             for member, share in shares.items()
         ]
 
-    async def _take(self, number: int, assignment: bytes) -> Generation | None:
+    async def _take(self, generation: Generation, assignment: bytes) -> Generation | None:
         owned = _decode_assignment(assignment)
         record = self._client.record
         self._owned = owned
         self.committed = {}
-        record.history.append(Assigned(record.now_s(), self._name, owned, number))
-        generation = Generation(number, {})
+        record.history.append(Assigned(record.now_s(), self._name, owned, generation.number))
         try:
             offsets = await self._committed_offsets(generation, owned)
         except Rejoin as reason:
-            self._let_go(is_lost=reason.is_lost)
+            self._let_go(is_lost=reason.is_lost or self._is_late(generation))
             return None
         for tp in owned:
             offset, epoch = offsets[tp]
@@ -189,6 +190,10 @@ class Member:
 
     def _position(self, tp: TopicPartition, offset: int, epoch: int = -1) -> Position:
         return Position(self._client, tp, offset, epoch=epoch, is_read_committed=self._is_read_committed)
+
+    def _is_late(self, generation: Generation) -> bool:
+        """The group waits for its members from when its rebalance begins, not from when they hear of it."""
+        return self._client.loop.time() > generation.confirmed_s + _REBALANCE_TIMEOUT_MS / 1000
 
     def _let_go(self, *, is_lost: bool) -> None:
         record = self._client.record
@@ -229,6 +234,8 @@ class Member:
         address = await self._client.coordinator_of(self._group)
         answer = await self._client.ask(address, request, HeartbeatResponse, timeout_s=_ANSWER_TIMEOUT_S)
         self._judge(ErrorCode.NOT_COORDINATOR if answer is None else ErrorCode(answer.error_code))
+        if answer is not None and not answer.error_code:
+            generation.confirmed_s = now_s
 
     def _judge(self, code: ErrorCode) -> None:
         """What an error of the coordinator means for this generation."""
