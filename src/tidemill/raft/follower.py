@@ -206,12 +206,13 @@ def has_all_committed(q: QuorumState, role: Follower) -> bool:
     """Whether everything that was ever committed is on this disk.
 
     A leader's high watermark says so once it has passed the first record of the leader's own epoch; before, it may be older
-    than what earlier leaders committed.
+    than what earlier leaders committed. A snapshot that ends in that epoch holds that record, and the log may have no other.
     """
     if q.log.last_epoch != q.epoch:
         return False
-    epoch_start_offset = q.log.end_offset_of(q.epoch - 1).end_offset
-    return epoch_start_offset < role.leader_high_watermark <= q.synced_end_offset
+    before = q.log.end_offset_of(q.epoch - 1)
+    committed_from = before.end_offset + (before.epoch != q.epoch)
+    return committed_from <= role.leader_high_watermark <= q.synced_end_offset
 
 
 # -- snapshots -----------------------------------------------------------------------------------------------

@@ -190,6 +190,33 @@ def test_failure_16_with_other_voters_the_metadata_is_fetched_again(
     assert any("complete again" in message for message in caplog.messages)
 
 
+def test_a_snapshot_with_nothing_after_it_completes_a_log_too() -> None:
+    """While nothing changes, no record comes that would show it."""
+
+    async def main() -> None:
+        world = World([1, 2, 3])
+        await world.start()
+        leader = await world.leader()
+        victim = next(node for node in world.up if node is not leader)
+        await world.commit(b"a")
+        await world.agree(b"a")
+        await victim.stop()
+        # Two, so that the log below the first is gone and the victim cannot do without.
+        await _snapshot(leader)
+        await world.commit(b"b")
+        await world.until(lambda: leader.listener.values == [b"a", b"b"])
+        await _snapshot(leader)
+        victim.disk.flip_bit(victim.log_path, 100)
+        await victim.start()
+        assert victim.quorum.log.is_incomplete
+        await world.agree(b"a", b"b")
+        await world.until(lambda: not victim.quorum.log.is_incomplete)
+        assert victim.quorum.log.log_start_offset == victim.quorum.log.log_end_offset
+        await world.stop()
+
+    in_virtual_time(main)
+
+
 def test_failure_15_a_replica_that_lost_its_log_elects_nobody() -> None:
     async def main() -> None:
         world = World([1, 2, 3])
