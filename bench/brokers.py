@@ -67,6 +67,10 @@ class Tidemill:
     def program(self) -> list[str]:
         return [self.command()]
 
+    @property
+    def options(self) -> list[str]:
+        return []
+
     @staticmethod
     def version() -> str:
         shown = subprocess.run([Tidemill.command(), "--version"], capture_output=True, text=True, timeout=30)
@@ -94,6 +98,7 @@ class Tidemill:
             str(self.log_dir),
             "--listen",
             "127.0.0.1:0",
+            *self.options,
         ]
         started_s = time.monotonic()
         with self._log_path.open("ab") as log:

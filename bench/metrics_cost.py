@@ -41,6 +41,11 @@ class Exchanging(Tidemill):
     def program(self) -> list[str]:
         return [sys.executable, "-m", "bench.uncounted"]
 
+    @property
+    def options(self) -> list[str]:
+        # Requests are timed only while somebody may ask.
+        return ["--status", "127.0.0.1:0"]
+
 
 @dataclass(frozen=True)
 class Bursts(Load):

@@ -1,9 +1,9 @@
 """`python -m bench.uncounted serve …`: a broker that stops counting, and begins again, while it runs.
 
-SIGUSR1 takes the statements that count out of the broker's code: additions to `counts.*` and `metrics.*`, and the timing of
-calls. SIGUSR2 puts them back. SIGHUP puts them back too, in a third copy of the code that says the same as the second: what
-these two differ by is the error of the instrument. Functions keep their identity and get the code of another compilation of
-the same source, in which those statements are left out and nothing stands in their place.
+SIGUSR1 takes the statements that count out of the broker's code: additions to `counts.*` and `metrics.*`, those that prepare
+them, and the timing of calls. SIGUSR2 puts them back. SIGHUP puts them back too, in a third copy of the code that says the
+same as the second: what these two differ by is the error of the instrument. Functions keep their identity and get the code
+of another compilation of the same source, in which those statements are left out and nothing stands in their place.
 
 Where code lies in memory makes a difference of percents, which stays the same as long as the process lives. So the copies
 are compiled in a random order, at places that differ from start to start, and a measurement takes many starts.
@@ -26,6 +26,9 @@ from types import CodeType, FunctionType, ModuleType
 STRIPPED_MIN = 10
 UNCOUNTED, COUNTING, CONTROL = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 PACKAGE = "tidemill.broker"
+PREPARING = ("counts = self.counts", "took = self.took")
+# What a condition guards goes with it, when that is all.
+GUARDING = ("self._metrics.is_watched", "took is not None")
 
 
 class Uncounted(ast.NodeTransformer):
@@ -42,13 +45,10 @@ class Uncounted(ast.NodeTransformer):
         return self._without(node) if is_count and isinstance(node.op, ast.Add) else node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        is_count = (
-            ast.unparse(node.targets[0]) == "call.timing" or ast.unparse(node) == "counts = self.counts"
-        )
-        return self._without(node) if is_count else node
+        return self._without(node) if ast.unparse(node) in PREPARING else node
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if ast.unparse(node.test) == "self.timing is not None":
+        if ast.unparse(node.test) in GUARDING:
             return self._without(node)
         self.generic_visit(node)
         return node

@@ -21,6 +21,7 @@ import socket
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from tidemill.broker.receive_buffer import ReceiveBuffer
 from tidemill.errors import ProtocolError
@@ -71,6 +72,7 @@ class Connection:
         "listener_name",
         "local_address",
         "peer",
+        "received_s",
     )
 
     def __init__(
@@ -106,7 +108,7 @@ class Connection:
         self._is_writing = False
         self._is_reading = False
         self.is_closed = False
-        self.last_active_s = loop.time()
+        self.received_s = self.last_active_s = perf_counter()
         self._resume_reading()
 
     # -- receiving -------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Connection:
         if received == 0:
             self.close(None)
             return
-        self.last_active_s = self._loop.time()
+        self.received_s = self.last_active_s = perf_counter()
         self._consume()
 
     def _consume(self) -> None:
@@ -259,7 +261,7 @@ class Connection:
         self._queued_bytes -= sent
         if sent < len(data):
             outgoing.appendleft(memoryview(data)[sent:])
-        self.last_active_s = self._loop.time()
+        self.last_active_s = perf_counter()
 
     def _send_slice(self, part: FileSlice) -> None:
         file, position, length = part
@@ -270,7 +272,7 @@ class Connection:
             self._outgoing.popleft()
         else:
             self._outgoing[0] = FileSlice(file, position + sent, length - sent)
-        self.last_active_s = self._loop.time()
+        self.last_active_s = perf_counter()
 
     # -- closing ---------------------------------------------------------------------------------------------
 

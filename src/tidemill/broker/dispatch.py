@@ -22,7 +22,8 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
@@ -39,7 +40,6 @@ from tidemill.protocol.schema import Request, Response, VersionRange, decode, en
 if TYPE_CHECKING:
     from tidemill.broker.connection import Part, Reply
     from tidemill.broker.context import Broker
-    from tidemill.broker.metrics import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,10 @@ class Peer(Protocol):
     @property
     def is_closed(self) -> bool: ...
     @property
+    def received_s(self) -> float:
+        """When the last bytes of the request came, by `perf_counter`."""
+
+    @property
     def close_callbacks(self) -> list[Callable[[], None]]: ...
     def expect_reply(self) -> Reply: ...
     def close(self, reason: str | None) -> None: ...
@@ -76,7 +80,17 @@ class Peer(Protocol):
 class Call:
     """One request under way."""
 
-    __slots__ = ("_reply", "client_id", "connection", "frame", "header", "is_flexible", "timing", "version")
+    __slots__ = (
+        "_reply",
+        "client_id",
+        "connection",
+        "frame",
+        "header",
+        "is_flexible",
+        "started_s",
+        "took",
+        "version",
+    )
 
     def __init__(self, connection: Peer, header: RequestHeader, frame: memoryview, is_flexible: bool) -> None:
         self.connection = connection
@@ -86,8 +100,9 @@ class Call:
         self.client_id = header.client_id
         self.is_flexible = is_flexible
         self._reply: Reply | None = None
-        # Since when, by which clock and for whom the time until the answer is measured.
-        self.timing: tuple[float, Callable[[], float], Histogram] | None = None
+        # Who wants to know how many seconds the answer takes, and since when.
+        self.took: Callable[[float], None] | None = None
+        self.started_s = 0.0
 
     def expect_reply(self) -> None:
         """Take the next place in the connection's queue; `respond` fills it."""
@@ -111,9 +126,9 @@ class Call:
 
     def finish(self) -> None:
         """The request is done with, answered or not: its time is measured."""
-        if self.timing is not None:
-            started, ticks, histogram = self.timing
-            histogram.observe(ticks() - started)
+        took = self.took
+        if took is not None:
+            took(perf_counter() - self.started_s)
 
 
 MessageHandler = Callable[["Broker", Call, Any], Response | Awaitable[Response]]
@@ -197,29 +212,46 @@ def _register(
     )
 
 
+class _Route(NamedTuple):
+    """One version of an API, as a request needs it."""
+
+    api: Api
+    has_flexible_header: bool
+    took: Callable[[float], None]
+
+
 class Dispatcher:
     def __init__(self, broker: Broker, scopes: Mapping[str, Scope]) -> None:
         """`scopes` says what each listener serves."""
         self._broker = broker
-        self._ticks = broker.metrics.ticks
-        self._latencies = {key: broker.metrics.request(key) for key in TABLE}
-        self._tables = {
-            name: {key: api for key, api in TABLE.items() if api.scope & scope}
+        self._metrics = broker.metrics
+        # By listener, API key and version.
+        self._routes = {
+            name: {
+                (key, version): _Route(
+                    api, has_flexible_response_header(key, version), broker.metrics.request(key).observe
+                )
+                for key, api in TABLE.items()
+                if api.scope & scope
+                for version in range(api.versions.min, api.versions.max + 1)
+            }
             for name, scope in scopes.items()
         }
+        self._scopes = scopes
         # In the order in which they began: a set's order would differ from run to run.
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def dispatch(self, connection: Peer, frame: memoryview) -> None:
         header = parse_request_header(frame)
-        served = self._tables[connection.listener_name].get(header.api_key)
-        if served is None or not served.versions.min <= header.api_version <= served.versions.max:
+        route = self._routes[connection.listener_name].get((header.api_key, header.api_version))
+        if route is None:
             self._refuse(connection, header, frame)
             return
-        call = Call(
-            connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
-        )
-        call.timing = (self._ticks(), self._ticks, self._latencies[header.api_key])
+        served, has_flexible_header, took = route
+        call = Call(connection, header, frame, has_flexible_header)
+        if self._metrics.is_watched:
+            call.took = took
+            call.started_s = connection.received_s
         if served.is_raw:
             self._handle_raw(served, call)
         else:
@@ -300,7 +332,8 @@ class Dispatcher:
         call.respond((encode(response, header.api_version),))
 
     def _is_served(self, connection: Peer, header: RequestHeader) -> bool:
-        return header.api_key in self._tables[connection.listener_name]
+        api = TABLE.get(header.api_key)
+        return api is not None and bool(api.scope & self._scopes[connection.listener_name])
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for the handlers that are still running, but not for those that wait for somebody who is gone."""

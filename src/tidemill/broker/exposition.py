@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from time import thread_time
+from time import perf_counter, thread_time
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -92,7 +92,7 @@ def snapshot(broker: Broker, recent: Recent, *, is_ready: bool) -> Snapshot:
         isr_shrinks=metrics.isr_shrinks,
         isr_expands=metrics.isr_expands,
         loop_cpu_s=loop_cpu_s,
-        idle_share=recent.idle_share(metrics.ticks(), loop_cpu_s),
+        idle_share=recent.idle_share(perf_counter(), loop_cpu_s),
         brokers=[
             (str(each.id), f"{endpoint.host}:{endpoint.port}")
             for each in active

@@ -2,13 +2,13 @@
 
 Nothing here has a name, a label or a text: `exposition.py` gives them those when somebody asks. A partition holds the counts
 of its topic, a request those of its API, so that counting is an addition and no lookup. Counts only grow, and are kept when
-a topic moves away, so that a rate over them is never wrong because of a rebalance.
+a topic moves away, so that a rate over them is never wrong because of a rebalance. How long requests take is noted only
+while somebody watches, who then sorts the notes into their buckets several times a second.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_right
 
 # In seconds. From a heartbeat's 50 µs to a fetch that waits for its half second, and what is slower than it should be.
 LATENCY_BOUNDS_S = (
@@ -19,15 +19,39 @@ LATENCY_BOUNDS_S = (
 class Histogram:
     """How many of the observed seconds lie up to each bound, and above the last."""
 
-    __slots__ = ("counts", "sum_s")
+    __slots__ = ("_counts", "_new", "_sum_s", "observe")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
-        self.sum_s = 0.0
+        self._counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self._sum_s = 0.0
+        # A request has time for no more than an `append`; many are sorted into their buckets for the price of a few.
+        self._new: list[float] = []
+        self.observe = self._new.append
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
+    def settle(self) -> None:
+        """Until this is called, each observation takes memory."""
+        new = self._new
+        if not new:
+            return
+        self._sum_s += sum(new)
+        new.sort()
+        below = 0
+        for index, bound in enumerate(LATENCY_BOUNDS_S):
+            up_to = bisect_right(new, bound, below)
+            self._counts[index] += up_to - below
+            below = up_to
+        self._counts[-1] += len(new) - below
+        new.clear()
+
+    @property
+    def counts(self) -> list[int]:
+        self.settle()
+        return self._counts
+
+    @property
+    def sum_s(self) -> float:
+        self.settle()
+        return self._sum_s
 
     @property
     def count(self) -> int:
@@ -35,14 +59,14 @@ class Histogram:
 
     def copy(self) -> Histogram:
         copied = Histogram()
-        copied.counts, copied.sum_s = self.counts.copy(), self.sum_s
+        copied._counts, copied._sum_s = self.counts.copy(), self.sum_s
         return copied
 
     def since(self, earlier: Histogram) -> Histogram:
         """What was observed after `earlier` was copied from it."""
         difference = Histogram()
-        difference.counts = [now - before for now, before in zip(self.counts, earlier.counts, strict=True)]
-        difference.sum_s = self.sum_s - earlier.sum_s
+        difference._counts = [now - before for now, before in zip(self.counts, earlier.counts, strict=True)]
+        difference._sum_s = self.sum_s - earlier.sum_s
         return difference
 
 
@@ -87,9 +111,9 @@ class TopicCounts:
 
 
 class Metrics:
-    def __init__(self, ticks: Callable[[], float]) -> None:
-        # Seconds that only grow, as fine as the machine has them.
-        self.ticks = ticks
+    def __init__(self) -> None:
+        # Whether requests are timed: then somebody has to call `settle`.
+        self.is_watched = False
         self.topics: dict[str, TopicCounts] = {}
         self.requests: dict[int, Histogram] = {}
         self.isr_shrinks = 0
@@ -108,6 +132,11 @@ class Metrics:
             known = self.requests[api_key] = Histogram()
         return known
 
+    def settle(self) -> None:
+        self.loop_lag.settle()
+        for each in self.requests.values():
+            each.settle()
+
 
 class Recent:
     """The last minute or two of what only grows: a copy from the beginning of each of the last two windows.
@@ -117,9 +146,9 @@ class Recent:
 
     WINDOW_S = 60.0
 
-    def __init__(self, metrics: Metrics, loop_cpu_s: float) -> None:
+    def __init__(self, metrics: Metrics, now_s: float, loop_cpu_s: float) -> None:
         self._metrics = metrics
-        self._before = self._now = self._copy(metrics.ticks(), loop_cpu_s)
+        self._before = self._now = self._copy(now_s, loop_cpu_s)
 
     def _copy(self, now_s: float, loop_cpu_s: float) -> tuple[float, float, dict[int, Histogram]]:
         return now_s, loop_cpu_s, {key: each.copy() for key, each in self._metrics.requests.items()}

@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ class Platform:
     # By which other machines know this one, where nothing else was configured.
     host_name: str
     close: Callable[[], None]
-    # Seconds that only grow, for measuring and never for deciding.
-    ticks: Callable[[], float] = time.perf_counter
 
 
 def real_platform(

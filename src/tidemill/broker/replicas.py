@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from tidemill.broker.channel import Channels
 from tidemill.broker.fetchers import Fetchers
 from tidemill.broker.isr_changes import Ask, IsrChanges
-from tidemill.broker.metrics import Metrics
+from tidemill.broker.metrics import Metrics, TopicCounts
 from tidemill.broker.network import Address
 from tidemill.broker.partition import Partition
 from tidemill.broker.platform import Platform
@@ -47,6 +47,16 @@ logger = logging.getLogger(__name__)
 _RECONSIDER_S = 0.5
 # A follower fetches twice a second, whether or not there is anything. Below the shortest session of a group's member.
 _SILENCE_MS_MAX = 3_000
+
+
+class HostedTopic(dict[int, Partition]):
+    """The partitions of a topic that are here, and what is counted of it."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: TopicCounts) -> None:
+        super().__init__()
+        self.counts = counts
 
 
 class Replicas:
@@ -73,7 +83,7 @@ class Replicas:
         self.followers_serve_consumers = config.replication.selector_class is not None
         self._damaged: set[TopicPartition] = set()
         self.early_refusals = EarlyRefusals()
-        self.metrics = Metrics(platform.ticks)
+        self.metrics = Metrics()
         # When each other broker last fetched anything from here.
         self._followers_heard_ms: dict[int, int] = {}
         self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
@@ -83,9 +93,9 @@ class Replicas:
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
         self._is_closing = False
         self.image: MetadataImage | None = None
-        self.by_name: dict[str, dict[int, Partition]] = {}
-        self.by_wire_name: dict[bytes, dict[int, Partition]] = {}
-        self.by_wire_id: dict[bytes, dict[int, Partition]] = {}
+        self.by_name: dict[str, HostedTopic] = {}
+        self.by_wire_name: dict[bytes, HostedTopic] = {}
+        self.by_wire_id: dict[bytes, HostedTopic] = {}
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -242,7 +252,9 @@ class Replicas:
 
     def _host(self, topic: TopicImage, indexes: Iterable[int]) -> Iterator[None]:
         config = self.topic_config(topic.name)
-        hosted = self.by_name.setdefault(topic.name, {})
+        hosted = self.by_name.get(topic.name)
+        if hosted is None:
+            hosted = self.by_name[topic.name] = HostedTopic(self.metrics.topic(topic.name))
         self.by_wire_name[topic.name.encode()] = hosted
         self.by_wire_id[bytes(topic.id)] = hosted
         for index in indexes:
@@ -383,7 +395,7 @@ class Replicas:
         )
 
     def _drop(self, topic: TopicImage) -> None:
-        hosted = self.by_name.pop(topic.name, {})
+        hosted: Mapping[int, Partition] = self.by_name.pop(topic.name, {})
         self.by_wire_name.pop(topic.name.encode(), None)
         self.by_wire_id.pop(bytes(topic.id), None)
         for partition in hosted.values():

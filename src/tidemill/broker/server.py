@@ -13,6 +13,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
+from time import perf_counter
 
 from tidemill.broker.connection import Connection
 from tidemill.broker.dispatch import Peer
@@ -139,7 +140,7 @@ class Server:
             del self._per_ip[ip]
 
     def _keep_house(self) -> None:
-        now = self._loop.time()
+        now = perf_counter()
         idle_s_max = self._limits.idle_ms_max / 1000
         for connection in list(self._connections.values()):
             idle_s = now - connection.last_active_s

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -59,7 +59,7 @@ class StatusServer:
         self._exposition = exposition
         self._broker = broker
         self._is_ready = is_ready
-        self._recent = Recent(broker.metrics, thread_time())
+        self._recent = Recent(broker.metrics, perf_counter(), thread_time())
         self._server: asyncio.Server | None = None
         self._probe: asyncio.TimerHandle | None = None
         self._connections = 0
@@ -72,11 +72,13 @@ class StatusServer:
             raise ConfigError(
                 f"cannot listen on {host}:{port} for status requests: {error.strerror}"
             ) from error
+        self._broker.metrics.is_watched = True
         self._probe_later()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     async def stop(self) -> None:
+        self._broker.metrics.is_watched = False
         if self._probe is not None:
             self._probe.cancel()
         if self._server is not None:
@@ -86,10 +88,11 @@ class StatusServer:
     def _probe_later(self) -> None:
         """How late the loop comes back is how long something held it."""
         loop, metrics = self._broker.loop, self._broker.metrics
-        due = metrics.ticks() + _LAG_PROBE_S
+        due = perf_counter() + _LAG_PROBE_S
 
         def probe() -> None:
-            now_s = metrics.ticks()
+            now_s = perf_counter()
+            metrics.settle()
             metrics.loop_lag.observe(max(0.0, now_s - due))
             if self._recent.is_due(now_s):
                 self._recent.turn(now_s, thread_time())

@@ -96,8 +96,6 @@ class WritableReplica(Replica):
     ) -> ProduceResult:
         """`guard` is that of a transaction that is not open here yet and may be, as its coordinator says."""
         log = self._writable
-        counts = self.counts
-        counts.produce_requests += 1
         if log is None:
             return self._refused_for_now(data, *self._not_writable())
         if acks == -1 and self._isr_size < self._min_isr:
@@ -144,6 +142,7 @@ class WritableReplica(Replica):
             self._refusals.note(header, ErrorCode.KAFKA_STORAGE_ERROR, self._host.steady_ms())
             return self._append_failed(error)
         size = len(data)
+        counts = self.counts
         counts.messages_in += header.record_count
         counts.bytes_in += size
         self._appended(log, size)

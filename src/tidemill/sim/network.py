@@ -355,6 +355,8 @@ class SimulatedPeer:
         self.listener_name = listener.name
         self.local_address = (listener.address.host, listener.address.port)
         self.is_closed = False
+        # Nobody measures real time here.
+        self.received_s = 0.0
         self.close_callbacks: list[Callable[[], None]] = []
         self.connection: Connection | None = None
         self._listener = listener

@@ -103,5 +103,4 @@ def simulated_platform(
         pid=pid,
         host_name=host,
         close=lambda: None,
-        ticks=loop.time,
     )

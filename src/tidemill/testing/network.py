@@ -140,6 +140,10 @@ class _StruckPeer:
         return self._peer.is_closed
 
     @property
+    def received_s(self) -> float:
+        return self._peer.received_s
+
+    @property
     def close_callbacks(self) -> list[Callable[[], None]]:
         return self._peer.close_callbacks
 

@@ -91,6 +91,7 @@ class FakePeer:
     peer = "test"
     listener_name = "PLAINTEXT"
     local_address = ("localhost", PORT)
+    received_s = 0.0
 
     def __init__(self) -> None:
         self.is_closed = False

@@ -66,7 +66,7 @@ async def test_a_node_that_stops_says_so(tmp_path: Path) -> None:
     node = Node(group_config(tmp_path))
     await node.start()
     try:
-        recent = Recent(node.broker.metrics, 0.0)
+        recent = Recent(node.broker.metrics, 0.0, 0.0)
         for is_ready, state in ((True, 3), (False, 6)):
             text = b"".join(await exposition.page(node.broker, recent, is_ready=is_ready)).decode()
             assert f"\nkafka_server_kafkaserver_brokerstate {state}.0\n" in text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +32,21 @@ def test_a_quantile_is_within_the_bucket_of_the_true_one(observed: list[float], 
     assert lower <= estimate <= upper
 
 
+@given(SECONDS, st.integers(0, 60))
+def test_each_observation_is_in_its_bucket(observed: list[float], settled: int) -> None:
+    made = Histogram()
+    for number, seconds in enumerate([*observed, *LATENCY_BOUNDS_S]):
+        made.observe(seconds)
+        if number == settled:
+            made.settle()
+    bounds = [0.0, *LATENCY_BOUNDS_S, math.inf]
+    assert made.counts == [
+        sum(lower < seconds <= upper or seconds == lower == 0.0 for seconds in [*observed, *LATENCY_BOUNDS_S])
+        for lower, upper in itertools.pairwise(bounds)
+    ]
+    assert made.sum_s == pytest.approx(sum(observed) + sum(LATENCY_BOUNDS_S))
+
+
 def test_nothing_observed_is_zero() -> None:
     assert quantile(Histogram(), 0.99) == 0.0
 
@@ -44,10 +62,9 @@ def test_a_difference_is_what_came_after(before: list[float], after: list[float]
 
 
 def test_recent_forgets_what_is_older_than_two_windows() -> None:
-    now_s = 0.0
-    metrics = Metrics(lambda: now_s)
+    metrics = Metrics()
     metrics.request(1).observe(0.2)
-    recent = Recent(metrics, loop_cpu_s=0.0)
+    recent = Recent(metrics, 0.0, loop_cpu_s=0.0)
     metrics.request(1).observe(0.2)
     metrics.request(3).observe(0.2)
     assert {key: each.count for key, each in recent.requests().items()} == {1: 1, 3: 1}
@@ -60,7 +77,7 @@ def test_recent_forgets_what_is_older_than_two_windows() -> None:
 
 
 def test_the_idle_share_is_of_the_last_two_windows() -> None:
-    recent = Recent(Metrics(lambda: 0.0), loop_cpu_s=5.0)
+    recent = Recent(Metrics(), 0.0, loop_cpu_s=5.0)
     assert recent.idle_share(0.0, 5.0) == 1.0
     assert recent.idle_share(60.0, 35.0) == pytest.approx(0.5)
     recent.turn(60.0, 35.0)

@@ -32,7 +32,10 @@ from tidemill.protocol.api.replicas import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tidemill.broker.context import Broker
+    from tidemill.broker.partition import Partition
 
 
 @serves(DescribeConfigsRequest)
@@ -114,7 +117,7 @@ def describe_log_dirs(broker: Broker, call: Call, request: DescribeLogDirsReques
             wanted.setdefault(topic.topic, set()).update(topic.partitions)
     topics = []
     for name, indexes in wanted.items():
-        hosted = broker.replicas.by_name.get(name, {})
+        hosted: Mapping[int, Partition] = broker.replicas.by_name.get(name, {})
         partitions = [
             DescribeLogDirsPartition(partition_index=index, partition_size=partition.log.size)
             for index, partition in hosted.items()

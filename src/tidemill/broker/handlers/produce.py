@@ -93,6 +93,8 @@ def produce(broker: Broker, call: Call) -> None:
             topic_results.append(result)
         if topic_results:
             results.append((wire_name, topic_results))
+        if hosted is not None:
+            hosted.counts.produce_requests += len(partitions)
     if unsettled:
         _Parked(broker, call, acks, results, unsettled, walk.timeout_ms)
     else:
@@ -238,9 +240,10 @@ class TransactionalProduce:
             return
         topics = self._broker.replicas.by_wire_id if version >= 13 else self._broker.replicas.by_wire_name
         for wire_name, partitions in self._walk.topics:
+            hosted = topics.get(wire_name)
             results: list[ProduceResult] = []
             for index, start, end in partitions:
-                partition = topics.get(wire_name, {}).get(index)
+                partition = hosted.get(index) if hosted is not None else None
                 batch = frame[start:end] if start >= 0 else None
                 if partition is None or batch is None:
                     key = (wire_name, index)
@@ -250,6 +253,8 @@ class TransactionalProduce:
                 self._take(Unsettled(partition, results, len(results) - 1), batch, asked)
             if results:
                 self._results.append((wire_name, results))
+            if hosted is not None:
+                hosted.counts.produce_requests += len(partitions)
         if asked:
             (producer,) = producers
             self._broker.verification.ask(
