@@ -61,7 +61,8 @@ def test_the_overview_tells_how_the_cluster_is(console: ConsolePage, kafka: Brok
     # Records that are written are seen in the chart, with its value at the last point.
     chart = console.page.get_by_role("img", name=re.compile("^Records written a second"))
     write_orders(kafka, topic, 2000)
-    expect(console.row("Busiest topics", topic)).to_contain_text("2,000")
+    # As a rate: how long its second was, depends on what else the machine does.
+    expect(console.row("Busiest topics", topic)).to_contain_text(re.compile(r"[1-9][\d,]*/s"))
     chart.focus()
     console.page.keyboard.press("ArrowLeft")
     tip = chart.locator("..").locator(".chart-tip")

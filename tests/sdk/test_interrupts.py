@@ -63,6 +63,26 @@ def test_ctrl_c_ends_a_loop_that_waits(tidemill_broker: InProcessBroker, program
     assert tidemill_broker.members("billing") == []
 
 
+@pytest.mark.parametrize("program", [CONSUMING, ASYNC_CONSUMING], ids=["sync", "async"])
+def test_ctrl_c_in_the_middle_of_a_commit_leaves_the_group_too(
+    tidemill_broker: InProcessBroker, program: str
+) -> None:
+    tidemill_broker.produce("orders", "paid")
+    with tidemill_broker.faults.slow_api("OffsetCommit", 1.0) as fault:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, tidemill_broker.bootstrap], stderr=subprocess.PIPE, text=True
+        )
+        try:
+            tidemill_broker.wait_until(lambda: fault.hits, "the commit is there", LIMIT_S)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+            process.communicate()
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert tidemill_broker.members("billing") == []
+
+
 def test_brokers_that_vanish_are_an_error_in_time_and_the_loop_can_go_on(
     tidemill_broker: InProcessBroker,
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from enum import Enum, auto
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -40,13 +40,15 @@ class Commits:
         self._timeout_s = timeout_s
         self._health = health
         self._running: Future[list[Position]] | None = None
+        # How long the commit under way may take.
+        self._deadline_s = 0.0
         # What a rebalance kept from being committed, of partitions that this member still has.
         self._kept: dict[TopicPartition, int] = {}
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> Outcome:
         """`Unreachable` when no answer comes in time; the same call may be made again then."""
         self._kept.update(offsets)
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = self._deadline_s = time.monotonic() + self._timeout_s
         self.settle(deadline_s)
         while True:
             self._running = in_thread(self._commit_kept)
@@ -101,9 +103,14 @@ class Commits:
             del self._kept[place]
 
     def close_consumer(self) -> None:
-        """Leave the group. After a commit that nobody answered that happens behind our back, as soon as it can."""
+        """Leave the group. After a commit that nobody answered that happens behind our back, as soon as it can.
+
+        One that an interrupt took us away from has its time first: the process may end behind us, without having left.
+        """
         running = self._running
-        if running is None:
+        if running is not None:
+            wait([running], max(0.0, self._deadline_s - time.monotonic()))
+        if running is None or running.done():
             self._consumer.close()
         else:
             running.add_done_callback(lambda _: self._consumer.close())
