@@ -1,9 +1,9 @@
 """Random lives of transactional ids: what is live is what the log says, and what was confirmed happens.
 
-Clients of both kinds (those that end with a bumped epoch, and older ones) initialize, add partitions and end, also
-with producers that they were before; time passes, writes fail, commits are held back, the coordinator moves and loses
-what was not committed. After every step the machine agrees with itself (`World` checks that) and with a machine rebuilt from
-the log. What clients were told is kept here, and compared with the decisions that the log holds.
+Clients of both kinds (those that end with a bumped epoch, and older ones) initialize, take transactions over, add partitions
+and end, also with producers that they were before; time passes, writes fail, commits are held back, the coordinator moves
+and loses what was not committed. After every step the machine agrees with itself (`World` checks that) and with a machine
+rebuilt from the log. What clients were told is kept here, and compared with the decisions that the log holds.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Lives:
         self.added: dict[Producer, set[TopicPartition]] = {}
         self.ended: dict[Producer, bool] = {}
         self.markers: dict[Producer, End] = {}
+        # Who took a transaction over, and who wrote it.
+        self.kept: dict[Producer, Producer] = {}
 
     def producer(self, transactional_id: str, back: int = 0) -> Producer:
         """Who the id's client is, or was some time back."""
@@ -100,6 +102,11 @@ class Lives:
             if request.producer_id == -1:
                 assert all(producer not in each for each in self.told.values()), "one producer, two clients"
             told.append(producer)
+            if response.ongoing_txn_producer_id >= 0:
+                assert request.keep_prepared_txn
+                wrote = Producer(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+                assert producer != wrote
+                self.kept[producer] = wrote
         elif isinstance(response, EndTxnResponse) and not response.error_code:
             assert isinstance(request, EndTxnRequest)
             if asked.client in NEW_IDS:
@@ -119,15 +126,16 @@ class Lives:
 
     # Clients.
 
-    def init(self, transactional_id: str, goes_on: bool, back: int) -> None:
+    def init(self, transactional_id: str, goes_on: bool, back: int, *, keeps: bool = False) -> None:
         producer = self.producer(transactional_id, back) if goes_on else Producer(-1, -1)
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
             transaction_timeout_ms=5_000,
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,
+            keep_prepared_txn=keeps,
         )
-        self.ask(transactional_id, request, 4)
+        self.ask(transactional_id, request, 6 if keeps else 4)
 
     def add(self, transactional_id: str, partition: int, back: int) -> None:
         if partition == 4:
@@ -237,7 +245,8 @@ class Lives:
             assert key not in ends, "one transaction was decided twice"
             ends[key] = End(transaction.is_commit, frozenset(transaction.partitions))
         for producer, is_commit in self.ended.items():
-            assert ends[producer].is_commit is is_commit, "a confirmed end did not happen"
+            wrote = self.kept.get(producer, producer)
+            assert ends[wrote].is_commit is is_commit, "a confirmed end did not happen"
         transactions = self.world.machine.transactions.values()
         ongoing = {
             Producer(each.producer_id, each.producer_epoch): End(False, frozenset(each.partitions))
@@ -276,6 +285,7 @@ class Step(NamedTuple):
 # What happens, and how often.
 WEIGHTS = {
     "init": 2,
+    "take over": 2,
     "add": 4,
     "end": 4,
     "late end": 3,
@@ -303,6 +313,8 @@ def take(lives: Lives, step: Step) -> None:
     what, transactional_id, number, flag = step
     if what == "init":
         lives.init(transactional_id, flag, number % 3)
+    elif what == "take over":
+        lives.init(transactional_id, flag, number % 3, keeps=True)
     elif what == "add":
         lives.add(transactional_id, number, int(number == 3))
     elif what == "end":

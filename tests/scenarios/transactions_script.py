@@ -238,6 +238,8 @@ def _show_producer(response: Any) -> list[str]:
     text = _error(response.error_code)
     if response.producer_id >= 0:
         text += f", producer {response.producer_id}:{response.producer_epoch}"
+    if getattr(response, "ongoing_txn_producer_id", -1) >= 0:
+        text += f" ends what {response.ongoing_txn_producer_id}:{response.ongoing_txn_producer_epoch} wrote"
     return [text]
 
 
@@ -304,7 +306,7 @@ def show_record(key: bytes, value: bytes | None) -> str:
     if transaction.state is TransactionState.EMPTY:
         text += f", timeout {transaction.timeout_ms} ms"
     if transaction.next_producer_id >= 0:
-        text += f", then {transaction.next_producer_id}:0"
+        text += f", then {transaction.next_producer_id}:{max(0, transaction.next_producer_epoch)}"
     return " ".join([text, *map(str, transaction.partitions)])
 
 

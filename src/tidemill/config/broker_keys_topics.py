@@ -277,8 +277,8 @@ TOPICS_KEYS: tuple[ConfigKey, ...] = (
     key(
         "transaction.two.phase.commit.enable",
         BOOLEAN,
-        "false",
-        "Whether clients may take part in two-phase commits.",
+        "true",
+        "Whether clients may take part in two-phase commits: their transactions have no timeout (KIP-939).",
     ),
     key(
         "transactional.id.expiration.ms",

@@ -15,7 +15,7 @@ class TransactionsConfig:
     transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
-    transaction_two_phase_commit_enable: bool = False
+    transaction_two_phase_commit_enable: bool = True
     transaction_partition_verification_enable: bool = True
     add_partitions_to_txn_retry_backoff_ms: int = 20
     add_partitions_to_txn_retry_backoff_max_ms: int = 100

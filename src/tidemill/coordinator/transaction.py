@@ -12,12 +12,16 @@ A producer is known by its id and epoch. With version 2 of transactions each end
 epoch (KIP-890), with the versions before only InitProducerId does. A client never uses the last epoch: it is
 kept so that the coordinator can always fence. Where a bump would give that out, the producer gets a new id
 and starts at epoch 0.
+
+A transaction may be taken over while it is under way (KIP-939, `kept`): its records and its own producer id and epoch stay
+what they are, and from then on only the producer that took it over, `client`, may end it. Nothing can be added to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from tidemill.types import TopicPartition
 
@@ -48,6 +52,13 @@ class TransactionState(IntEnum):
         return self.name.title().replace("_", "")
 
 
+class Producer(NamedTuple):
+    """Who a request says it comes from, or who may make it."""
+
+    producer_id: int
+    producer_epoch: int
+
+
 STATES_BY_LABEL = {state.label: state for state in TransactionState}
 _PREPARED = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
@@ -68,9 +79,11 @@ class Transaction:
     state: TransactionState = TransactionState.EMPTY
     partitions: dict[TopicPartition, None] = field(default_factory=dict)
     start_ms: int = -1
-    # The id before the last transition, and the one that the producer gets when the markers are written.
+    # The id before the last transition, and what the producer goes on with when the markers are written: an id of
+    # its own, whose epochs begin at 0, or, when the transaction was taken over, the id and epoch of who did.
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
+    next_producer_epoch: int = NO_PRODUCER_EPOCH
     client_version: int = 0
 
     @property
@@ -86,6 +99,25 @@ class Transaction:
     def is_idle(self) -> bool:
         """There is no transaction, so a next one may begin, and the id may expire."""
         return self.state is not TransactionState.ONGOING and not self.is_prepared
+
+    @property
+    def is_kept(self) -> bool:
+        """It is under way, and was taken over by another producer than wrote it."""
+        return self.state is TransactionState.ONGOING and self.next_producer_epoch != NO_PRODUCER_EPOCH
+
+    @property
+    def producer(self) -> Producer:
+        """Whose records the transaction consists of."""
+        return Producer(self.producer_id, self.producer_epoch)
+
+    @property
+    def client(self) -> Producer:
+        """Who may act on it."""
+        return (
+            Producer(self.next_producer_id, self.next_producer_epoch)
+            if self.is_kept
+            else Producer(self.producer_id, self.producer_epoch)
+        )
 
     def is_timed_out(self, now_ms: int) -> bool:
         return (
@@ -110,6 +142,16 @@ class Transaction:
             previous_producer_id=self.producer_id,
         )
 
+    def kept(self, client: Producer, timeout_ms: int, now_ms: int) -> Transaction:
+        """Another producer takes over the right to end what is under way. That never leaves it less time."""
+        return replace(
+            self,
+            next_producer_id=client.producer_id,
+            next_producer_epoch=client.producer_epoch,
+            timeout_ms=max(self.timeout_ms, timeout_ms),
+            last_update_ms=now_ms,
+        )
+
     def with_partitions(
         self, partitions: dict[TopicPartition, None], client_version: int, now_ms: int
     ) -> Transaction:
@@ -125,9 +167,19 @@ class Transaction:
         )
 
     def prepared(
-        self, *, is_commit: bool, producer_epoch: int, next_producer_id: int, client_version: int, now_ms: int
+        self,
+        *,
+        is_commit: bool,
+        producer_epoch: int,
+        following: Producer | None,
+        client_version: int,
+        now_ms: int,
     ) -> Transaction:
-        """It is decided. An abort of nothing (version 2) begins and ends now."""
+        """It is decided; `following` is who the producer is afterwards, if not the one it is now.
+
+        An abort of nothing (version 2) begins and ends now.
+        """
+        next_producer_id, next_producer_epoch = following or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         return replace(
             self,
             state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
@@ -136,22 +188,24 @@ class Transaction:
             last_update_ms=now_ms,
             previous_producer_id=self.producer_id,
             next_producer_id=next_producer_id,
+            next_producer_epoch=next_producer_epoch,
             client_version=client_version,
         )
 
     def completed(self, now_ms: int) -> Transaction:
-        """All markers are written. A producer whose epochs are used up continues under its next id."""
+        """All markers are written. The producer goes on under its next id, if it has one."""
         assert self.is_prepared, self.state
-        has_next_id = self.client_version >= EPOCH_BUMP_SINCE and self.next_producer_id != NO_PRODUCER_ID
+        has_next_id = self.next_producer_id != NO_PRODUCER_ID
         return replace(
             self,
             state=TransactionState.COMPLETE_COMMIT if self.is_commit else TransactionState.COMPLETE_ABORT,
             producer_id=self.next_producer_id if has_next_id else self.producer_id,
-            producer_epoch=0 if has_next_id else self.producer_epoch,
+            producer_epoch=max(0, self.next_producer_epoch) if has_next_id else self.producer_epoch,
             partitions={},
             last_update_ms=now_ms,
             previous_producer_id=self.producer_id,
             next_producer_id=NO_PRODUCER_ID,
+            next_producer_epoch=NO_PRODUCER_EPOCH,
         )
 
     def check_invariants(self) -> None:
@@ -161,7 +215,8 @@ class Transaction:
         if self.is_idle:
             assert not self.partitions, self
             assert self.next_producer_id == NO_PRODUCER_ID, self
+            assert self.next_producer_epoch == NO_PRODUCER_EPOCH, self
         if self.state is not TransactionState.EMPTY:
             assert self.start_ms >= 0, self
         if self.state in (TransactionState.EMPTY, TransactionState.ONGOING):
-            assert self.producer_epoch < EPOCH_MAX, "a client uses the last epoch"
+            assert self.client.producer_epoch < EPOCH_MAX, "a client uses the last epoch"

@@ -2,8 +2,8 @@
 tombstone.
 
 The formats are Kafka's. Version 1 of the value carries, in tagged fields, what version 2 of transactions
-needs: the producer ids before and after, and the client's version. Which version is written follows from the
-cluster's `transaction.version`.
+needs: the producer ids before and after, the epoch of the one after (KIP-939), and the client's version.
+Which version is written follows from the cluster's `transaction.version`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def encode(record: TransactionRecord, transaction_version: int) -> tuple[bytes, 
     if version >= 1:
         value.previous_producer_id = transaction.previous_producer_id
         value.next_producer_id = transaction.next_producer_id
+        value.next_producer_epoch = transaction.next_producer_epoch
         value.client_transaction_version = transaction.client_version
     return key, encode_value(value, version)
 
@@ -96,6 +97,7 @@ def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:
             start_ms=message.transaction_start_timestamp_ms,
             previous_producer_id=message.previous_producer_id,
             next_producer_id=message.next_producer_id,
+            next_producer_epoch=message.next_producer_epoch,
             client_version=message.client_transaction_version,
         ),
     )

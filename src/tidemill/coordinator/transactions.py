@@ -8,7 +8,8 @@ markers completes nothing.
 
 The coordinator itself aborts: a transaction that is longer under way than its timeout, and one whose producer
 was replaced by a new one with the same transactional id. Either way the epoch is bumped, so that the old
-producer is fenced.
+producer is fenced. A producer may also take a transaction over and end it itself (KIP-939): in a two-phase commit, whose
+transactions never time out, it is how a decision that was made elsewhere is carried out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tidemill.coordinator.transaction import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     TIMEOUT_NEVER_MS,
+    Producer,
     Transaction,
     TransactionState,
     is_exhausted,
@@ -44,7 +46,7 @@ from tidemill.coordinator.transaction_responses import (
     error_response,
     verified_response,
 )
-from tidemill.coordinator.transaction_rules import Ending, Initialization, Producer
+from tidemill.coordinator.transaction_rules import Ending, Initialization
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.transactions import (
@@ -195,17 +197,18 @@ class Transactions:
                 transactional_id, self._new_producer_id(), NO_PRODUCER_EPOCH, timeout_ms, now_ms
             )
         last_epoch = self._last_epochs.of(transaction)
-        match transaction_rules.initialization(transaction, expected, last_epoch):
+        match transaction_rules.initialization(
+            transaction, expected, last_epoch, keeps_prepared=request.keep_prepared_txn
+        ):
             case Initialization.FENCE:
                 refused = error_response(request, caller.api_version, ErrorCode.CONCURRENT_TRANSACTIONS)
                 return self._fence(transaction, now_ms, [Answer(token, refused)])
+            case Initialization.KEEP:
+                return self._keep(transaction, timeout_ms, token, now_ms)
             case Initialization.RETRY:
                 producer = Producer(transaction.producer_id, transaction.producer_epoch)
-            case Initialization.NEW_PRODUCER_ID:
-                producer = Producer(self._new_producer_id(), 0)
-                last_epoch = NO_PRODUCER_EPOCH if expected is None else transaction.producer_epoch
             case Initialization.BUMP_EPOCH:
-                producer = Producer(transaction.producer_id, transaction.producer_epoch + 1)
+                producer = self._after(transaction.producer)
                 last_epoch = NO_PRODUCER_EPOCH if expected is None else transaction.producer_epoch
         response = InitProducerIdResponse(
             producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
@@ -216,13 +219,30 @@ class Transactions:
     def _timeout_ms(self, request: InitProducerIdRequest) -> int:
         if request.enable2_pc and not self.config.transaction_two_phase_commit_enable:
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        if request.keep_prepared_txn:
+        if request.keep_prepared_txn and self._transaction_version < EPOCH_BUMP_SINCE:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
         if request.enable2_pc:
             return TIMEOUT_NEVER_MS
         if not 0 < request.transaction_timeout_ms <= self.config.transaction_max_timeout_ms:
             raise ApiError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         return request.transaction_timeout_ms
+
+    def _keep(self, transaction: Transaction, timeout_ms: int, token: int, now_ms: int) -> Decision:
+        client = self._after(transaction.client)
+        response = InitProducerIdResponse(
+            producer_id=client.producer_id,
+            producer_epoch=client.producer_epoch,
+            ongoing_txn_producer_id=transaction.producer_id,
+            ongoing_txn_producer_epoch=transaction.producer_epoch,
+        )
+        after = transaction.kept(client, timeout_ms, now_ms)
+        return self._transition(after, [Answer(token, response)], last_epoch=NO_PRODUCER_EPOCH)
+
+    def _after(self, producer: Producer) -> Producer:
+        """The same producer with its next epoch, or with a new id when it has none left."""
+        if is_exhausted(producer.producer_epoch):
+            return Producer(self._new_producer_id(), 0)
+        return Producer(producer.producer_id, producer.producer_epoch + 1)
 
     def _add_partitions(
         self, request: AddPartitionsToTxnRequest, caller: Caller, token: int, now_ms: int
@@ -283,8 +303,9 @@ class Transactions:
                 return Decision(answers=[answer])
             after = transaction.prepared(
                 is_commit=is_commit,
-                producer_epoch=transaction.producer_epoch,
-                next_producer_id=NO_PRODUCER_ID,
+                # Who wrote a transaction that was taken over is fenced by its markers.
+                producer_epoch=transaction.producer_epoch + transaction.is_kept,
+                following=transaction.client if transaction.is_kept else None,
                 client_version=0,
                 now_ms=now_ms,
             )
@@ -396,18 +417,23 @@ class Transactions:
         after = transaction.prepared(
             is_commit=False,
             producer_epoch=transaction.producer_epoch + 1,
-            next_producer_id=NO_PRODUCER_ID,
+            following=None,
             client_version=0,
             now_ms=now_ms,
         )
         return self._prepare(after, answers, NO_PRODUCER_EPOCH)
 
     def _bumped(self, transaction: Transaction, is_commit: bool, now_ms: int) -> Transaction:
-        exhausted = is_exhausted(transaction.producer_epoch)
+        following = None
+        if transaction.is_kept:
+            # One epoch more than the client has: a late EndTxn of its own must not decide its next transaction.
+            following = self._after(transaction.client)
+        elif is_exhausted(transaction.producer_epoch):
+            following = Producer(self._new_producer_id(), NO_PRODUCER_EPOCH)
         return transaction.prepared(
             is_commit=is_commit,
             producer_epoch=transaction.producer_epoch + 1,
-            next_producer_id=self._new_producer_id() if exhausted else NO_PRODUCER_ID,
+            following=following,
             client_version=EPOCH_BUMP_SINCE,
             now_ms=now_ms,
         )
@@ -446,6 +472,7 @@ class Transactions:
             transaction,
             previous_producer_id=NO_PRODUCER_ID,
             next_producer_id=NO_PRODUCER_ID,
+            next_producer_epoch=NO_PRODUCER_EPOCH,
             client_version=0,
         )
 

@@ -10,10 +10,10 @@ import pytest
 from tests.scenarios.transactions_world import MemoryLog, World
 from tidemill.config import TransactionsConfig, load_broker_config
 from tidemill.coordinator.shard import RawRecord, Writer
-from tidemill.coordinator.transaction import EPOCH_BUMP_SINCE, Transaction, TransactionState
+from tidemill.coordinator.transaction import EPOCH_BUMP_SINCE, Producer, Transaction, TransactionState
 from tidemill.coordinator.transaction_records import TransactionRecord, decode, encode
 from tidemill.coordinator.transaction_responses import error_response
-from tidemill.coordinator.transaction_rules import Ending, Producer, bumping_ending
+from tidemill.coordinator.transaction_rules import Ending, bumping_ending
 from tidemill.coordinator.transactions import MarkersWritten, WriteMarkers
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.transactions import TransactionEnd

@@ -1,4 +1,7 @@
-"""InitProducerId (22): ids for idempotent producers, and for transactional ones from their coordinator."""
+"""InitProducerId (22): ids for idempotent producers, and for transactional ones from their coordinator.
+
+Version 6 takes part in two-phase commits (KIP-939). Apache Kafka 4.3 has it and does not advertise it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.broker.context import Broker
 
 
-@serves(InitProducerIdRequest)
+@serves(InitProducerIdRequest, versions=(0, 6))
 async def init_producer_id(broker: Broker, call: Call, request: InitProducerIdRequest) -> Response:
     if (request.producer_id == -1) != (request.producer_epoch == -1) or request.transactional_id == "":
         return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
