@@ -13,6 +13,7 @@ from tests.unit.client.test_transactional import batch
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster as ClusterOfClient
 from tidemill.client.fetch import fetch_range
+from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.client.transactional import (
     BatchProducer,
     CommittedOffset,
@@ -74,7 +75,7 @@ def write(cluster: Cluster, producer: BatchProducer, name: str) -> list[bytes]:
 def test_transactions_outlive_leaders_and_coordinators(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
-    monkeypatch.setattr(TransactionalProducer, "_is_manner_new", lambda _: is_new)
+    monkeypatch.setattr(TransactionCoordinator, "is_new", is_new)
     name = f"transactional-{is_new}"
     with ClusterOfClient(cluster.bootstrap, timeout_s=60.0) as client:
         with TransactionalProducer(client, name) as producer:

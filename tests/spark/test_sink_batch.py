@@ -15,6 +15,7 @@ from tests.brokers import RunningBroker
 from tests.spark.sinks import Seen, create, end_offsets, options, read, rows, values
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.client.transactional import Fenced, RecordTooLarge, TransactionalProducer
 from tidemill.spark.routing import UnroutableRow
 from tidemill.spark.sink import MovedRows, Task, Written, write_rows
@@ -106,7 +107,7 @@ class TestTask:
 
     @pytest.fixture(autouse=True)
     def _manner(self, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
-        monkeypatch.setattr(TransactionalProducer, "_is_manner_new", lambda _: is_new)
+        monkeypatch.setattr(TransactionCoordinator, "is_new", is_new)
 
     @pytest.fixture
     def task(self, topic: str) -> Task:

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol, Self
 from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.connection import Connection, ConnectionLost
 from tidemill.client.retry import may_retry
+from tidemill.client.transaction_coordinator import INIT_PRODUCER_ID_VERSION, Identity
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import compression, frames
 from tidemill.protocol.api.data import (
@@ -39,8 +40,6 @@ from tidemill.types import TopicPartition
 REQUESTS_IN_FLIGHT = 5
 REQUEST_BYTES_MAX = 4 << 20
 DELIVERY_TIMEOUT_S = 120.0
-# Version 6 is not final in Kafka.
-INIT_PRODUCER_ID_VERSION = 5
 
 _ACKS_ALL = -1
 # A broker answers at the request's timeout; its answer may take a moment more.
@@ -67,11 +66,6 @@ class Encoded(Protocol):
     def base_timestamp(self) -> int: ...
     @property
     def max_timestamp(self) -> int: ...
-
-
-class Identity(NamedTuple):
-    producer_id: int
-    producer_epoch: int
 
 
 class _Batch(NamedTuple):
@@ -151,15 +145,10 @@ class BatchProducer:
             self._send_again()
 
     def _initialise(self) -> Identity:
-        return self._init_producer_id(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0))
+        message = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
 
-    def _init_producer_id(self, message: InitProducerIdRequest) -> Identity:
         def attempt() -> Identity:
-            connection = (
-                self._cluster.any_broker()
-                if message.transactional_id is None
-                else self._cluster.transaction_coordinator(message.transactional_id)
-            )
+            connection = self._cluster.any_broker()
             response = connection.request(
                 message, InitProducerIdResponse, max_version=INIT_PRODUCER_ID_VERSION
             )
