@@ -12,7 +12,9 @@ from tests.brokers import eventually
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.protocol.isolation import READ_COMMITTED
+from tidemill.spark.sink import Task, Written, write_rows
 from tidemill.spark.sink_options import SinkOptions
+from tidemill.spark.two_phase import commit_batch
 
 READ_LIMIT_S = 30.0
 
@@ -90,3 +92,11 @@ def options(bootstrap: str, topic: str, **others: str) -> SinkOptions:
 
 def rows(*texts: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.string())})
+
+
+def write_batch(sink: SinkOptions, task: Task, batches: Iterable[pa.RecordBatch], *others: Written) -> None:
+    """A whole batch: one task here, others before, and the driver's commit."""
+    told = [write_rows(sink, task, batches), *others]
+    with sink.access.cluster() as cluster:
+        written = [each.transaction for each in told if each.transaction is not None]
+        commit_batch(cluster, task.query_id, task.batch_id, written)

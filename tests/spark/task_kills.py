@@ -1,13 +1,17 @@
 """The source and the sink of a streaming query through kills, without Spark: one a second, not one in ten.
 
 The same workload as in `chaos`, with as much of Spark as matters here. `Query` is the driver and its checkpoint: it plans a
-batch, writes down where it ends, has a task for each partition, and goes on when all of them have written. A task that
-fails is begun again; a driver that crashes begins again at its checkpoint, with the same batch. Tasks are processes
-(`task_process`). `TaskKills.strike` runs batches until it has struck somebody in the middle of one:
+batch, writes down where it ends, has a task for each partition, and commits and goes on when all of them have written. A
+task that fails is begun again; a driver that crashes begins again at its checkpoint, with the same batch, whose rows then
+fall to other tasks. Tasks are processes (`task_process`). `TaskKills.strike` runs batches until it has struck somebody in
+the middle of one:
 
     task      killed
     zombie    stopped, and begun again elsewhere as if it were dead; it is woken later and goes on where it was
-    driver    gone, before or after the last task has written; its tasks are killed, stopped and woken later, or left alone
+    twin      begun again although nothing is wrong with it; what it writes, the driver does not take: so it is with a
+              speculative attempt, and with one whose upstream failed
+    driver    gone, before or after the last task has written, or between its decision and the commits that follow; its
+              tasks are killed, stopped and woken later, or left alone
     broker    killed; it comes back soon, or of several brokers one stays away until the next is struck
 
 Tasks are struck where they spend most of their time, in the middle of their transactions, so this leaves aborted records
@@ -17,6 +21,7 @@ judge.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -25,6 +30,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest.mock
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,10 +54,11 @@ from tests.cluster.exactly_once import (
     read_topic,
 )
 from tests.spark.chaos import Process, process_of
-from tests.spark.task_process import WITHOUT_MARKERS, Order
+from tests.spark.task_process import Order
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
+from tidemill.spark import two_phase
 from tidemill.spark.options import Query as QueryKind
 from tidemill.spark.options import SourceOptions
 from tidemill.spark.sink import StreamWriter, Task, Written
@@ -61,7 +68,9 @@ from tidemill.spark.work import Work
 from tidemill.types import TopicPartition
 
 # Who is struck, in an order that each seed shuffles anew.
-TARGETS = ("task", "zombie", "driver", "broker")
+TARGETS = ("task", "zombie", "twin", "driver", "broker")
+# When a driver dies that has everything it needs to commit.
+DEATHS = ("before", "decided", "committed in part", "after")
 ZOMBIE_S_MIN, ZOMBIE_S_MAX = 0.05, 3.0
 AWAY_S_MAX = 2.0
 BATCH_ROWS = (50, 200, 1000)
@@ -98,14 +107,14 @@ class Attempt:
 class Executor:
     """Begins tasks. Closing it ends all of them."""
 
-    def __init__(self, folder: Path, options: SinkOptions, *, has_markers: bool) -> None:
+    def __init__(self, folder: Path, options: SinkOptions) -> None:
         self._folder, self._options = folder, options
         self._numbers = itertools.count()
         self._log_path = folder / "tasks.log"
         words = [sys.executable, "-m", "tests.spark.task_process"]
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                words if has_markers else [*words, WITHOUT_MARKERS],
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -146,6 +155,7 @@ class Batch:
     works: Sequence[Work]
     running: dict[int, Attempt] = field(default_factory=dict)
     written: dict[int, Written] = field(default_factory=dict)
+    attempts: int = 0
 
     @property
     def is_written(self) -> bool:
@@ -153,6 +163,10 @@ class Batch:
 
     def messages(self) -> list[Written]:
         return [self.written[number] for number in range(len(self.works))]
+
+
+class DriverDied(Exception):
+    pass
 
 
 class Query:
@@ -180,6 +194,19 @@ class Query:
     def commit_writer(self, messages: Sequence[Written]) -> None:
         self._writer.commit(messages, self.batch_id)
 
+    def die_committing(self, messages: Sequence[Written], death: str) -> None:
+        """A task without rows has no transaction, so a batch may be committed before the driver has died."""
+        commit, last = two_phase._commit, 1 if death == "committed in part" else 0
+        calls = itertools.count()
+
+        def dies(*args: Any) -> None:
+            if next(calls) >= last:
+                raise DriverDied
+            commit(*args)
+
+        with contextlib.suppress(DriverDied), unittest.mock.patch.object(two_phase, "_commit", dies):
+            self.commit_writer(messages)
+
     def go_on(self) -> None:
         """The batch is done."""
         assert self._end is not None
@@ -196,11 +223,10 @@ class Query:
 class TaskKills:
     """Use as a context manager; `finish` judges. Leaving it early ends everybody without a judgement."""
 
-    def __init__(self, cluster: Cluster, seed: int, folder: Path, *, has_markers: bool = True) -> None:
+    def __init__(self, cluster: Cluster, seed: int, folder: Path) -> None:
         brokers = len(cluster.brokers)
         self.summary = Summary(f"tasks, {brokers} broker{'s' * (brokers > 1)}", seed)
         self._cluster, self._rng, self._folder = cluster, random.Random(seed), folder
-        self._has_markers = has_markers
         self._input, self._output, self._group = "kills-input", "kills-output", "kills-group"
         self._targets: list[str] = []
         self._began_s = time.monotonic()
@@ -216,9 +242,9 @@ class TaskKills:
             self._cluster.create_topic(topic, PARTITIONS)
         access = {"kafka.bootstrap.servers": self._cluster.bootstrap}
         source = {"subscribe": self._input, "startingOffsets": "earliest", "groupId": self._group}
-        sink = access | {"topic": self._output}
+        sink = access | {"topic": self._output, "checkpointLocation": "kills"}
         self._query = Query(access | source, sink, f"seed-{self.summary.seed}")
-        self._executor = Executor(self._folder, SinkOptions.parse(sink), has_markers=self._has_markers)
+        self._executor = Executor(self._folder, SinkOptions.parse(sink))
         self._client = ClientCluster(self._cluster.bootstrap, timeout_s=5.0)
         self._filling = Filling(self._cluster.bootstrap, self._input)
         try:
@@ -259,7 +285,7 @@ class TaskKills:
         if not works:
             time.sleep(IDLE_S)
             return
-        batch = Batch(works)
+        batch = Batch(self._rng.sample(works, len(works)))
         for number in range(len(works)):
             self._begin(batch, number)
         began_s = time.monotonic()
@@ -287,7 +313,8 @@ class TaskKills:
         self._end_batch(batch, is_struck=target == "driver")
 
     def _begin(self, batch: Batch, number: int) -> None:
-        task = Task(self._query.query_id, self._query.batch_id, number)
+        attempt, batch.attempts = batch.attempts, batch.attempts + 1
+        task = Task(self._query.query_id, self._query.batch_id, number, 0, attempt)
         batch.running[number] = self._executor.start(batch.works[number], task)
 
     def _gather(self, batch: Batch) -> None:
@@ -304,12 +331,16 @@ class TaskKills:
 
     def _end_batch(self, batch: Batch, *, is_struck: bool) -> None:
         """A driver that is struck knows afterwards of nothing that was written, whether or not it had told the sink."""
-        if not is_struck or self._rng.random() < 0.5:
+        if not is_struck:
             self._query.commit_writer(batch.messages())
-        if is_struck:
-            self._strike("driver", batch)
-        else:
             self._query.go_on()
+            return
+        death = self._rng.choice(DEATHS)
+        if death == "after":
+            self._query.commit_writer(batch.messages())
+        elif death != "before":
+            self._query.die_committing(batch.messages(), death)
+        self._strike("driver", batch)
 
     # -- strikes ---------------------------------------------------------------------------------------------
 
@@ -333,6 +364,10 @@ class TaskKills:
             case "zombie":
                 number = self._rng.choice(list(batch.running))
                 self._stop(batch.running[number])
+                self._begin(batch, number)
+            case "twin":
+                number = self._rng.choice(list(batch.running))
+                self._left.append(batch.running[number])
                 self._begin(batch, number)
             case "driver":
                 self._strike_driver(batch)
@@ -394,6 +429,8 @@ class TaskKills:
         eventually(is_used_up, f"no lag; the ends are {ends}", LIMIT_S)
         self._wake(float("inf"))
         eventually(lambda: all(each.is_over for each in self._left), "the end of every task", LIMIT_S)
+        # What the last of those have left open would hold the judge for as long as it may be open.
+        two_phase.settle(self._client, self._query.query_id)
         judge(self._cluster.bootstrap, self._output, given, self.summary)
         assert self._committed() == ends, "the group's offsets moved when the query was over"
         return self.summary

@@ -8,8 +8,6 @@ brokers are gone.
 
 The tasks are forked here because here is one thread. Those that are left when the orders end are killed, stopped ones too,
 so that nobody outlives the test, however that ends.
-
-`--without-markers` has tasks that do not look for the marker of an earlier attempt, to see whether anybody notices.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ from tidemill.spark.sink import Task, Written, write_rows
 from tidemill.spark.sink_options import SinkOptions
 from tidemill.spark.work import Work
 
-WITHOUT_MARKERS = "--without-markers"
 # A slow query, whose rows are sent as they come: its tasks spend most of their time in transactions that hold records.
 ROWS = 25
 PAUSE_S = 0.02
@@ -81,14 +78,8 @@ def orders() -> Iterator[Order]:
         yield order
 
 
-def no_marker(*_: object, **__: object) -> None:
-    return None
-
-
 def main() -> None:
     sink.CHUNK_BYTES = 1
-    if WITHOUT_MARKERS in sys.argv[1:]:
-        sink._marker_of = no_marker
     children: list[int] = []
     try:
         for order in orders():

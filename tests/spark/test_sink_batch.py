@@ -12,13 +12,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 from tests.brokers import RunningBroker
-from tests.spark.sinks import Seen, create, end_offsets, options, read, rows, values
+from tests.spark.sinks import Seen, create, options, read, rows, values, write_batch
+from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.transaction_coordinator import TransactionCoordinator
-from tidemill.client.transactional import Fenced, RecordTooLarge, TransactionalProducer
+from tidemill.client.transactional import Fenced, RecordTooLarge
+from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark.routing import UnroutableRow
-from tidemill.spark.sink import MovedRows, Task, Written, write_rows
+from tidemill.spark.sink import Task, Written, write_rows
 
 FULL = (
     "key string, value binary, topic string, partition int, timestamp timestamp, "
@@ -30,7 +32,7 @@ WHEN_MS = 1715934600123
 
 def spark_groups(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
-        return [group.group_id for group in GroupAdmin(cluster).groups() if "spark-batch" in group.group_id]
+        return [group.group_id for group in GroupAdmin(cluster).groups() if "spark" in group.group_id]
 
 
 class TestSession:
@@ -117,21 +119,18 @@ class TestTask:
     def _topic(self, target: RunningBroker, topic: str) -> None:
         create(target.bootstrap, topic, 2, max_message_bytes="100000")
 
-    def test_a_repeated_task_writes_nothing(self, target: RunningBroker, topic: str, task: Task) -> None:
+    def test_nothing_is_seen_before_the_driver_commits(
+        self, target: RunningBroker, topic: str, task: Task
+    ) -> None:
         sink = options(target.bootstrap, topic)
-        first = write_rows(sink, task, [rows("a", "b")])
-        ends = end_offsets(target.bootstrap, topic)
-        again = write_rows(sink, task, [rows("a"), rows("b")])
-        assert (first.rows, first.is_repeated, again.is_repeated) == (2, False, True)
-        assert end_offsets(target.bootstrap, topic) == ends
-        write_rows(sink, task._replace(batch_id=5), [rows("c")])
+        written = write_rows(sink, task, [rows("a"), rows("b")])
+        assert written.rows == 2
+        with Cluster(target.bootstrap) as cluster:
+            partitions = cluster.partitions_of(topic)
+            stable = Admin(cluster).end_offsets(partitions, READ_COMMITTED)
+        assert set(stable.values()) == {0}
+        write_batch(sink, task._replace(partition_id=2), [rows("c")], written)
         assert values(read(target.bootstrap, topic)) == ["a", "b", "c"]
-
-    def test_a_marker_stands_for_its_topic(self, target: RunningBroker, topic: str, task: Task) -> None:
-        other = f"{topic}-other"
-        for name in (topic, other):
-            assert not write_rows(options(target.bootstrap, name), task, [rows("a")]).is_repeated
-        assert values(read(target.bootstrap, other)) == ["a"]
 
     def test_a_failed_attempt_leaves_nothing_to_see(
         self, target: RunningBroker, topic: str, task: Task
@@ -145,7 +144,7 @@ class TestTask:
             write_rows(sink, task, failing())
         assert read(target.bootstrap, topic) == []
         assert len(read(target.bootstrap, topic, isolation="read_uncommitted")) == 1
-        write_rows(sink, task, [rows("a")])
+        write_batch(sink, task, [rows("a")])
         assert values(read(target.bootstrap, topic)) == ["a"]
 
     def test_a_zombie_is_fenced_by_the_next_attempt(
@@ -159,25 +158,11 @@ class TestTask:
             newer.append(write_rows(sink, task, [rows("a")]))
             yield rows("zombie again")
 
-        with pytest.raises(Fenced, match=r"spark-test-.*-1 was fenced"):
+        with pytest.raises(Fenced, match=r"spark-test-.*/1-0.0 was fenced"):
             write_rows(sink, task, overtaken())
-        assert (newer[0].rows, newer[0].is_repeated) == (1, False)
+        assert newer[0].rows == 1
+        write_batch(sink, task._replace(partition_id=2), [], newer[0])
         assert values(read(target.bootstrap, topic)) == ["a"]
-        assert write_rows(sink, task, [rows("a")]).is_repeated
-
-    def test_a_repetition_with_other_rows_is_told(
-        self, target: RunningBroker, topic: str, task: Task, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        sink = options(target.bootstrap, topic)
-        write_rows(sink, task, [rows("a", "b")])
-        with pytest.raises(MovedRows, match=r"task 1 of batch 4 .* has written 2 rows and has 3 now"):
-            write_rows(sink, task, [rows("a", "b", "c")])
-        lenient = options(target.bootstrap, topic, failOnMovedRows="false")
-        assert write_rows(lenient, task, [rows("a", "b", "c")]).is_repeated
-        assert "has written 2 rows and has 3 now" in caplog.text
-        write_rows(sink, task, [rows("a", "x")])
-        assert "has 2 rows as when it wrote them, but not the same ones" in caplog.text
-        assert values(read(target.bootstrap, topic)) == ["a", "b"]
 
     def test_a_record_that_is_too_large_is_named(self, target: RunningBroker, topic: str, task: Task) -> None:
         with pytest.raises(
@@ -190,7 +175,7 @@ class TestTask:
         self, target: RunningBroker, topic: str, task: Task
     ) -> None:
         texts = [f"{number:06}" * 100 for number in range(1000)]
-        write_rows(options(target.bootstrap, topic), task, [rows(*texts)])
+        write_batch(options(target.bootstrap, topic), task, [rows(*texts)])
         assert values(read(target.bootstrap, topic)) == texts
 
     @pytest.mark.parametrize("partition", [-1, 2])
@@ -207,11 +192,11 @@ class TestTask:
     def test_rows_without_a_key_take_turns(self, target: RunningBroker, topic: str, task: Task) -> None:
         sink = options(target.bootstrap, topic)
         for batch_id in range(4):
-            write_rows(sink, task._replace(batch_id=batch_id, partition_id=batch_id), [rows("a", "b")])
+            write_batch(sink, task._replace(batch_id=batch_id, partition_id=batch_id), [rows("a", "b")])
         assert [seen.partition for seen in read(target.bootstrap, topic)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
     def test_a_topic_is_created_where_brokers_allow_it(
         self, target: RunningBroker, topic: str, task: Task
     ) -> None:
-        write_rows(options(target.bootstrap, f"{topic}-new"), task, [rows("a")])
+        write_batch(options(target.bootstrap, f"{topic}-new"), task, [rows("a")])
         assert values(read(target.bootstrap, f"{topic}-new")) == ["a"]

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster.clusters import Cluster
 from tests.spark.task_kills import TARGETS, TaskKills
 from tests.spark.test_exactly_once import COMMON, ONE, SEED, THREE
+from tidemill.spark.commits import Commits
 
 KILLS = int(os.environ.get("TIDEMILL_TASK_KILLS", "0"))
 KILLS_SHORT = 2 * len(TARGETS)
@@ -25,12 +26,10 @@ def run(
     settings: dict[str, str],
     folder: Path,
     kills: int = KILLS or KILLS_SHORT,
-    *,
-    has_markers: bool = True,
 ) -> None:
     with (
         Cluster(brokers, folder, settings=COMMON | settings) as cluster,
-        TaskKills(cluster, SEED, folder, has_markers=has_markers) as query,
+        TaskKills(cluster, SEED, folder) as query,
     ):
         for _ in range(kills):
             query.strike()
@@ -50,6 +49,9 @@ def test_three_brokers(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_without_the_marker_it_is_noticed(tmp_path: Path) -> None:
+def test_a_driver_that_does_not_read_decisions_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Commits, "_last", lambda _: None)
     with pytest.raises(AssertionError, match="nothing_is_transformed_twice"):
-        run(1, ONE, tmp_path, KILLS_NOTICED, has_markers=False)
+        run(1, ONE, tmp_path, KILLS_NOTICED)

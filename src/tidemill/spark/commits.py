@@ -1,14 +1,14 @@
 """What a query has decided: one record for each query, in a topic of its own.
 
-A batch is committed by its record here; the transactions that it names are ended after that. The topic `_tidemill_spark_commits`
-is compacted: the last record of a query is the one that counts. A record says
+A batch is committed by its record here; the transactions that it names are ended after that. The topic
+`_tidemill_spark_commits` is compacted: the last record of a query is the one that counts. A record says
 
-    {"batch": 7, "transactions": [["spark-…-0-0.0", 4011, 12], …]}     transactional id, and who wrote the transaction
+    {"batch": 7, "transactions": [["spark-…/0-0.0", 4011, 12], …]}     transactional id, and who wrote the transaction
 
-Whoever decides, or ends what may be decided, first calls `fence`: InitProducerId of the query's own transactional id, then a
-read to the end. Decisions are written in transactions of that id, so that nobody who called it earlier can decide after that.
-The read waits for transactions of other queries that are open there; they last milliseconds or, when their driver died, until
-they time out.
+Whoever decides, or ends what may be decided, first calls `fence`: InitProducerId of the query's own transactional id,
+then a read to the end. Decisions are written in transactions of that id, so that nobody who called it earlier can
+decide after that. The read waits for transactions of other queries that are open there; they last milliseconds or,
+when their driver died, until they time out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
+from urllib.parse import quote
 
 from crc32c import crc32c
 
@@ -58,7 +59,7 @@ class Decision(NamedTuple):
 
 def transactional_id_of(query_id: str) -> str:
     """Under which a query decides."""
-    return f"spark-{query_id}"
+    return f"spark-{quote(query_id, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,12 @@ class Commits:
             cluster, transactional_id_of(query_id), transaction_timeout_ms=_TIMEOUT_MS
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._producer.close()
+
     def fence(self) -> Decision | None:
         """The query's last decision. From now on nobody but us makes the next one."""
         self._producer.init()
@@ -109,9 +116,6 @@ class Commits:
         self._producer.begin()
         self._producer.produce([(self._partition, _Encoded(memoryview(batch)[HEADER_SIZE:], now_ms))])
         self._producer.commit()
-
-    def close(self) -> None:
-        self._producer.close()
 
     # --- the topic ---
 

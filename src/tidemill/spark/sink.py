@@ -1,26 +1,18 @@
-"""Batch and stream writers of `format("tidemill")`: Arrow batches become batches of records, one transaction a task.
+"""Batch and stream writers of `format("tidemill")`: Arrow batches become batches of records, committed by the driver.
 
-What holds. A streaming query writes every row exactly once for `read_committed` readers, whatever fails: tasks, executors,
-the driver, brokers. Two things together see to it. A task's transactional id is that of its query and partition: an
-attempt begins by taking it over, which aborts what an earlier attempt left open and fences that attempt, so a zombie cannot
-commit. And the transaction commits a marker along with the records (`markers`): an attempt that finds one for its batch
-writes nothing. Either alone duplicates. An attempt takes the id over once; when it is fenced it fails, and Spark decides
-what comes next: else two attempts would fence each other for ever.
+What holds. A streaming query writes every row exactly once for `read_committed` readers, whatever fails: a row of the
+upstream, tasks, executors, the driver, brokers; whether the query is stopped or killed; however rows fall to tasks
+when a batch is repeated. A batch write is there as a whole or not at all. A task writes its rows in a transaction
+that it leaves open, because it cannot know that its input was complete: Spark ends the input of a task whose upstream
+failed like that of any other. The driver knows, and commits the transactions of all tasks by one decision
+(`two_phase`).
 
-What it takes. Spark repeats a batch with the same input, and a task's marker stands for the rows that this task had. So when
-a batch that was written in part is repeated, rows must fall to the same tasks: the plan is deterministic and cut into as
-many partitions as before. Spark tells a Python writer neither the number of tasks beforehand nor where a row was before, so
-this is checked rather than prevented: a repeated task compares the number of its rows with the marker's, and the driver
-compares the number of tasks (`MovedRows`). A batch that every task had written is not written again however it is cut.
-Rows of equal number and other content are logged only, since a function such as `uuid()` has that effect.
+What ends it. With the checkpoint Spark forgets the query's id: a new query begins without decisions and writes
+everything that it reads. A job that is run again writes again, unless it says who it is: with the options `queryName`
+and `batchId`, as in `foreachBatch`, a batch that was committed is not committed again.
 
-What ends it. With the checkpoint Spark forgets the query's id: a new query begins without markers and writes everything
-that it reads. Markers go with the topic that holds them, and after `offsets.retention.minutes` (7 days) without a batch: a
-query that was stopped in the middle of one and is started later than that writes the batch again. The driver logs when
-there is no marker of an earlier batch.
-
-A batch write has the same transactions and markers under an id of its own, which covers tasks that Spark repeats within the
-job; the groups of its markers are deleted when it is over. A job that is run again writes again.
+A transaction is open from a task's first row until the driver commits: `kafka.transaction.timeout.ms` has to cover
+the batch.
 """
 
 from __future__ import annotations
@@ -32,9 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -44,7 +34,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.transactional import (
     BatchProducer,
     Encoded,
@@ -54,17 +43,18 @@ from tidemill.client.transactional import (
 )
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.protocol.records import HEADER_SIZE
+from tidemill.spark.commits import Transaction
 from tidemill.spark.encode import encode
-from tidemill.spark.markers import (
-    NO_MARKER,
-    Marker,
-    group_of,
-    marker_offsets,
-    read_marker,
-    write_query_marker,
-)
 from tidemill.spark.routing import Router
 from tidemill.spark.sink_options import COLUMNS, SinkOptions, check_schema
+from tidemill.spark.two_phase import (
+    commit_batch,
+    forget_decision,
+    open_transaction,
+    queries_marked,
+    settle,
+    task_prefix,
+)
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -73,18 +63,30 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 # A failed query ends with its own error, not with a long wait for the broker that may have caused it.
 _ABORT_TIMEOUT_S = 5.0
+_SLOTS = 16
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
 
-class MovedRows(TidemillError):
-    """A batch that was written in part is repeated with other rows in its tasks."""
-
-
 class Task(NamedTuple):
+    """One attempt at one task. Attempts have names of their own, so that none disturbs another that Spark may take.
+
+    Names come again, since brokers remember each for days. Attempts of the same number, of which one is left over
+    from a stage that Spark has given up, are told apart by the ids that Spark gives them, as far as `_SLOTS` goes.
+    """
+
     query_id: str
     batch_id: int
     partition_id: int
+    attempt_number: int = 0
+    attempt_id: int = 0
+    # Of the checkpoint, in streams.
+    mark: str = ""
+
+    @property
+    def transactional_id(self) -> str:
+        slot = f"{self.attempt_number}.{self.attempt_id % _SLOTS}"
+        return f"{task_prefix(self.query_id)}{self.mark}/{self.partition_id}-{slot}"
 
     def __str__(self) -> str:
         return f"task {self.partition_id} of batch {self.batch_id} of query {self.query_id}"
@@ -92,13 +94,11 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver. `topic` is one that it wrote to; None when it had no rows."""
+    """What a task tells the driver. `transaction` is what it has written and left open; None when there is none."""
 
     query_id: str
-    partition_id: int
     rows: int = 0
-    topic: str | None = None
-    is_repeated: bool = False
+    transaction: Transaction | None = None
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -109,30 +109,26 @@ class BatchWriter(DataSourceArrowWriter):
             raise ConfigError(
                 "a topic cannot be overwritten, records are only added to it: use mode('append')"
             )
-        self._query_id = f"batch-{uuid.uuid4()}"
+        # Without a name of its own a job is one of a kind.
+        self._query_id = self._options.job or f"batch-{uuid.uuid4()}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_rows(self._options, Task(self._query_id, 0, _context().partitionId()), iterator)
+        task = _task(_context(), self._query_id, self._options.batch_id or 0)
+        return write_rows(self._options, task, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._forget(messages)
+        written = _transactions(messages)
+        if not self._options.exactly_once or not (written or self._options.job):
+            return
+        with self._options.access.reached() as cluster:
+            commit_batch(cluster, self._query_id, self._options.batch_id or 0, written)
+            if self._options.job is None:
+                # Nobody will ask for it.
+                forget_decision(cluster, self._query_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._forget(messages)
-
-    def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The markers have done their work when no task can be repeated any more."""
-        written = [each for each in _written(messages) if each.topic is not None]
-        if not written or not self._options.exactly_once:
-            return
-        with self._options.access.cluster() as cluster:
-            groups = GroupAdmin(cluster)
-            for each in written:
-                group_id = group_of(each.query_id, each.partition_id)
-                try:
-                    groups.delete(group_id)
-                except TidemillError as failure:
-                    logger.warning("group %s stays until its offsets expire: %s", group_id, failure)
+        if self._options.exactly_once:
+            _settle_after_failure(self._options, self._query_id, messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -141,55 +137,49 @@ class StreamWriter(DataSourceStreamArrowWriter):
         del overwrite
         self._options = SinkOptions.parse(options)
         check_schema(schema, self._options)
+        if self._options.batch_id is not None:
+            raise ConfigError("batchId is for batch writes, as in foreachBatch: a stream has its own")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = _context()
         query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query_id is None or batch_id is None:
             raise TidemillError(f"Spark does not tell {_QUERY_ID} and {_BATCH_ID} to this task")
-        return write_rows(self._options, Task(query_id, int(batch_id), context.partitionId()), iterator)
+        task = _task(context, query_id, int(batch_id), self._options.checkpoint_mark)
+        return write_rows(self._options, task, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        written = [each for each in _written(messages) if each.topic is not None]
-        if not written or not self._options.exactly_once:
+        query_id = _query_id(messages)
+        if query_id is None or not self._options.exactly_once:
             return
-        query_id, topic = written[0].query_id, written[0].topic
-        assert topic is not None
         with self._options.access.reached() as cluster:
-            before = read_marker(cluster, group_of(query_id), self._options.topic)
-            if before == NO_MARKER and batchId > 0:
-                logger.warning(
-                    "query %s had no marker before batch %d: it is the first with rows, or its markers expired. In the "
-                    "latter case what an earlier attempt at this batch had written is there twice",
-                    query_id,
-                    batchId,
-                )
-            if before.next_batch_id == batchId and before.partitions not in (-1, len(messages)):
-                _report_moved(
-                    self._options,
-                    f"batch {batchId} of query {query_id} was cut into {before.partitions} tasks when it was written in "
-                    f"part, and into {len(messages)} now: records may be missing or twice in topic {topic}. Keep the "
-                    f"number of partitions while a batch is unfinished",
-                )
-            total = sum(each.rows for each in written)
-            write_query_marker(cluster, query_id, topic, Marker(batchId + 1, rows=total))
+            commit_batch(cluster, query_id, batchId, _transactions(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        written = [each for each in _written(messages) if each.topic is not None]
-        if not written or not self._options.exactly_once:
-            return
-        query_id, topic = written[0].query_id, written[0].topic
-        assert topic is not None
-        try:
-            with self._options.access.cluster() as cluster:
-                cluster.timeout_s = min(cluster.timeout_s, _ABORT_TIMEOUT_S)
-                before = read_marker(cluster, group_of(query_id), self._options.topic)
-                # The first attempt's number of tasks is the one that counts.
-                is_noted = before.next_batch_id == batchId and before.partitions >= 0
-                if before.next_batch_id <= batchId and not is_noted:
-                    write_query_marker(cluster, query_id, topic, Marker(batchId, partitions=len(messages)))
-        except TidemillError as failure:
-            logger.warning("batch %d of query %s failed, which is not noted: %s", batchId, query_id, failure)
+        del batchId
+        if self._options.exactly_once:
+            _settle_after_failure(self._options, _query_id(messages), messages)
+
+
+def _task(context: TaskContext, query_id: str, batch_id: int, mark: str = "") -> Task:
+    return Task(
+        query_id, batch_id, context.partitionId(), context.attemptNumber(), context.taskAttemptId(), mark
+    )
+
+
+def _settle_after_failure(
+    options: SinkOptions, query_id: str | None, messages: Sequence[WriterCommitMessage | None]
+) -> None:
+    """When not one task ended well, only the mark in their names tells which query it is."""
+    try:
+        with options.access.cluster() as cluster:
+            cluster.timeout_s = min(cluster.timeout_s, _ABORT_TIMEOUT_S)
+            for each in [query_id] if query_id else queries_marked(cluster, options.checkpoint_mark):
+                settle(cluster, each, _transactions(messages))
+    except TidemillError as failure:
+        logger.warning(
+            "transactions of the failed batch stay open until they time out or it is repeated: %s", failure
+        )
 
 
 # --- one task ---
@@ -200,7 +190,7 @@ def write_rows(options: SinkOptions, task: Task, batches: Iterable[pa.RecordBatc
     chunks = _chunks(batches, options)
     first = next(chunks, None)
     if first is None:
-        return Written(task.query_id, task.partition_id)
+        return Written(task.query_id)
     rows = _Rows(first, chunks)
     with options.access.reached() as cluster:
         router = Router(cluster, options.topic, task.partition_id)
@@ -209,72 +199,32 @@ def write_rows(options: SinkOptions, task: Task, batches: Iterable[pa.RecordBatc
         with BatchProducer(
             cluster, codec=options.codec, delivery_timeout_s=options.delivery_timeout_s
         ) as producer:
-            topic = _produce(producer, options, rows, router)
+            _produce(producer, options, rows, router)
             producer.flush()
-        return Written(task.query_id, task.partition_id, rows.count, topic)
+        return Written(task.query_id, rows.count)
 
 
 def _write_once(cluster: Cluster, options: SinkOptions, task: Task, rows: _Rows, router: Router) -> Written:
-    group_id = group_of(task.query_id, task.partition_id)
     with TransactionalProducer(
         cluster,
-        group_id,
+        task.transactional_id,
         transaction_timeout_ms=options.transaction_timeout_ms,
         codec=options.codec,
         delivery_timeout_s=options.delivery_timeout_s,
     ) as producer:
-        # Fence first, look second: from here on nobody else can write the marker that is looked for.
-        producer.init()
-        done = _marker_of(cluster, options, task, rows)
-        if done is not None:
-            logger.warning("%s is written already and not written again", task)
-            return Written(task.query_id, task.partition_id, 0, done.topic, is_repeated=True)
+        if open_transaction(cluster, producer, task.transactional_id, task.query_id, task.batch_id):
+            logger.warning("%s is committed already and not written again", task)
+            return Written(task.query_id)
         producer.begin()
         try:
-            topic = _produce(producer, options, rows, router)
-            producer.flush()
-            marker = Marker(task.batch_id + 1, rows=rows.count, checksum=rows.checksum)
-            producer.send_offsets(group_id, marker_offsets(topic, marker))
-            producer.commit()
+            _produce(producer, options, rows, router)
+            writer = producer.prepare()
         except Fenced:
             raise
         except BaseException:
             _abort(producer, task)
             raise
-        return Written(task.query_id, task.partition_id, rows.count, topic)
-
-
-def _marker_of(cluster: Cluster, options: SinkOptions, task: Task, rows: _Rows) -> Marker | None:
-    """What an earlier attempt says that has written this batch; None when there was none."""
-    whole = read_marker(cluster, group_of(task.query_id), options.topic)
-    if whole.next_batch_id > task.batch_id:
-        return whole
-    if whole.next_batch_id == task.batch_id and 0 <= whole.partitions <= task.partition_id:
-        _report_moved(
-            options,
-            f"{task}: the batch was cut into {whole.partitions} tasks when it was written in part, and into more now: "
-            f"its rows moved to other tasks. Keep the number of partitions while a batch is unfinished",
-        )
-    marker = read_marker(cluster, group_of(task.query_id, task.partition_id), options.topic)
-    if marker.next_batch_id <= task.batch_id:
-        return None
-    if marker.next_batch_id == task.batch_id + 1 and marker.rows >= 0:
-        _compare(options, task, rows, marker)
-    return marker
-
-
-def _compare(options: SinkOptions, task: Task, rows: _Rows, marker: Marker) -> None:
-    for _ in rows:
-        pass
-    if rows.count != marker.rows:
-        _report_moved(
-            options,
-            f"{task} has written {marker.rows} rows and has {rows.count} now that it is repeated: its rows moved to "
-            f"other tasks, so records may be missing or twice in topic {marker.topic}. Keep the number of partitions "
-            f"and a deterministic plan while a batch is unfinished",
-        )
-    elif rows.checksum != marker.checksum:
-        logger.warning("%s has %d rows as when it wrote them, but not the same ones", task, rows.count)
+        return Written(task.query_id, rows.count, Transaction(task.transactional_id, *writer))
 
 
 def _abort(producer: TransactionalProducer, task: Task) -> None:
@@ -284,13 +234,9 @@ def _abort(producer: TransactionalProducer, task: Task) -> None:
         logger.warning("%s: its transaction stays open until it times out: %s", task, failure)
 
 
-def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router: Router) -> str:
-    """The first topic that was written to."""
-    topics: dict[str, None] = {}
-
+def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router: Router) -> None:
     def encoded(chunk: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Encoded]]:
         for partition, records in router.route(chunk):
-            topics[partition.topic] = None
             bytes_max = min(router.bytes_max(partition.topic), options.batch_bytes_max)
             for batch in encode(records, now_ms=_now_ms(), batch_bytes_max=bytes_max - HEADER_SIZE):
                 _check_size(partition, batch, bytes_max, options)
@@ -298,7 +244,6 @@ def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router:
 
     for chunk in rows:
         producer.produce(encoded(chunk))
-    return next(iter(topics))
 
 
 def _check_size(partition: TopicPartition, batch: Encoded, bytes_max: int, options: SinkOptions) -> None:
@@ -318,8 +263,6 @@ class _Rows:
         self._first: pa.RecordBatch | None = first
         self._others = others
         self.count = 0
-        # Of all values in their order, wherever batches of rows begin and end.
-        self.checksum = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         first, self._first = self._first, None
@@ -330,11 +273,6 @@ class _Rows:
 
     def _counted(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         self.count += len(chunk)
-        values = chunk.column("value").cast(pa.binary())
-        _, offsets, data = values.buffers()
-        if data is not None:
-            ends = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]]
-            self.checksum = crc32c(memoryview(data)[ends[0] : ends[1]], self.checksum)
         return chunk
 
 
@@ -357,14 +295,13 @@ def _chunks(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Iterator
         yield pa.concat_batches(gathered)
 
 
-def _report_moved(options: SinkOptions, text: str) -> None:
-    if options.fail_on_moved_rows:
-        raise MovedRows(f"{text}; failOnMovedRows=false goes on")
-    logger.warning(text)
+def _transactions(messages: Sequence[WriterCommitMessage | None]) -> list[Transaction]:
+    told = (each.transaction for each in messages if isinstance(each, Written))
+    return [each for each in told if each is not None]
 
 
-def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    return [each for each in messages if isinstance(each, Written)]
+def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str | None:
+    return next((each.query_id for each in messages if isinstance(each, Written)), None)
 
 
 def _context() -> TaskContext:

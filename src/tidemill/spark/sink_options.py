@@ -9,10 +9,10 @@ are left out, as Spark does. The option `topic` stands above the column.
 
 Our own options:
 
-    exactlyOnce        true: one transaction a task, and a marker that tells a repeated task that its work is done.
+    exactlyOnce        true: one transaction a task, all of them committed by one decision of the driver.
                        false: as Spark's sink, a task that is repeated writes again
-    failOnMovedRows    true: a repeated task that has other rows than it had when it wrote them fails the query.
-                       false: it goes on and logs the same line
+    queryName,         of a batch write, as in `foreachBatch`: who writes, and which batch it is. A batch that this name
+    batchId            has committed is not committed again
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from crc32c import crc32c
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -49,13 +50,14 @@ _NO_EFFECT = (
     "kafka.retry.backoff.ms",
     "kafka.max.in.flight.requests.per.connection",
     "checkpointLocation",
-    "queryName",
+    "failOnMovedRows",
 )
 _KNOWN = (
     "topic",
     "includeHeaders",
     "exactlyOnce",
-    "failOnMovedRows",
+    "queryName",
+    "batchId",
     "kafka.bootstrap.servers",
     "kafka.client.id",
     "kafka.acks",
@@ -86,7 +88,11 @@ class SinkOptions:
     topic: str | None = None
     writes_headers: bool = True
     exactly_once: bool = True
-    fail_on_moved_rows: bool = True
+    # Who writes, when a batch write is not one of a kind, and which batch it is.
+    job: str | None = None
+    # By which tasks of a stream are known when nothing else tells whose they are.
+    checkpoint_mark: str = ""
+    batch_id: int | None = None
     codec: int = CompressionType.NONE
     # Of one batch of records, header included; a topic's max.message.bytes may be less.
     batch_bytes_max: int = REQUEST_BYTES_MAX
@@ -146,12 +152,35 @@ class _Parser:
             topic=self._options.get("topic") or None,
             writes_headers=self._flag("includeHeaders", True),
             exactly_once=self._flag("exactlyOnce", True),
-            fail_on_moved_rows=self._flag("failOnMovedRows", True),
+            job=self._job(),
+            batch_id=self._batch_id(),
+            checkpoint_mark=self._checkpoint_mark(),
             codec=self._codec(),
             batch_bytes_max=min(request_bytes, self._count("kafka.batch.size") or request_bytes),
             delivery_timeout_s=delivery_ms / 1000 if delivery_ms else SinkOptions.delivery_timeout_s,
             transaction_timeout_ms=self._count("kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
         )
+
+    def _batch_id(self) -> int | None:
+        value = self._options.get("batchId")
+        if value is not None and not value.isdecimal():
+            raise ConfigError(
+                f"batchId={value} is not understood; it should be the number that foreachBatch gives"
+            )
+        return None if value is None else int(value)
+
+    def _job(self) -> str | None:
+        """A write to each topic is a job of its own. Of a stream `queryName` is only what Spark calls it."""
+        name = self._options.get("queryName")
+        if "batchId" not in self._options:
+            return None
+        if not name:
+            raise ConfigError("batchId says which batch it is and queryName whose: set both, or neither")
+        return f"{name}/{self._options.get('topic') or ''}"
+
+    def _checkpoint_mark(self) -> str:
+        location = self._options.get("checkpointLocation")
+        return f"{crc32c(location.encode()):08x}" if location else ""
 
     def _access(self) -> BrokerAccess:
         bootstrap = self._options.get("kafka.bootstrap.servers")

@@ -1,0 +1,241 @@
+"""Who ends the transactions of a query's tasks, and when: the driver decides, and nobody aborts what is decided.
+
+A task writes in a transaction that it leaves open (`open_transaction`), and hands it to the driver, which alone knows
+that the task's input was complete. `commit_batch` takes every transaction over, writes one decision (`commits`) and
+ends them; `settle` ends what is left open by tasks that failed, or by a driver that died, by the one rule:
+
+    hold the transaction; fence the query's decisions; read the last one; commit what it names, abort what it does not
+
+in that order. docs/decisions/0011 shows why no decided transaction is aborted then, whoever else is at work. *To
+hold* is to take over (KIP-939): whoever held it before can end it no more. Where the cluster has no such thing, the
+writer's own producer id and epoch serve instead: then two drivers at the same moment are not excluded, and a
+transaction may time out before its commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from tidemill.client.cluster import Cluster
+from tidemill.client.transaction_admin import TransactionAdmin
+from tidemill.client.transaction_coordinator import (
+    Fenced,
+    Identity,
+    TransactionCoordinator,
+    TransactionFailed,
+)
+from tidemill.client.transactional import TransactionalProducer
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.spark.commits import Commits, Decision, Transaction
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "spark-"
+_ONGOING = "Ongoing"
+# How often something is tried that somebody else fences.
+_TRIES = 10
+
+
+class TransactionLost(TidemillError):
+    """What a task has written cannot be committed any more."""
+
+
+# --- a task ---
+
+
+def open_transaction(
+    cluster: Cluster, producer: TransactionalProducer, transactional_id: str, query_id: str, batch_id: int
+) -> Decision | None:
+    """Makes the producer ready to begin. A decision means that the batch is decided, and nothing is to be written."""
+    try:
+        writer = producer.take_over()
+    except ApiError as error:
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+            raise
+        decision = _end_as_writer(cluster, transactional_id, query_id)
+        producer.init()
+    else:
+        decision = None
+        if writer is not None:
+            decision = _fence(cluster, query_id)
+            producer.end_taken_over(is_commit=_is_decided(decision, Transaction(transactional_id, *writer)))
+            # Once more for the timeout, which is off when a driver had held the transaction.
+            if producer.take_over() is not None:
+                raise Fenced(f"another producer writes under {transactional_id}")
+    return decision if decision is not None and decision.batch_id >= batch_id else None
+
+
+def _end_as_writer(cluster: Cluster, transactional_id: str, query_id: str) -> Decision | None:
+    """Commits what is decided. What is not, InitProducerId aborts."""
+    writer = _ongoing_writer(cluster, transactional_id)
+    if writer is None:
+        return None
+    decision = _fence(cluster, query_id)
+    if _is_decided(decision, Transaction(transactional_id, *writer)):
+        TransactionCoordinator(cluster, transactional_id).end(writer, is_commit=True)
+    return decision
+
+
+# --- the driver ---
+
+
+def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction]) -> None:
+    """All of them or none. After a failure `settle` finds out which."""
+    if written:
+        with Commits(cluster, query_id) as commits:
+            decision = commits.fence()
+            if decision is not None and decision.batch_id >= batch_id:
+                logger.warning(
+                    "batch %d of query %s is committed already: what was written again is taken back",
+                    batch_id,
+                    query_id,
+                )
+            else:
+                holds = [_held_for_good(cluster, each) for each in written]
+                commits.decide(Decision(batch_id, tuple(written)))
+                for each, hold in zip(written, holds, strict=True):
+                    _commit(cluster, each, hold)
+    settle(cluster, query_id)
+
+
+def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ()) -> None:
+    """Ends what the query's tasks have left open, each as it is decided; what no decision names is aborted.
+
+    `written` are those that are known; others are looked for.
+    """
+    pending = sorted({each.transactional_id for each in written} | set(_ongoing_of(cluster, query_id)))
+    for _ in range(_TRIES):
+        pending = _end_as_decided(cluster, query_id, pending)
+        if not pending:
+            return
+    raise TransactionLost(
+        f"{', '.join(pending)}: others take these transactions over again and again; they stay open"
+    )
+
+
+def forget_decision(cluster: Cluster, query_id: str) -> None:
+    """For a query that is over, when everything is committed."""
+    with Commits(cluster, query_id) as commits:
+        if commits.fence() is not None:
+            commits.forget()
+
+
+def task_prefix(query_id: str) -> str:
+    """How the transactional ids of the query's tasks begin, and those of no other."""
+    return f"{_PREFIX}{quote(query_id, safe='')}/"
+
+
+def queries_marked(cluster: Cluster, mark: str) -> list[str]:
+    """The queries whose tasks have a transaction open and `mark` in their transactional ids."""
+    if not mark:
+        return []
+    ongoing = [
+        each.transactional_id.removeprefix(_PREFIX).split("/")
+        for each in TransactionAdmin(cluster).transactions(states=[_ONGOING])
+        if each.transactional_id.startswith(_PREFIX)
+    ]
+    return sorted({unquote(parts[0]) for parts in ongoing if len(parts) == 3 and parts[1] == mark})
+
+
+# --- holding and ending ---
+
+
+class _Hold(NamedTuple):
+    """`producer` may end the transaction that `writer` has written; None when none is open."""
+
+    producer: Identity
+    writer: Identity | None
+    is_taken_over: bool
+
+
+def _hold(cluster: Cluster, transactional_id: str, *, two_phase: bool = False) -> _Hold:
+    try:
+        taken = TransactionCoordinator(cluster, transactional_id).take_over(two_phase=two_phase)
+        return _Hold(*taken, is_taken_over=True)
+    except ApiError as error:
+        if two_phase and error.code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            logger.warning(
+                "two-phase commit is switched off (transaction.two.phase.commit.enable): what is decided is lost when "
+                "its transaction times out before its commit"
+            )
+            return _hold(cluster, transactional_id)
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+            raise
+    writer = _ongoing_writer(cluster, transactional_id)
+    return _Hold(writer or Identity(-1, -1), writer, is_taken_over=False)
+
+
+def _held_for_good(cluster: Cluster, transaction: Transaction) -> _Hold:
+    """Held until it is ended, however long that takes; `TransactionLost` when it is not what the task has written."""
+    hold = _hold(cluster, transaction.transactional_id, two_phase=True)
+    if hold.writer != transaction.writer:
+        raise TransactionLost(
+            f"the transaction {transaction.transactional_id} of a task has ended before the batch was committed: it was "
+            f"open for longer than the option kafka.transaction.timeout.ms, or another driver of the query took its place. "
+            f"Nothing of the batch is committed; it is written when the query or the job is started again"
+        )
+    return hold
+
+
+def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
+    """Ends what was just decided. When somebody else has taken it over, `settle` sees to it."""
+    try:
+        TransactionCoordinator(cluster, transaction.transactional_id).end(hold.producer, is_commit=True)
+    except (Fenced, TransactionFailed) as failure:
+        if not hold.is_taken_over:
+            raise TransactionLost(
+                f"the transaction {transaction.transactional_id} timed out between the decision and its commit, and this "
+                f"cluster has no two-phase commit that would prevent it: its rows are missing ({failure})"
+            ) from None
+        logger.info("%s was taken over: %s", transaction.transactional_id, failure)
+
+
+def _end_as_decided(cluster: Cluster, query_id: str, transactional_ids: Sequence[str]) -> list[str]:
+    """Those that somebody else took over meanwhile."""
+    holds = {each: _hold(cluster, each) for each in transactional_ids}
+    writers = {each: hold.writer for each, hold in holds.items() if hold.writer is not None}
+    # The order matters: held, then fenced, then read.
+    decision = _fence(cluster, query_id) if writers else None
+    fenced = []
+    for transactional_id, writer in writers.items():
+        is_commit = _is_decided(decision, Transaction(transactional_id, *writer))
+        try:
+            TransactionCoordinator(cluster, transactional_id).end(
+                holds[transactional_id].producer, is_commit=is_commit
+            )
+        except (Fenced, TransactionFailed) as failure:
+            logger.info("%s is taken over: %s", transactional_id, failure)
+            fenced.append(transactional_id)
+    return fenced
+
+
+def _fence(cluster: Cluster, query_id: str) -> Decision | None:
+    with Commits(cluster, query_id) as commits:
+        return commits.fence()
+
+
+def _is_decided(decision: Decision | None, transaction: Transaction) -> bool:
+    return decision is not None and transaction in decision.transactions
+
+
+def _ongoing_writer(cluster: Cluster, transactional_id: str) -> Identity | None:
+    try:
+        found = TransactionAdmin(cluster).describe(transactional_id)
+    except ApiError as error:
+        if error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            return None
+        raise
+    return Identity(found.producer_id, found.producer_epoch) if found.state == _ONGOING else None
+
+
+def _ongoing_of(cluster: Cluster, query_id: str) -> list[str]:
+    """The transactional ids of the query's tasks under which a transaction is open."""
+    prefix = task_prefix(query_id)
+    return [
+        each.transactional_id
+        for each in TransactionAdmin(cluster).transactions(states=[_ONGOING])
+        if each.transactional_id.startswith(prefix)
+    ]

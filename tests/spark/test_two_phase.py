@@ -1,0 +1,321 @@
+"""The driver's side of the sink without a session: what is decided is committed, all else is aborted, whoever dies.
+
+Each runs on a cluster that has KIP-939 and, as far as the promise goes there, on one that has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tests.brokers import RunningBroker, eventually
+from tests.spark.sinks import create, options, read, rows, values, write_batch
+from tidemill.client.cluster import Cluster
+from tidemill.client.transaction_admin import TransactionAdmin
+from tidemill.client.transaction_coordinator import Fenced, TransactionCoordinator
+from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.spark import two_phase
+from tidemill.spark.commits import Commits, Decision, Transaction
+from tidemill.spark.sink import BatchWriter, StreamWriter, Task, Written, write_rows
+from tidemill.spark.sink_options import SinkOptions
+from tidemill.spark.two_phase import TransactionLost, commit_batch, settle
+
+SCHEMA = StructType([StructField("value", StringType())])
+
+
+class DriverDied(Exception):
+    pass
+
+
+@pytest.fixture(params=["kept", "plain"])
+def has_two_phase(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """`plain`: the cluster answers as one without KIP-939 does."""
+    is_kept: bool = request.param == "kept"
+    if not is_kept:
+
+        def unsupported(*_: object, **__: object) -> None:
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+
+        monkeypatch.setattr(TransactionCoordinator, "take_over", unsupported)
+    return is_kept
+
+
+@pytest.fixture
+def sink(target: RunningBroker, topic: str) -> SinkOptions:
+    create(target.bootstrap, topic, 2)
+    return options(target.bootstrap, topic)
+
+
+@pytest.fixture
+def cluster(target: RunningBroker) -> Iterator[Cluster]:
+    with Cluster(target.bootstrap) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def query(topic: str) -> str:
+    return f"query-{topic}"
+
+
+def written(sink: SinkOptions, task: Task, *texts: str) -> Transaction:
+    transaction = write_rows(sink, task, [rows(*texts)]).transaction
+    assert transaction is not None
+    return transaction
+
+
+def die(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *, after: int = 0) -> None:
+    """The driver dies instead of calling this, or instead of calling it once more."""
+    real, calls = getattr(owner, name), 0
+
+    def dies(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise DriverDied
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, dies)
+
+
+def open_ids(cluster: Cluster, query: str) -> list[str]:
+    prefix = two_phase.task_prefix(query)
+    listed = TransactionAdmin(cluster).transactions(states=["Ongoing"])
+    return [each.transactional_id for each in listed if each.transactional_id.startswith(prefix)]
+
+
+@pytest.mark.usefixtures("has_two_phase")
+class TestDriverDies:
+    def batch(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
+        both = [written(sink, Task(query, 3, 0), "a", "b"), written(sink, Task(query, 3, 1), "c")]
+        commit_batch(cluster, query, 3, both)
+
+    def repeat(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
+        """Rows fall to other tasks, of which there are more."""
+        again = [write_rows(sink, Task(query, 3, index), [rows(text)]) for index, text in enumerate("cba")]
+        commit_batch(cluster, query, 3, [each.transaction for each in again if each.transaction is not None])
+
+    def check(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
+        assert sink.topic is not None
+        assert open_ids(cluster, query) == []
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "c"]
+
+    def test_before_the_decision(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            die(patch, Commits, "decide")
+            with pytest.raises(DriverDied):
+                self.batch(sink, cluster, query)
+        assert len(open_ids(cluster, query)) == 2
+        self.repeat(sink, cluster, query)
+        self.check(sink, cluster, query)
+
+    @pytest.mark.parametrize("commits", [0, 1])
+    def test_between_the_decision_and_the_commits(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch, commits: int
+    ) -> None:
+        with monkeypatch.context() as patch:
+            die(patch, two_phase, "_commit", after=commits)
+            with pytest.raises(DriverDied):
+                self.batch(sink, cluster, query)
+        assert len(open_ids(cluster, query)) == 2 - commits
+        self.repeat(sink, cluster, query)
+        self.check(sink, cluster, query)
+
+    def test_after_the_commits(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
+        self.batch(sink, cluster, query)
+        self.repeat(sink, cluster, query)
+        self.check(sink, cluster, query)
+        write_batch(sink, Task(query, 4, 0), [rows("d")])
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "c", "d"]
+
+    def test_and_the_batch_has_no_rows_when_it_is_repeated(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            die(patch, two_phase, "_commit")
+            with pytest.raises(DriverDied):
+                self.batch(sink, cluster, query)
+        commit_batch(cluster, query, 3, [])
+        self.check(sink, cluster, query)
+
+    def test_a_decision_that_nobody_confirmed_is_found(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Spark aborts a batch whose commit failed; what is decided is not aborted."""
+        decide = Commits.decide
+
+        def unconfirmed(commits: Commits, decision: Decision) -> None:
+            decide(commits, decision)
+            raise DriverDied
+
+        both = [written(sink, Task(query, 3, 0), "a", "b"), written(sink, Task(query, 3, 1), "c")]
+        with monkeypatch.context() as patch:
+            patch.setattr(Commits, "decide", unconfirmed)
+            with pytest.raises(DriverDied):
+                commit_batch(cluster, query, 3, both)
+        settle(cluster, query, both)
+        self.check(sink, cluster, query)
+
+    def test_a_failed_batch_leaves_nothing(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
+        """Also of attempts of which the driver knows nothing."""
+        known = written(sink, Task(query, 3, 0), "a")
+        for attempt in range(3):
+            written(sink, Task(query, 3, 1, attempt, attempt), "b")
+        settle(cluster, query, [known])
+        assert open_ids(cluster, query) == []
+        assert sink.topic is not None
+        assert read(sink.access.bootstrap, sink.topic) == []
+
+
+class TestOthersAtWork:
+    def test_two_drivers_decide_once(self, sink: SinkOptions, cluster: Cluster, query: str) -> None:
+        with Commits(cluster, query) as first:
+            assert first.fence() is None
+            older = written(sink, Task(query, 0, 0), "a", "b")
+            two_phase._held_for_good(cluster, older)
+            write_batch(sink, Task(query, 0, 0), [rows("b", "a")])
+            with pytest.raises(Fenced):
+                first.decide(Decision(0, (older,)))
+        settle(cluster, query, [older])
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b"]
+
+    def test_a_zombie_cannot_abort_what_is_decided(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A task of an earlier life wakes up between the decision and the commit, under the same name."""
+        task = Task(query, 0, 0)
+        commit = two_phase._commit
+
+        def zombie_first(*args: object) -> None:
+            assert write_rows(sink, task, [rows("zombie")]).transaction is None
+            commit(*args)  # type: ignore[arg-type]
+
+        transaction = written(sink, task, "a")
+        monkeypatch.setattr(two_phase, "_commit", zombie_first)
+        commit_batch(cluster, query, 0, [transaction])
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a"]
+        assert open_ids(cluster, query) == []
+
+    def test_a_takeover_before_the_commit_loses_nothing(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        transaction = written(sink, Task(query, 0, 0), "a")
+        commit = two_phase._commit
+
+        def taken_over_first(*args: object) -> None:
+            TransactionCoordinator(cluster, transaction.transactional_id).take_over()
+            commit(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(two_phase, "_commit", taken_over_first)
+        commit_batch(cluster, query, 0, [transaction])
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a"]
+
+    def test_a_decided_transaction_does_not_time_out(
+        self, target: RunningBroker, topic: str, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        create(target.bootstrap, topic)
+        sink = options(target.bootstrap, topic, **{"kafka.transaction.timeout.ms": "1"})
+        transaction = written(sink, Task(query, 0, 0), "a")
+        with monkeypatch.context() as patch:
+            die(patch, two_phase, "_commit")
+            with pytest.raises(DriverDied):
+                commit_batch(cluster, query, 0, [transaction])
+        # Another of the same timeout shows that it has passed.
+        other = written(sink, Task("other", 0, 0), "b")
+        admin = TransactionAdmin(cluster)
+        eventually(
+            lambda: admin.describe(other.transactional_id).state == "CompleteAbort", "the timeout of another"
+        )
+        assert open_ids(cluster, query) == [transaction.transactional_id]
+        settle(cluster, query)
+        assert values(read(target.bootstrap, topic)) == ["a"]
+
+    @pytest.mark.usefixtures("has_two_phase")
+    def test_a_transaction_that_timed_out_fails_the_whole_batch(
+        self, target: RunningBroker, topic: str, cluster: Cluster, query: str
+    ) -> None:
+        create(target.bootstrap, topic)
+        sink = options(target.bootstrap, topic)
+        short = options(target.bootstrap, topic, **{"kafka.transaction.timeout.ms": "1"})
+        both = [written(sink, Task(query, 0, 0), "a"), written(short, Task(query, 0, 1), "b")]
+        admin = TransactionAdmin(cluster)
+        eventually(lambda: admin.describe(both[1].transactional_id).state == "CompleteAbort", "its timeout")
+        with pytest.raises(TransactionLost, match=r"/1-0\.0 of a task .*kafka\.transaction\.timeout\.ms"):
+            commit_batch(cluster, query, 0, both)
+        settle(cluster, query, both)
+        assert read(target.bootstrap, topic) == []
+        write_batch(sink, Task(query, 0, 0), [rows("a", "b")])
+        assert values(read(target.bootstrap, topic)) == ["a", "b"]
+
+    def test_queries_whose_names_begin_alike_are_strangers(
+        self, sink: SinkOptions, cluster: Cluster, query: str
+    ) -> None:
+        others = [f"{query}-eu", f"{query}/eu", f"{query}%2Feu"]
+        open_ones = [written(sink, Task(each, 0, 0), "b") for each in others]
+        write_batch(sink, Task(query, 0, 0), [rows("a")])
+        for each, transaction in zip(others, open_ones, strict=True):
+            assert open_ids(cluster, each) == [transaction.transactional_id]
+            commit_batch(cluster, each, 0, [transaction])
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "b", "b"]
+
+
+class TestWriters:
+    def test_a_stream_of_which_no_task_was_heard_is_known_by_its_checkpoint(
+        self, target: RunningBroker, sink: SinkOptions, cluster: Cluster, topic: str, query: str
+    ) -> None:
+        told = {"kafka.bootstrap.servers": target.bootstrap, "topic": topic}
+        mine, other = (SinkOptions.parse(told | {"checkpointLocation": f"/{topic}/{each}"}) for each in "ab")
+        written(mine, Task(query, 0, 0, mark=mine.checkpoint_mark), "a")
+        left = written(other, Task(f"{query}-other", 0, 0, mark=other.checkpoint_mark), "b")
+        StreamWriter(SCHEMA, told | {"checkpointLocation": f"/{topic}/a"}).abort([None], 0)
+        assert open_ids(cluster, query) == []
+        assert open_ids(cluster, f"{query}-other") == [left.transactional_id]
+        settle(cluster, f"{query}-other")
+
+    def test_a_batch_of_foreach_batch_is_committed_once(
+        self, target: RunningBroker, sink: SinkOptions, topic: str
+    ) -> None:
+        told = {"kafka.bootstrap.servers": target.bootstrap, "topic": topic, "queryName": topic}
+
+        def write(batch_id: int, *texts: str) -> None:
+            writer = BatchWriter(SCHEMA, told | {"batchId": str(batch_id)})
+            task = Task(writer._query_id, batch_id, 0)
+            writer.commit([write_rows(writer._options, task, [rows(*texts)])])
+
+        for batch_id, text in [(0, "a"), (0, "a"), (1, "b"), (0, "a"), (1, "b")]:
+            write(batch_id, text)
+        assert values(read(target.bootstrap, topic)) == ["a", "b"]
+
+    def test_a_job_without_a_name_leaves_no_decision(
+        self, target: RunningBroker, sink: SinkOptions, cluster: Cluster, topic: str
+    ) -> None:
+        writer = BatchWriter(SCHEMA, {"kafka.bootstrap.servers": target.bootstrap, "topic": topic})
+        told = write_rows(writer._options, Task(writer._query_id, 0, 0), [rows("a")])
+        writer.commit([told, Written(writer._query_id), None])
+        with Commits(cluster, writer._query_id) as commits:
+            assert commits.fence() is None
+        assert values(read(target.bootstrap, topic)) == ["a"]
+
+    @pytest.mark.parametrize(
+        ("told", "line"),
+        [
+            ({"batchId": "1"}, "set both, or neither"),
+            ({"batchId": "x", "queryName": "q"}, "batchId=x is not understood"),
+        ],
+    )
+    def test_batch_ids_are_checked(self, told: dict[str, str], line: str) -> None:
+        with pytest.raises(ConfigError, match=line):
+            SinkOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"} | told)
+
+    def test_a_stream_has_its_own_batch_ids(self) -> None:
+        told = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "batchId": "1", "queryName": "q"}
+        with pytest.raises(ConfigError, match="a stream has its own"):
+            StreamWriter(SCHEMA, told)
