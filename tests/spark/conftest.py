@@ -1,7 +1,8 @@
-"""One Spark session for every test of a pytest worker: `local[2]`, no web interface, files under a folder of its own.
+"""One Spark session for every test of a pytest worker: `local[2,4]`, no web interface, files under a folder of its own.
 
-Where there is no Java 17 the tests are skipped with the line that says how to get it. `feed` writes with librdkafka, so
-that what a test reads was not written by the code under test; `admin` asks the broker of `target` by our own client.
+A task is tried four times. Where there is no Java 17 the tests are skipped with the line that says how to get it. `feed`
+writes with librdkafka, so that what a test reads was not written by the code under test; `admin` asks the broker of
+`target` by our own client.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Workers are started from these: the interpreter that runs the tests, with what it can import.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2,4]")
         .appName("tidemill-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")

@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 # A failed query ends with its own error, not with a long wait for the broker that may have caused it.
 _ABORT_TIMEOUT_S = 5.0
+_SETTLE_PAUSES_S = (0.0, 0.2, 0.5, 1.0)
 _SLOTS = 16
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -170,12 +171,17 @@ def _task(context: TaskContext, query_id: str, batch_id: int, mark: str = "") ->
 def _settle_after_failure(
     options: SinkOptions, query_id: str | None, messages: Sequence[WriterCommitMessage | None]
 ) -> None:
-    """When not one task ended well, only the mark in their names tells which query it is."""
+    """When not one task ended well, only the mark in their names tells which query it is.
+
+    It is done again after a moment: a task whose upstream failed takes what it got for everything, and is still writing it.
+    """
     try:
         with options.access.cluster() as cluster:
             cluster.timeout_s = min(cluster.timeout_s, _ABORT_TIMEOUT_S)
-            for each in [query_id] if query_id else queries_marked(cluster, options.checkpoint_mark):
-                settle(cluster, each, _transactions(messages))
+            for pause_s in _SETTLE_PAUSES_S:
+                time.sleep(pause_s)
+                for each in [query_id] if query_id else queries_marked(cluster, options.checkpoint_mark):
+                    settle(cluster, each, _transactions(messages))
     except TidemillError as failure:
         logger.warning(
             "transactions of the failed batch stay open until they time out or it is repeated: %s", failure
