@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from tests.brokers import RunningBroker, eventually, start_broker
 from tests.cli.conftest import Run
@@ -19,6 +19,9 @@ from tests.conftest import BOOTSTRAP
 from tests.wire.batches import TRANSACTIONAL, Header, encode
 from tests.wire.connection import Connection, produce_fields
 from tidemill.client.cluster import Cluster
+from tidemill.client.transaction_coordinator import TransactionCoordinator
+from tidemill.spark.commits import Commits, Decision, Transaction
+from tidemill.spark.two_phase import task_prefix
 
 # A client that adds its partitions to the transaction itself, or forgets to.
 PRODUCE_VERSION = 9
@@ -70,6 +73,16 @@ def producer(target: RunningBroker, orders: str) -> Iterator[Callable[[], Produc
     for each in made:
         each.purge()
         each.flush(LIMIT_S)
+
+
+def begun(target: RunningBroker, transactional_id: str, topic: str, partition: int) -> Producer:
+    """A producer with a transaction that it has not ended."""
+    producer = Producer({"bootstrap.servers": target.bootstrap, "transactional.id": transactional_id})
+    producer.init_transactions(LIMIT_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"held back", partition=partition)
+    assert producer.flush(LIMIT_S) == 0
+    return producer
 
 
 def leave_hanging(target: RunningBroker, topic: str, partition: int) -> None:
@@ -139,6 +152,41 @@ def test_a_transaction_lives_and_ends(cli: Run, orders: str, producer: Callable[
     eventually(is_complete, "the transaction complete", LIMIT_S)
     assert cli("transactions", "describe", name, "--json").json["partitions"] == []
     assert "partitions:     0\n" in cli("transactions", "describe", name).ok
+
+
+def test_a_transaction_that_is_left_open_is_ended_by_hand(
+    cli: Run, target: RunningBroker, cluster: Cluster, orders: str
+) -> None:
+    name = f"{orders}-id"
+    writing = begun(target, name, orders, 1)
+    # Whoever should decide has taken it over: it has no timeout, and does not come back.
+    TransactionCoordinator(cluster, name).take_over(two_phase=True)
+    assert "timeout:        none (two-phase commit)\n" in cli("transactions", "describe", name).ok
+    assert "is not a task of Spark" in cli("transactions", "end", name, "--as-decided", "--yes").error
+    document = cli("transactions", "end", name, "--commit", "--yes", "--json").json
+    assert document["state"] in ("PrepareCommit", "CompleteCommit")
+    assert committed_values(target, orders, 1) == [b"held back"]
+    assert "has no transaction open" in cli("transactions", "end", name, "--abort", "--yes").error
+    with pytest.raises(KafkaException):
+        writing.commit_transaction(LIMIT_S)
+
+
+def test_a_task_of_spark_is_ended_as_its_driver_decided(
+    cli: Run, target: RunningBroker, cluster: Cluster, orders: str
+) -> None:
+    query_id = f"{orders}/query"
+    names = [f"{task_prefix(query_id)}/{task}-0.0" for task in range(2)]
+    for number, name in enumerate(names):
+        begun(target, name, orders, number)
+    writer = TransactionCoordinator(cluster, names[0]).take_over(two_phase=True).writer
+    assert writer is not None
+    with Commits(cluster, query_id) as commits:
+        commits.fence()
+        commits.decide(Decision(7, (Transaction(names[0], *writer),)))
+    assert "as decided" in cli("transactions", "end", names[1], "--as-decided", "--yes").ok
+    assert committed_values(target, orders, 1) == [b"held back"]
+    states = [cli("transactions", "describe", name, "--json").json["state"] for name in names]
+    assert [state.removeprefix("Prepare").removeprefix("Complete") for state in states] == ["Commit", "Abort"]
 
 
 def test_an_id_without_a_transaction(cli: Run, target: RunningBroker, orders: str) -> None:

@@ -2,7 +2,8 @@
 
 A transaction hangs when a partition has it open and its coordinator does not know of it: nobody will end it, and
 `read_committed` readers of the partition wait for ever. `list --hanging` finds such, `abort` ends one. One that its
-coordinator knows of needs neither: its timeout ends it, or its own producer when it starts again.
+coordinator knows of needs neither: its timeout ends it, or its own producer when it starts again. But one of a two-phase
+commit has no timeout: when whoever should decide about it never comes back, `end` decides instead.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
 from tidemill.client.transaction_admin import OpenTransaction, TransactionAdmin, TransactionDescription
+from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.spark.two_phase import query_of, settle
 from tidemill.types import TopicPartition
 
 # The longest that a producer may ask for, unless `transaction.max.timeout.ms` was changed.
 HANGING_MS_MIN = 900_000
+# What a transaction without a timeout has for one.
+TIMEOUT_NEVER_MS = 2**31 - 1
 _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -96,6 +101,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="even if its coordinator knows of it and will end it"
     )
     abort.add_argument("--yes", action="store_true", help="do not ask")
+    end = add_verb(
+        verbs,
+        "end",
+        _end,
+        "commit or abort a transaction that is left open, by its transactional id",
+        "tidemill transactions end billing-1 --abort\n"
+        "tidemill transactions end 'spark-5d2c…/0-0.0' --as-decided --yes",
+    )
+    end.add_argument("transactional_id", metavar="ID")
+    how = end.add_mutually_exclusive_group(required=True)
+    how.add_argument("--commit", action="store_true", help="make what it has written visible")
+    how.add_argument("--abort", action="store_true", help="take back what it has written")
+    how.add_argument(
+        "--as-decided",
+        action="store_true",
+        help="of a task of Spark: as its driver has decided, with all that its query has left open",
+    )
+    end.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -209,17 +232,21 @@ def _open_as_json(each: OpenTransaction) -> dict[str, object]:
 # --- describe ---
 
 
+def _described(cluster: Cluster, transactional_id: str) -> TransactionDescription:
+    try:
+        return TransactionAdmin(cluster).describe(transactional_id)
+    except ApiError as error:
+        if error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise CommandError(
+                f"there is no transactional id {transactional_id}; "
+                "`tidemill transactions list` shows what there is"
+            ) from None
+        raise
+
+
 def _describe(arguments: argparse.Namespace) -> int:
     with connect(arguments) as cluster:
-        try:
-            found = TransactionAdmin(cluster).describe(arguments.transactional_id)
-        except ApiError as error:
-            if error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                raise CommandError(
-                    f"there is no transactional id {arguments.transactional_id}; "
-                    "`tidemill transactions list` shows what there is"
-                ) from None
-            raise
+        found = _described(cluster, arguments.transactional_id)
     if arguments.json:
         print_json({**found._asdict(), "partitions": [each._asdict() for each in found.partitions]})
         return 0
@@ -229,7 +256,7 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("state", found.state),
             ("producer id", found.producer_id),
             ("producer epoch", found.producer_epoch),
-            ("timeout", f"{found.timeout_ms / 1000:g} s"),
+            ("timeout", _timeout_text(found)),
             ("started", _started_text(found)),
             ("partitions", len(found.partitions)),
         ]
@@ -238,6 +265,14 @@ def _describe(arguments: argparse.Namespace) -> int:
         print()
         print_table(("TOPIC", "PARTITION"), found.partitions)
     return 0
+
+
+def _timeout_text(found: TransactionDescription) -> str:
+    return (
+        "none (two-phase commit)"
+        if found.timeout_ms == TIMEOUT_NEVER_MS
+        else f"{found.timeout_ms / 1000:g} s"
+    )
 
 
 def _started_text(found: TransactionDescription) -> str | None:
@@ -291,3 +326,54 @@ def _chosen(
     )
     there = ", ".join(f"offset {each.start_offset} of producer {each.producer_id}" for each in found)
     raise CommandError(f"no open transaction in {partition} {what}; open there: {there or 'none'}")
+
+
+# --- end ---
+
+
+def _end(arguments: argparse.Namespace) -> int:
+    transactional_id = arguments.transactional_id
+    with connect(arguments) as cluster:
+        found = _described(cluster, transactional_id)
+        if found.state != "Ongoing":
+            raise CommandError(f"{transactional_id} has no transaction open: its state is {found.state}")
+        what = "as decided" if arguments.as_decided else "as committed" if arguments.commit else "as aborted"
+        confirm(
+            f"End the transaction of {transactional_id} in {len(found.partitions)} partitions, {what}? Its producer is "
+            "fenced",
+            arguments.yes,
+        )
+        if arguments.as_decided:
+            settle(cluster, _query_of(transactional_id))
+        else:
+            _take_over_and_end(cluster, transactional_id, is_commit=arguments.commit)
+        found = _described(cluster, transactional_id)
+    if arguments.json:
+        print_json({**found._asdict(), "partitions": [each._asdict() for each in found.partitions]})
+    else:
+        print(f"ended the transaction of {transactional_id} {what}: its state is {found.state}")
+    return 0
+
+
+def _take_over_and_end(cluster: Cluster, transactional_id: str, *, is_commit: bool) -> None:
+    coordinator = TransactionCoordinator(cluster, transactional_id)
+    try:
+        taken = coordinator.take_over()
+    except ApiError as error:
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+            raise
+        if is_commit:
+            raise CommandError(
+                "the brokers cannot have a transaction taken over (KIP-939), only aborted: use --abort"
+            ) from None
+        coordinator.init()
+        return
+    if taken.writer is not None:
+        coordinator.end(taken.producer, is_commit=is_commit)
+
+
+def _query_of(transactional_id: str) -> str:
+    query_id = query_of(transactional_id)
+    if query_id is None:
+        raise CommandError(f"{transactional_id} is not a task of Spark: say --commit or --abort")
+    return query_id

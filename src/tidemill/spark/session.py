@@ -304,7 +304,7 @@ _JAVA_EXCEPTION = re.compile(r"^(?:: |Caused by: )?(?:[a-z]\w*\.)+(?P<name>[A-Z]
 
 
 def is_of_spark(error: BaseException) -> bool:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     return isinstance(error, PySparkException | Py4JError)

@@ -128,16 +128,19 @@ def task_prefix(query_id: str) -> str:
     return f"{_PREFIX}{quote(query_id, safe='')}/"
 
 
+def query_of(transactional_id: str) -> str | None:
+    """Whose task it is; None when it is none."""
+    name, slash, _ = transactional_id.removeprefix(_PREFIX).partition("/")
+    return unquote(name) if slash and transactional_id.startswith(_PREFIX) else None
+
+
 def queries_marked(cluster: Cluster, mark: str) -> list[str]:
     """The queries whose tasks have a transaction open and `mark` in their transactional ids."""
     if not mark:
         return []
-    ongoing = [
-        each.transactional_id.removeprefix(_PREFIX).split("/")
-        for each in TransactionAdmin(cluster).transactions(states=[_ONGOING])
-        if each.transactional_id.startswith(_PREFIX)
-    ]
-    return sorted({unquote(parts[0]) for parts in ongoing if len(parts) == 3 and parts[1] == mark})
+    listed = TransactionAdmin(cluster).transactions(states=[_ONGOING])
+    marked = [each.transactional_id for each in listed if f"/{mark}/" in each.transactional_id]
+    return sorted({query_id for query_id in map(query_of, marked) if query_id is not None})
 
 
 # --- holding and ending ---
