@@ -113,8 +113,7 @@ class Replica:
         """Nothing happens after this, and nobody hears of it."""
         self._is_stopped = True
         self._arm()
-        if self._resignation is not None and not self._resignation.done():
-            self._resignation.set_result(None)
+        self._end_resignation()
 
     # -- stepping --------------------------------------------------------------------------------------------
 
@@ -170,9 +169,14 @@ class Replica:
                 self._carry_out(effect)
         finally:
             self._is_carrying_out = False
-        waiter, role = self._resignation, self.machine.role
-        if waiter is not None and not (isinstance(role, Resigned) and role.unacknowledged):
-            self._resignation = None
+        role = self.machine.role
+        if not (isinstance(role, Resigned) and role.unacknowledged):
+            self._end_resignation()
+
+    def _end_resignation(self) -> None:
+        waiter, self._resignation = self._resignation, None
+        # A caller that stopped waiting has cancelled it, and may not have run since.
+        if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _fail(self, error: Exception) -> None:

@@ -8,6 +8,9 @@ import pytest
 
 from tests.unit.broker.quorum_world import WALL_MS, TestNode, World, in_virtual_time
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api.quorum import VoteRequestPartitionData, VoteResponse
+from tidemill.raft.messages import vote_request
+from tidemill.raft.voters import ReplicaKey
 
 
 def test_three_voters_elect_commit_and_go_on_without_one() -> None:
@@ -160,6 +163,37 @@ def test_a_leader_that_stops_hands_over_at_once() -> None:
         await world.leader()
         # Nobody had to wait for a timeout of 2 s to miss it.
         assert asyncio.get_running_loop().time() - before < 0.5
+        await world.stop()
+
+    in_virtual_time(main)
+
+
+def test_a_new_epoch_after_the_caller_gave_up_resigning_ends_nothing() -> None:
+    """The time limit of `resign` cancels its future; the machine steps again before the caller has run."""
+
+    async def main() -> None:
+        world = World([1, 2, 3])
+        await world.start()
+        leader = await world.leader()
+        world.isolate(leader.id)
+        resigning = asyncio.get_running_loop().create_task(leader.quorum.resign())
+        await world.until(lambda: leader.listener.active_epoch is None)
+        candidate = next(node for node in world.nodes.values() if node is not leader)
+        epoch = leader.quorum.epoch + 1
+        part = VoteRequestPartitionData(
+            replica_epoch=epoch,
+            replica_id=candidate.id,
+            last_offset_epoch=epoch - 1,
+            last_offset=leader.quorum.log_end_offset,
+        )
+        resigning.cancel()
+        answer = await leader.quorum.answer(vote_request(None, ReplicaKey(leader.id), part))
+        assert isinstance(answer, VoteResponse)
+        assert answer.topics[0].partitions[0].vote_granted
+        assert leader.failure is None
+        world.cut.clear()
+        await world.commit(b"a")
+        await world.agree(b"a")
         await world.stop()
 
     in_virtual_time(main)
