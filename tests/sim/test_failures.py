@@ -31,6 +31,8 @@ from tidemill.protocol.api.replicas import (
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
+from tidemill.raft.core import RaftMachine
+from tidemill.raft.roles import Candidate
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.sim.cluster import Machine, Shape
@@ -276,6 +278,48 @@ def test_failure_17_those_who_were_paused_do_not_lead_on(seed: int) -> None:
             stage.wait_acks()
 
     play(course, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_failure_17_a_candidate_that_sleeps_counts_the_votes_of_an_epoch_that_is_over(seed: int) -> None:
+    """It may take itself for the leader of its epoch; what later epochs have committed it need not have."""
+
+    def course(stage: Stage) -> None:
+        old = stage.controller()
+        stage.cluster.kill(old)
+        stage.wait(lambda: _candidate(stage) is not None, "somebody stands for election")
+        sleeper = _candidate(stage)
+        assert sleeper is not None
+        epoch = _raft(stage, sleeper).epoch
+        stage.pause(sleeper)
+        stage.cluster.start(old)
+        stage.wait(lambda: stage.controller_or_none() is not None, "the others elect one of themselves")
+        stage.wait_acks(3)
+        stage.resume(sleeper)
+        stage.wait(
+            lambda: _raft(stage, sleeper).is_leader and _raft(stage, sleeper).epoch == epoch,
+            "the sleeper has won an election that is over",
+        )
+        stage.wait_healthy()
+        stage.wait_acks()
+
+    play(course, seed)
+
+
+def _raft(stage: Stage, machine: Machine) -> RaftMachine:
+    quorum = stage.quorum_of(machine)
+    assert quorum is not None
+    assert quorum.machine is not None
+    return quorum.machine
+
+
+def _candidate(stage: Stage) -> Machine | None:
+    for machine in stage.machines():
+        quorum = stage.quorum_of(machine)
+        raft = quorum.machine if quorum is not None else None
+        if raft is not None and isinstance(raft.role, Candidate):
+            return machine
+    return None
 
 
 # -- 18 ------------------------------------------------------------------------------------------------------

@@ -46,8 +46,18 @@ class _Ledger:
     committed: dict[int, _Batch] = field(default_factory=dict)
     committed_end: int = 0
     leaders: dict[int, int] = field(default_factory=dict)
-    # How far the leader of each epoch has shown the log.
+    # How far the log was known to be committed in each epoch of its leader.
     shown: dict[int, int] = field(default_factory=dict)
+
+    def show(self, epoch: int, end: int) -> None:
+        self.shown[epoch] = max(self.shown.get(epoch, 0), end)
+
+    def committed_before(self, epoch: int) -> int:
+        """What a leader of this epoch must have.
+
+        Later epochs do not count: a leader may learn of its election when others have gone on without it.
+        """
+        return max((end for shown, end in self.shown.items() if shown < epoch), default=0)
 
 
 @dataclass(slots=True)
@@ -139,6 +149,8 @@ class Invariants:
                 f"to {raft.high_watermark}"
             )
         seen.high_watermark = raft.high_watermark
+        # A follower counts as well: what it has heard was committed in this epoch or an earlier one.
+        self._ledger(_METADATA_KEY).show(epoch, raft.high_watermark)
         self._read_on(machine, _METADATA_KEY, seen, log, raft.high_watermark)
 
     def _nothing_vouched_for_is_lost(self, machine: Machine, log: Log) -> None:
@@ -153,11 +165,11 @@ class Invariants:
             )
 
     def _quorum_leader_has_everything(self, machine: Machine, epoch: int, log: Log) -> None:
-        committed_end = self._ledger(_METADATA_KEY).committed_end
+        committed_end = self._ledger(_METADATA_KEY).committed_before(epoch)
         if log.log_end_offset < committed_end:
             self._accuse(
-                f"{machine.host} leads quorum epoch {epoch} with metadata up to {log.log_end_offset}; committed is "
-                f"up to {committed_end}"
+                f"{machine.host} leads quorum epoch {epoch} with metadata up to {log.log_end_offset}; before it "
+                f"{committed_end} was committed"
             )
 
     def _a_majority_has_it(self, machine: Machine, high_watermark: int, voters: Collection[int]) -> None:
@@ -214,8 +226,7 @@ class Invariants:
                 )
             if high_watermark != seen.high_watermark or leader.isr != seen.isr:
                 seen.isr = leader.isr
-                shown = self._ledger(key).shown
-                shown[leader.leader_epoch] = max(shown.get(leader.leader_epoch, 0), high_watermark)
+                self._ledger(key).show(leader.leader_epoch, high_watermark)
                 self._committed_is_in_sync(machine, partition, high_watermark)
         if high_watermark == seen.high_watermark and log.log_end_offset == seen.log_end and seen.log is log:
             return
@@ -274,8 +285,7 @@ class Invariants:
         leader = ledger.leaders.setdefault(leader_epoch, machine.id)
         if leader != machine.id:
             self._accuse(f"epoch {leader_epoch} of {partition.name} is led by {leader} and by {machine.id}")
-        # Later epochs do not count: this node may be behind, and learn only now what it was then.
-        committed_end = max((end for epoch, end in ledger.shown.items() if epoch < leader_epoch), default=0)
+        committed_end = ledger.committed_before(leader_epoch)
         if log.log_end_offset < committed_end:
             self._accuse(
                 f"{machine.host} leads {partition.name} from epoch {leader_epoch} on with a log that ends at "
