@@ -97,12 +97,11 @@ def test_failure_5_a_disk_that_fails_moves_the_leaders(
 def test_failure_27_a_full_disk_is_waited_for(role: str, free_bytes: int) -> None:
     def course(stage: Stage) -> None:
         victim = _ROLES[role](stage)
-        # One that cannot write down an election stops, and is not up again before there is space.
-        victim.is_disk_faulty = True
+        process = victim.process
         victim.disk.free_bytes = free_bytes
         stage.let(20)
+        stage.require(victim.process is process, "a full disk stops nobody")
         victim.disk.heal()
-        victim.is_disk_faulty = False
         stage.wait_healthy()
         stage.wait_acks()
 
@@ -157,6 +156,33 @@ def test_failure_27_the_others_go_on_while_a_followers_disk_is_full(victim_is: s
         stage.wait_healthy()
 
     play(course, partitions=1, settings={"auto.leader.rebalance.enable": "false"})
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_failure_3_full_disks_keep_what_they_have_when_the_third_loses_its_power(seed: int) -> None:
+    """There is no space for a vote, so nobody is elected; but nobody who has the records stops either."""
+
+    def course(stage: Stage) -> None:
+        victim = stage.controller()
+        others = [each for each in stage.machines() if each is not victim]
+        processes = [each.process for each in others]
+        stage.wait_acks()
+        for other in others:
+            other.disk.free_bytes = 0
+        stage.let(2)
+        stage.cluster.cut_power(victim)
+        stage.let(0.2)
+        stage.cluster.start(victim)
+        stage.let(12)
+        stage.require([each.process for each in others] == processes, "a full disk stops nobody")
+        waits = [line for line in stage.trace.last() if "waits for space" in line]
+        stage.require(bool(waits), "somebody had no space for a vote")
+        for other in others:
+            other.disk.heal()
+        stage.wait_healthy()
+        stage.wait_acks()
+
+    play(course, seed)
 
 
 def test_failure_27_a_controller_with_a_full_disk_does_not_spin() -> None:

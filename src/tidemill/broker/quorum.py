@@ -114,6 +114,11 @@ class Quorum:
         return self._replica is not None and self._replica.is_active
 
     @property
+    def is_waiting_for_space(self) -> bool:
+        """Whether a full disk keeps this node from taking part."""
+        return self._replica is not None and self._replica.is_waiting_for_space
+
+    @property
     def high_watermark(self) -> int:
         return self._replica.machine.high_watermark if self._replica is not None else 0
 
@@ -321,7 +326,7 @@ class Quorum:
 
     def _ask(self, waiting: Waiting, request: Request) -> None:
         self._note_foreigner(request)
-        if self._replica is None or self._has_failed:
+        if self._replica is None or self._has_failed or self.is_waiting_for_space:
             waiting.answered(self._answer_without_quorum(request))
             return
         if isinstance(request, quorum.BeginQuorumEpochRequest):
@@ -332,7 +337,8 @@ class Quorum:
 
     def _answer_without_quorum(self, request: Request) -> Response:
         if isinstance(request, quorum.DescribeQuorumRequest):
-            return quorum_answers.description_without_quorum(self.own, self._endpoints)
+            reason = "has no space on its disk" if self.is_waiting_for_space else "has not found a quorum yet"
+            return quorum_answers.description_without_quorum(self.own, self._endpoints, reason)
         return quorum_answers.refusal_without_quorum(request)
 
     def complete(self, waiting: Waiting, response: Response) -> None:

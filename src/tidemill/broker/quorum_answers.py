@@ -58,12 +58,12 @@ def complete_description(
 
 
 def description_without_quorum(
-    own: ReplicaKey, endpoints: Iterable[VoterEndpoint]
+    own: ReplicaKey, endpoints: Iterable[VoterEndpoint], reason: str
 ) -> quorum.DescribeQuorumResponse:
-    """From a node that looks for a quorum itself: who it is, and that it knows none."""
+    """From a node that takes no part in a quorum: who it is, and why it knows none."""
     part = quorum.DescribeQuorumResponsePartitionData(
         error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        error_message="this node has not found a quorum yet",
+        error_message=f"this node {reason}",
         leader_id=messages.NOBODY,
         observers=[_state(own)],
     )

@@ -6,14 +6,18 @@ snapshot are on disk before the next effect; the log is synced by the `Syncer`, 
 machine's time is the loop's, which cannot jump (failure 28).
 
 The active controller's records are written *before* the machine hears of them: a full disk is then the caller's problem,
-and the machine is none the wiser. A follower that cannot write what it fetched waits a while and fetches again. Anything
-else that fails on the disk, or a bug in the machine, is the end: half of an event's effects is no state to go on from.
+and the machine is none the wiser. A follower that cannot write what it fetched waits a while and fetches again. A vote or
+an epoch for which there is no space waits, and with it every later effect and event: to its peers the replica is slow,
+and the broker beside it keeps serving what it has. Anything else that fails on the disk, or a bug in the machine, is
+the end: half of an event's effects is no state to go on from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,6 +29,7 @@ from tidemill.broker.quorum_peers import PeerResponse, Peers
 from tidemill.broker.quorum_state import QuorumStateFile
 from tidemill.broker.syncer import Syncer
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
+from tidemill.log.recovery import DiskFull
 from tidemill.protocol.api import data, quorum
 from tidemill.protocol.records import InvalidBatch
 from tidemill.protocol.schema import Response
@@ -40,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 _HANDED_OVER_AT_ONCE = 1_000
 _DISK_FULL_PAUSE_S = 1.0
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Effects that leave everything as it was when they find no space.
+_REPEATABLE = (do.PersistQuorumState, do.AppendControl, do.AppendToSnapshot)
 
 
 class QuorumListener(Protocol):
@@ -87,6 +95,8 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._events: deque[on.Event] = deque()
         self._notices: deque[Callable[[], None]] = deque()
+        # Of the last event, what is not carried out yet; between two turns of the loop only while the disk is full.
+        self._effects: deque[do.Effect] = deque()
         self._is_running = self._is_carrying_out = self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms = 0
@@ -102,6 +112,11 @@ class Replica:
     @property
     def is_active(self) -> bool:
         return self.machine.is_active_leader and not self._is_stopped
+
+    @property
+    def is_waiting_for_space(self) -> bool:
+        """Whether what the machine believes is not on disk yet, and so known to nobody else."""
+        return bool(self._effects) and not self._is_carrying_out
 
     def start(self) -> None:
         leader_id = self.machine.leader_id
@@ -121,7 +136,8 @@ class Replica:
         return int(self._loop.time() * 1000)
 
     def _arm(self) -> None:
-        deadline_ms = None if self._is_stopped else self.machine.deadline_ms
+        is_idle = self._is_stopped or self.is_waiting_for_space
+        deadline_ms = None if is_idle else self.machine.deadline_ms
         if self._timer is not None:
             if deadline_ms == self._armed_ms:
                 return
@@ -152,7 +168,7 @@ class Replica:
             while not self._is_stopped:
                 if self._notices:
                     self._notices.popleft()()
-                elif self._events:
+                elif self._events and not self.is_waiting_for_space:
                     self._perform(self._events.popleft())
                 else:
                     break
@@ -163,15 +179,36 @@ class Replica:
         self._arm()
 
     def _perform(self, event: on.Event) -> None:
-        self._is_carrying_out = True
-        try:
-            for effect in self.machine.step(event, self.now_ms()):
-                self._carry_out(effect)
-        finally:
-            self._is_carrying_out = False
+        self._effects.extend(self.machine.step(event, self.now_ms()))
+        self._carry_out_effects()
         role = self.machine.role
         if not (isinstance(role, Resigned) and role.unacknowledged):
             self._end_resignation()
+
+    def _carry_out_effects(self) -> None:
+        """All of them, or up to one for which the disk has no space."""
+        self._is_carrying_out = True
+        try:
+            while self._effects:
+                self._carry_out(self._effects[0])
+                self._effects.popleft()
+        except OSError as error:
+            if error.errno not in _DISK_FULL or not isinstance(self._effects[0], _REPEATABLE):
+                raise
+            logger.error("the metadata quorum waits for space on the disk: %s", error.strerror or error)
+            self._loop.call_later(_DISK_FULL_PAUSE_S, self._try_again)
+        finally:
+            self._is_carrying_out = False
+
+    def _try_again(self) -> None:
+        if self._is_stopped:
+            return
+        try:
+            self._carry_out_effects()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._run()
 
     def _end_resignation(self) -> None:
         waiter, self._resignation = self._resignation, None
@@ -194,6 +231,8 @@ class Replica:
 
     def append(self, values: Sequence[bytes]) -> int:
         """As the active leader; an `OSError` leaves everything as it was. The listener hears nothing before this returns."""
+        if self.is_waiting_for_space:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         epoch = self.machine.epoch
         self._log.append_values(values, epoch, self._clock.now_ms())
         end_offset = self._log.log_end_offset
@@ -209,7 +248,8 @@ class Replica:
 
     def give_way(self) -> None:
         """A leader that cannot write lets somebody lead who can: nobody else could take it out of an ISR."""
-        self.step(on.ResignRequested())
+        if not self.is_waiting_for_space:
+            self.step(on.ResignRequested())
 
     async def resign(self) -> None:
         """Give the leadership away, and see to it that the others know, while they can be reached."""
@@ -288,6 +328,9 @@ class Replica:
     def _synced(self, number: int, error: OSError | None) -> None:
         if self._is_stopped:
             return
+        if isinstance(error, DiskFull):
+            self._loop.call_later(_DISK_FULL_PAUSE_S, self._sync, number)
+            return
         if error is not None:
             self._fail(StorageError(f"cannot sync the metadata log: {error.strerror or error}"))
             return
@@ -363,7 +406,11 @@ class Replica:
             logger.error("node %d sent metadata that is damaged: %s", sent.to, error)
             event = on.RequestFailed(sent.number)
         except OSError as error:
-            self._fail(error)
+            if error.errno not in _DISK_FULL:
+                self._fail(error)
+                return
+            logger.error("cannot write a snapshot of the metadata, trying again: %s", error.strerror or error)
+            self._loop.call_later(_DISK_FULL_PAUSE_S, self.step, on.RequestFailed(sent.number))
             return
         self.step(event)
 

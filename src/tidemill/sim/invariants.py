@@ -102,14 +102,18 @@ class Invariants:
         if node is None:
             return
         quorum = getattr(node, "_quorum", None)
-        # What a replica believes that could not write it down, nobody hears any more.
-        if quorum is not None and quorum.machine is not None and not quorum._has_failed:
+        # What a replica believes that could not write it down, nobody hears, or not before it is written.
+        if quorum is not None and quorum.machine is not None and not self._is_silent(quorum):
             self._check_quorum(machine, process, quorum)
         replicas = getattr(node, "_replicas", None)
         if replicas is not None:
             for partition in replicas.partitions():
                 if not self._is_unchanged(partition):
                     self._check_replica(machine, process, partition)
+
+    @staticmethod
+    def _is_silent(quorum: Quorum) -> bool:
+        return quorum._has_failed or quorum.is_waiting_for_space
 
     def _is_unchanged(self, partition: Partition) -> bool:
         """Nothing that is looked at has moved since the last look: nearly always."""
