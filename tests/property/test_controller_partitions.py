@@ -6,8 +6,8 @@ are in the ISR. A process that crashes loses what it did not sync, which is ever
 replaced is empty. A replica that joins the ISR has what the leader has.
 
 What must hold: a leader that was elected cleanly has every committed record; an unclean election happens only where
-somebody allowed it, or when nobody in the ISR or ELR was left; one leader for each leader epoch; epochs never go back, and
-the log alone gives the same image.
+somebody allowed it or asked for it, or with a sole replica, than which nobody could have more; one leader for each leader
+epoch; epochs never go back, and the log alone gives the same image.
 """
 
 from __future__ import annotations
@@ -345,7 +345,8 @@ class PartitionLife(RuleBasedStateMachine):
             assert self.allows_unclean or self.asked_unclean or (index, after.leader) not in self.empty
             # The change that empties the ELR may itself find the last known leader alive.
             is_last_known = before.last_known_elr == (after.leader,) and not before.isr and not after.elr
-            assert is_last_known or self.allows_unclean or self.asked_unclean
+            is_sole = is_last_known and after.replicas == (after.leader,)
+            assert is_sole or self.allows_unclean or self.asked_unclean
             # From here on what it has is the log, however little that is.
             self.empty.discard((index, after.leader))
             replicas = self.replicas[index]

@@ -280,6 +280,32 @@ def test_failure_17_those_who_were_paused_do_not_lead_on(seed: int) -> None:
     play(course, seed)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("has_power", [True, False], ids=["killed", "without power"])
+def test_failure_3_who_was_only_killed_leads_before_who_lost_its_power(has_power: bool, seed: int) -> None:
+    """All processes end. What the killed ones wrote is still there, so one of them leads, and nobody need ask for it."""
+
+    def course(stage: Stage) -> None:
+        leader, followers = stage.leader_of(), stage.followers_of()
+        stage.wait_acks()
+        for machine in followers:
+            stage.cluster.kill(machine)
+        if has_power:
+            stage.cluster.kill(leader)
+        else:
+            stage.cluster.cut_power(leader)
+        stage.let(1)
+        stage.cluster.start(leader)
+        stage.let(8)
+        for machine in followers:
+            stage.cluster.start(machine)
+        stage.wait_healthy()
+        stage.require(stage.partition().leader_recovery_state == 0, "the election was clean")
+        stage.wait_acks()
+
+    play(course, seed)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_failure_17_a_candidate_that_sleeps_counts_the_votes_of_an_epoch_that_is_over(seed: int) -> None:
     """It may take itself for the leader of its epoch; what later epochs have committed it need not have."""

@@ -6,11 +6,15 @@ on a heartbeat every `broker.heartbeat.interval.ms` keeps its session. A broker 
 since, or which was removed from the cluster, stops.
 
 A controlled shutdown asks until the controller has moved every leadership away, or until nobody answers.
+
+A registration says whether the logs are whole: it names the broker's last epoch, if that ended with a clean shutdown, or
+if only the process died (`LastRegistration`). Otherwise the controller takes the broker out of every ISR and ELR first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 
@@ -18,6 +22,7 @@ from tidemill.broker.driver import ControllerDriver
 from tidemill.config import BrokerConfig
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.log.datadir import Identity
+from tidemill.log.files import Files
 from tidemill.protocol.api.brokers import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
@@ -34,6 +39,44 @@ _SHUTDOWN_POLL_S = 0.05
 _SHUTDOWN_S_MAX = 30.0
 # What a broker hears whose epoch is not, or no longer, the one that the controller knows.
 _GONE = (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED)
+_LAST_REGISTRATION = ".tidemill_registration"
+
+
+class LastRegistration:
+    """The broker epoch in which this broker last served, and the boot of its machine at that time.
+
+    What a process has written stays in the page cache when it dies; only the end of the machine takes away what was not
+    synced. A broker that comes back in the same boot has therefore lost nothing. A disk that failed proves the
+    contrary: then the registration is forgotten.
+    """
+
+    def __init__(self, files: Files, folder: str, boot_id: str | None) -> None:
+        self._files = files
+        self._path = f"{folder}/{_LAST_REGISTRATION}"
+        self._boot_id = boot_id
+
+    def epoch(self) -> int:
+        """-1 when it is not known, or when the machine was started again since."""
+        try:
+            fields = json.loads(self._files.read(self._path))
+            return int(fields["brokerEpoch"]) if fields["bootId"] == self._boot_id is not None else -1
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1
+
+    def remember(self, broker_epoch: int) -> None:
+        """Before anything is written under this registration. An older epoch left behind proves nothing."""
+        fields = {"version": 0, "brokerEpoch": broker_epoch, "bootId": self._boot_id}
+        try:
+            self._files.replace(self._path, json.dumps(fields).encode())
+        except OSError as error:
+            logger.warning("cannot write %s: %s", self._path, error.strerror or error)
+
+    def forget(self) -> None:
+        try:
+            if self._files.exists(self._path):
+                self._files.remove(self._path)
+        except OSError as error:
+            logger.error("cannot remove %s: %s", self._path, error.strerror or error)
 
 
 class Lifecycle:

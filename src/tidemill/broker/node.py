@@ -23,7 +23,7 @@ from tidemill.broker.driver import ControllerDriver
 from tidemill.broker.handlers.producers import write_markers
 from tidemill.broker.handlers.transactions import add_partitions
 from tidemill.broker.image_follower import ImageFollower
-from tidemill.broker.lifecycle import Lifecycle
+from tidemill.broker.lifecycle import LastRegistration, Lifecycle
 from tidemill.broker.network import ServerLimits
 from tidemill.broker.platform import Platform, real_platform
 from tidemill.broker.producer_ids import ProducerIds
@@ -116,6 +116,8 @@ class Node:
             self._fail,
         )
         self._lifecycle = Lifecycle(config, driver, self._new_uuid, self._fail)
+        last_registration = LastRegistration(platform.files, data_dir.path, platform.boot_id)
+        self._last_registration = last_registration
         replicas = self._replicas = Replicas(
             config,
             platform,
@@ -125,6 +127,7 @@ class Node:
             self._channels,
             lambda: self._lifecycle.broker_epoch,
             self._fail,
+            last_registration.forget,
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._make_coordinators()
@@ -223,8 +226,12 @@ class Node:
         config, driver = self.config, self._driver
         names = {listener.name for listener in config.network.listeners}
         listeners = [each for each in self._advertised() if each.name in names]
-        await self._lifecycle.register(identity, listeners, self._data_dir.clean_broker_epoch)
+        data_dir, last_registration = self._data_dir, self._last_registration
+        previous = data_dir.clean_broker_epoch if data_dir.was_clean else last_registration.epoch()
+        await self._lifecycle.register(identity, listeners, previous)
         await self._follower.load(driver.image)
+        if self.failure is None:
+            last_registration.remember(self._lifecycle.broker_epoch)
         self._replicas.start()
         self._lifecycle.start()
         await self._lifecycle.until_unfenced()
@@ -306,6 +313,7 @@ class Node:
         if self.failure is None:
             logger.critical("stopping: %s", reason)
             self.failure = reason
+            self._last_registration.forget()
         self._stopped.set()
 
     async def wait_until_stopped(self) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import os
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,7 +36,20 @@ class Platform:
     pid: int
     # By which other machines know this one, where nothing else was configured.
     host_name: str
+    # Another one after each start of the machine, which is when what was not synced may be lost; None: not known.
+    boot_id: str | None
     close: Callable[[], None]
+
+
+def boot_id() -> str | None:
+    try:
+        if sys.platform == "linux":
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return file.read().strip() or None
+        command = ["sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() or None
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
 
 
 def real_platform(
@@ -51,5 +66,6 @@ def real_platform(
         run_blocking=lambda function: loop.run_in_executor(pool, function),
         pid=os.getpid(),
         host_name=socket.gethostname(),
+        boot_id=boot_id(),
         close=pool.shutdown,
     )

@@ -70,13 +70,16 @@ class Replicas:
         channels: Channels,
         broker_epoch: Callable[[], int],
         on_fatal: Callable[[str], None],
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_loss` hears of every replica that the disk may hold less of than was written."""
         self._config = config
         self._platform = platform
         self._data_dir = data_dir
         self.syncer = syncer
         self.broker_epoch = broker_epoch
         self._on_fatal = on_fatal
+        self._on_loss = on_loss
         self._loop = asyncio.get_running_loop()
         self.broker_id: int = config.node_id
         self.lag_time_max_ms = config.replication.lag_time_max_ms
@@ -299,8 +302,8 @@ class Replicas:
         except StorageError as error:
             self._damaged.add(tp)
             self._report_offline(tp, str(error))
-            if self._data_dir.was_clean and self._config.node_id in (*image.isr, *image.elr):
-                # The registration has promised what this log does not hold. After an unclean stop it has not.
+            if self._config.node_id in (*image.isr, *image.elr):
+                # The registration has promised what this log does not hold. After an unclean stop it does not.
                 self._stop_if_others_can(tp, image, str(error))
         except OSError as error:
             self._report_offline(tp, str(error))
@@ -424,6 +427,7 @@ class Replicas:
 
     def _report_offline(self, tp: TopicPartition, reason: str) -> None:
         logger.error("partition %s is offline: %s", tp, reason)
+        self._on_loss()
 
     def went_offline(self, partition: Partition, reason: str) -> None:
         """The disk failed under a partition that was served."""
@@ -444,6 +448,7 @@ class Replicas:
             return
         self._damaged.add(tp)
         logger.error("partition %s is damaged: %s", tp, reason)
+        self._on_loss()
         if image is None or all(broker_id == self._config.node_id for broker_id in image.isr):
             return
         try:

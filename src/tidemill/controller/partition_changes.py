@@ -10,9 +10,10 @@ record. The rules that hold for every change are here, in this order:
    stopped uncleanly, and may have lost the end of its logs, does not. With enough in sync again, nobody but the
    ISR is eligible.
 3. A leader that may go on leading goes on. Otherwise the first replica in order that is in the ISR leads, with
-   an empty ISR the first of the ELR. With both empty the last known leader leads when it is back, and after it,
-   where unclean elections are allowed, any replica that lives. The last two may lose records; the leader is
-   marked as recovering.
+   an empty ISR the first of the ELR. With both empty everybody may lack committed records, the last known leader
+   too: it stopped uncleanly. Where an unclean election is allowed or asked for, it leads when it is back, and
+   otherwise any replica that lives. (Kafka elects it without being asked.) Only a partition's sole replica
+   leads again by itself, since nobody could have more. A leader elected so is marked as recovering.
 4. A leader epoch begins when the leader changes or replicas are taken away, not when the ISR changes (as Kafka
    since 3.6).
 
@@ -136,6 +137,8 @@ class PartitionChange:
         if self.isr or self._elr or len(self._last_known) != 1:
             return None
         replica = self._last_known[0]
+        if self.election is not Election.UNCLEAN and self.replicas != (replica,):
+            return None
         return replica if replica in self.replicas and self.may_lead(replica) else None
 
     def _take(self, elected: Elected) -> None:

@@ -83,6 +83,8 @@ class Machine:
     rng: Random
     process: Process | None = None
     starts: int = 0
+    # How often its power has failed.
+    boots: int = 0
     # A fault that explains why a node cannot start or stops by itself.
     is_disk_faulty: bool = False
 
@@ -185,6 +187,7 @@ class Cluster:
             machine.speed,
             Random(machine.rng.getrandbits(64)),
             machine.starts,
+            machine.boots,
         )
         node = process.node = Node(machine.config, platform)
         try:
@@ -234,6 +237,7 @@ class Cluster:
         """What was not synced is lost, torn, or there after all."""
         if machine.process is not None:
             self.trace.add(machine.host, "loses power")
+            machine.boots += 1
             self._bury(machine, machine.process, is_silent=True)
             self.wires.lose_power(machine.host)
             machine.disk = machine.disk.crash(machine.rng)

@@ -93,6 +93,7 @@ def simulated_platform(
     speed: DiskSpeed,
     rng: Random,
     pid: int,
+    boots: int = 0,
 ) -> Platform:
     return Platform(
         files=disk,
@@ -102,5 +103,6 @@ def simulated_platform(
         run_blocking=Blocking(scheduler, loop, speed, rng),
         pid=pid,
         host_name=host,
+        boot_id=f"{host} boot {boots}",
         close=lambda: None,
     )

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tidemill.broker.node import Node
-from tidemill.broker.platform import Platform
+from tidemill.broker.platform import Platform, boot_id
 from tidemill.broker.sockets import SocketNetwork
 from tidemill.config import BrokerConfig
 from tidemill.errors import TidemillError
@@ -222,6 +222,7 @@ class NodeThread:
             run_blocking=run_blocking,
             pid=os.getpid(),
             host_name=socket.gethostname(),
+            boot_id=boot_id(),
             close=pool.shutdown,
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable
+from tidemill.controller.elections import ElectionType
 from tidemill.controller.partition_changes import RECOVERING
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.brokers import (
@@ -20,8 +21,10 @@ from tidemill.protocol.api.brokers import (
 )
 from tidemill.protocol.api.replicas import (
     AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
     ReassignablePartition,
     ReassignableTopic,
+    TopicPartitions,
 )
 from tidemill.types import BrokerId
 
@@ -136,8 +139,9 @@ def test_a_partition_may_be_named_once(cluster: Cluster) -> None:
 def test_a_leader_that_recovers_stays_alone_until_it_has(cluster: Cluster) -> None:
     cluster.propose([1])
     cluster.fence(1)
-    cluster.register(1)
-    cluster.beat(1)
+    cluster.join(1)
+    wanted = [TopicPartitions(topic="t", partitions=[0])]
+    cluster.ask(ElectLeadersRequest(election_type=ElectionType.UNCLEAN, topic_partitions=wanted))
     assert cluster.partition().leader_recovery_state == RECOVERING
     still = cluster.propose([1], leader_recovery_state=RECOVERING)
     assert (still.error_code, still.leader_recovery_state) == (ErrorCode.NONE, RECOVERING)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable, directory
+from tidemill.controller.elections import ElectionType
 from tidemill.controller.image import PartitionImage
 from tidemill.controller.partition_changes import RECOVERED, RECOVERING, Election, PartitionChange
 from tidemill.errors import ErrorCode
@@ -20,7 +21,7 @@ from tidemill.protocol.api.admin import (
     IncrementalAlterConfigsResource,
 )
 from tidemill.protocol.api.brokers import BrokerState
-from tidemill.protocol.api.replicas import UnregisterBrokerRequest
+from tidemill.protocol.api.replicas import ElectLeadersRequest, TopicPartitions, UnregisterBrokerRequest
 from tidemill.types import NO_BROKER, BrokerId, TopicId
 
 NOBODY = NO_BROKER
@@ -161,17 +162,40 @@ class TestUncleanStop:
         assert cluster.state() == (1, (1,), ())
         assert cluster.partition().leader_recovery_state == RECOVERED
 
-    def test_the_last_known_leader_waits_for_nobody_better(self) -> None:
+    def test_the_last_known_leader_waits_to_be_asked_for(self) -> None:
+        """Others may have more than what an unclean stop has left it, though they were not in sync."""
         cluster = three(min_isr=1)
         cluster.propose([1])
         crash(cluster, 1)
         assert cluster.state() == (NOBODY, (), (1,))
-        cluster.register(1)
-        # 2 and 3 are alive, but were not in sync.
+        cluster.join(1)
         assert cluster.state() == (NOBODY, (), ())
-        cluster.beat(1)
+        assert cluster.partition().last_known_elr == (1,)
+        cluster.ask(_unclean_election())
         assert cluster.state() == (1, (1,), ())
         assert cluster.partition().leader_recovery_state == RECOVERING
+
+    def test_the_last_known_leader_leads_where_unclean_elections_are_allowed(self) -> None:
+        cluster = three(min_isr=1, unclean_leader_election_enable="true")
+        cluster.propose([1])
+        crash(cluster, 1, 2, 3)
+        cluster.join(1)
+        assert cluster.state() == (1, (1,), ())
+
+
+def _unclean_election() -> ElectLeadersRequest:
+    wanted = [TopicPartitions(topic="t", partitions=[0])]
+    return ElectLeadersRequest(election_type=ElectionType.UNCLEAN, topic_partitions=wanted)
+
+
+def test_failure_3_after_unclean_stops_of_all_nobody_leads_unasked() -> None:
+    """The last known leader may have lost more than the others: one of them was in sync with it until the end."""
+    cluster = three(min_isr=2)
+    crash(cluster, 1, 2, 3)
+    for broker_id in (1, 2, 3):
+        cluster.join(broker_id)
+        assert cluster.state() == (NOBODY, (), (1, 2, 3)[broker_id:])
+    assert cluster.partition().last_known_elr == (3,)
 
 
 def test_failure_3_the_last_in_sync_replica_loses_its_page_cache() -> None:
@@ -249,6 +273,7 @@ class TestLostDisk:
         cluster.propose([1])
         cluster.ask(UnregisterBrokerRequest(broker_id=1))
         cluster.join(1)
+        cluster.ask(_unclean_election())
         assert cluster.state() == (1, (1,), ())
 
     def test_partitions_without_a_known_directory_go_by_the_registration(self) -> None:

@@ -23,7 +23,13 @@ _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _ABORTED_ENTRY = struct.Struct(">hqqqq")
 
-TEXT_FILES = ("meta.properties", "partition.metadata", "quorum-state", ".kafka_cleanshutdown")
+TEXT_FILES = (
+    "meta.properties",
+    "partition.metadata",
+    "quorum-state",
+    ".kafka_cleanshutdown",
+    ".tidemill_registration",
+)
 OFFSET_CHECKPOINTS = (
     "recovery-point-offset-checkpoint",
     "log-start-offset-checkpoint",
