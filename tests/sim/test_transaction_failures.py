@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.scripted import Stage, play
+from tidemill.broker.partition import Partition
 from tidemill.coordinator.transactions import Transactions
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
@@ -35,6 +36,7 @@ from tidemill.types import TopicPartition
 ID = "scripted"
 P0, P1 = TopicPartition(PAYMENTS, 0), TopicPartition(PAYMENTS, 1)
 _TIMEOUT_MS = 60_000
+_HOUR_MS = 3_600_000
 _PATIENCE_S = 60.0
 
 
@@ -270,6 +272,51 @@ def test_failure_12_the_coordinator_moves_after_the_decision(is_commit: bool, is
         stage.require(producer.end_known() is is_commit, "the transaction ended as it was told")
 
     play(course, has_transactions=True)
+
+
+def test_a_replica_that_starts_with_an_older_high_watermark_knows_what_was_decided() -> None:
+    """A transaction ended, and its marker was committed, before the segment was sealed. The checkpoint is from before."""
+
+    def course(stage: Stage) -> None:
+        producer = Producer(stage, is_new=True)
+        producer.opened()
+        stage.wait(lambda: _replica(stage) is not None, "a follower has a part of the transaction")
+        follower, replica = _replica(stage) or (None, None)
+        assert follower is not None
+        assert replica is not None
+        node = follower.node
+        assert node is not None
+        node.broker.data_dir.write_high_watermarks({P0: replica.high_watermark})
+        producer.ended(is_commit=True)
+        stage.wait(
+            lambda: replica.last_stable_offset == replica.high_watermark, "the follower knows of its end"
+        )
+        assert replica.log is not None
+        log, end_offset = replica.log, replica.log.log_end_offset
+        log.roll(0)
+        stage.wait(lambda: log.recovery_point >= end_offset, "the sealed segment is synced")
+        # Its checkpoint follows.
+        stage.let(2)
+        stage.cluster.kill(follower)
+        stage.cluster.start(follower)
+        stage.wait_healthy()
+
+    settings = {
+        "replica.high.watermark.checkpoint.interval.ms": str(_HOUR_MS),
+        "log.flush.interval.ms": "1000",
+        "log.flush.scheduler.interval.ms": "1000",
+        "log.flush.offset.checkpoint.interval.ms": "1000",
+    }
+    play(course, has_transactions=True, settings=settings)
+
+
+def _replica(stage: Stage) -> tuple[Machine, Partition] | None:
+    """A follower that shows the beginning of an open transaction."""
+    for machine in stage.followers_of(P0):
+        found = machine.node.broker.replicas.find((P0.topic, P0.partition))[0] if machine.node else None
+        if found is not None and found.last_stable_offset < found.high_watermark:
+            return machine, found
+    return None
 
 
 @pytest.mark.parametrize("skew_s", [3_600, -3_600], ids=["clock ahead", "clock behind"])

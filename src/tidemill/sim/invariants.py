@@ -9,14 +9,15 @@ The names are those of the promises: see `ARCHITECTURE.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.broker.partition import Partition
 from tidemill.broker.quorum import Quorum
 from tidemill.log.log import Log
-from tidemill.protocol.records import InvalidBatch, split_batches
+from tidemill.protocol.records import BatchHeader, InvalidBatch, split_batches
 from tidemill.raft.core import RaftMachine
 from tidemill.raft.roles import Leader
 from tidemill.replication.leader import PartitionLeader
@@ -258,7 +259,8 @@ class Invariants:
         seen.stable_epoch, seen.stable_offset = leader_epoch, stable
         if partition.config.is_compacted or seen.committed_end != seen.high_watermark:
             return
-        if stable != seen.transactions.stable_offset(seen.high_watermark):
+        expected = seen.transactions.stable_offset(seen.high_watermark)
+        if stable != expected and not expected < stable <= self._stable_with_hindsight(partition, seen, log):
             self._accuse(
                 f"{where}; high watermark {seen.high_watermark}, open are {seen.transactions.described()}"
             )
@@ -266,6 +268,18 @@ class Invariants:
         if len(aborted) != seen.aborted_seen:
             seen.aborted_seen = len(aborted)
             self._aborted_are_known(machine, partition, seen, log)
+
+    def _stable_with_hindsight(self, partition: Partition, seen: _Seen, log: Log) -> int:
+        """Up to where a replica may be stable that knew more than the high watermark with which it started again.
+
+        It has forgotten transactions whose markers were committed, and is right: they stay decided.
+        """
+        committed_end = self._ledger((bytes(partition.topic_id), partition.index)).committed_end
+        transactions = deepcopy(seen.transactions)
+        for header, raw in _batches(log, seen.committed_end, min(committed_end, log.log_end_offset)):
+            if header.is_transactional:
+                list(transactions.take(raw, header))
+        return min(seen.high_watermark, transactions.stable_offset(seen.high_watermark))
 
     def _aborted_are_known(self, machine: Machine, partition: Partition, seen: _Seen, log: Log) -> None:
         """The index of aborted transactions holds those of the batches, on every replica."""
@@ -362,21 +376,8 @@ class Invariants:
         seen.log_end, seen.log = end, log
         # What was not committed when it was read may have been replaced since.
         offset = max(seen.committed_end, log.log_start_offset)
-        while offset < end:
-            found = log.read(offset, _READ_BYTES, end)
-            if found is None:
-                break
-            data, position = memoryview(bytearray(found.read())), 0
-            try:
-                headers = split_batches(data)
-            except InvalidBatch as damage:
-                self._accuse(
-                    f"{machine.host} serves {self._name(key)} with a batch after {offset} that is none: {damage}"
-                )
-                return
-            for header in headers:
-                raw = data[position : position + header.size]
-                position += header.size
+        try:
+            for header, raw in _batches(log, offset, end):
                 batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
                 self._log_matching(machine, key, ledger, header.base_offset, batch)
                 seen.batches[header.base_offset] = batch
@@ -386,7 +387,10 @@ class Invariants:
                     if header.is_transactional:
                         for wrong in seen.transactions.take(raw, header):
                             self._accuse(f"{machine.host}: {self._name(key)}: {wrong}")
-                offset = batch.next_offset
+        except InvalidBatch as damage:
+            self._accuse(
+                f"{machine.host} serves {self._name(key)} with a batch after {offset} that is none: {damage}"
+            )
 
     def _nothing_committed_is_cut(
         self, machine: Machine, key: Key, ledger: _Ledger, seen: _Seen, end: int
@@ -449,3 +453,15 @@ class Invariants:
                 self.after_turn(machine.process.loop)
                 for difference in differences(machine):
                     self._accuse(difference)
+
+
+def _batches(log: Log, offset: int, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    while offset < end:
+        found = log.read(offset, _READ_BYTES, end)
+        if found is None:
+            return
+        data, position = memoryview(bytearray(found.read())), 0
+        for header in split_batches(data):
+            yield header, data[position : position + header.size]
+            position += header.size
+            offset = header.next_offset
