@@ -329,11 +329,12 @@ class Quorum:
         if self._replica is None or self._has_failed or self.is_waiting_for_space:
             waiting.answered(self._answer_without_quorum(request))
             return
-        if isinstance(request, quorum.BeginQuorumEpochRequest):
-            for leader_id in leaders(request):
-                self._peers.learn(leader_id, request.leader_endpoints)
         self._waiting[waiting] = None
         self._replica.step(event_of(waiting, request))
+        if isinstance(request, quorum.BeginQuorumEpochRequest) and self.leader_id in leaders(request):
+            # Only now that the machine believes it: the address of a leader is not for anybody to change.
+            assert self.leader_id is not None
+            self._peers.learn(self.leader_id, request.leader_endpoints)
 
     def _answer_without_quorum(self, request: Request) -> Response:
         if isinstance(request, quorum.DescribeQuorumRequest):

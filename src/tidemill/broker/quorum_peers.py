@@ -95,6 +95,9 @@ class Peers:
         return None if chosen is None else Address(chosen.host, chosen.port)
 
     def learn(self, node_id: int, endpoints: Sequence[LeaderEndpoint]) -> None:
+        """What a request says of its sender. It may come from anybody, so it moves nobody who answers where it is."""
+        if node_id not in self._unreachable and self.address_of(node_id) is not None:
+            return
         address = self._choose([VoterEndpoint(each.name, each.host, each.port) for each in endpoints])
         if address is not None:
             self._learn(node_id, address)

@@ -1,7 +1,8 @@
 """The `quorum-state` file: the epoch, its leader, and for whom this replica voted in it.
 
 Kafka's own JSON. It is replaced before anything that relies on it leaves this node, so a vote once given is never
-given again to somebody else. A file that cannot be read is refused: guessing would be a second vote.
+given again to somebody else. A file that cannot be read is refused: guessing would be a second vote. What could not be
+read back is not written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tidemill.log.files import Files
 from tidemill.protocol.schema import NO_UUID
 from tidemill.raft.effects import ElectionState
 from tidemill.raft.messages import NOBODY
+from tidemill.raft.state import EPOCH_END
 from tidemill.raft.voters import ReplicaKey
 from tidemill.types import uuid_bytes, uuid_text
 
@@ -32,8 +34,11 @@ class QuorumStateFile:
             leader_id, voted_id = int(fields["leaderId"]), int(fields["votedId"])
             directory_id = fields.get("votedDirectoryId")
             voted = ReplicaKey(voted_id, uuid_bytes(directory_id) if directory_id else NO_UUID)
+            epoch = int(fields["leaderEpoch"])
+            if not 0 <= epoch < EPOCH_END:
+                raise ValueError(f"epoch {epoch} has no successor")
             return ElectionState(
-                int(fields["leaderEpoch"]),
+                epoch,
                 None if leader_id < 0 else leader_id,
                 None if voted_id < 0 else voted,
             )
@@ -44,6 +49,8 @@ class QuorumStateFile:
             ) from error
 
     def write(self, state: ElectionState) -> None:
+        if not 0 <= state.epoch < EPOCH_END:
+            raise StorageError(f"epoch {state.epoch} cannot be written down: no epoch can follow it")
         voted = state.voted or ReplicaKey(NOBODY)
         fields = {
             "leaderId": NOBODY if state.leader_id is None else state.leader_id,

@@ -8,7 +8,11 @@
 
 A larger epoch is adopted before the question is looked at, a smaller one refused with the current epoch.
 Who is asked need not believe that it or the candidate votes: its voter set may be older than the
-candidate's (KIP-853). Only a fixed voter set is strict.
+candidate's (KIP-853). But a candidate that it does not know changes nothing, not even the epoch, while a leader is heard.
+Only a fixed voter set is strict.
+
+A claim to lead is believed of a voter, and of whom this replica voted for or follows already. No request raises the epoch
+beyond what is credible.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from tidemill.raft import messages
 from tidemill.raft.effects import SendEndQuorumEpoch, SendVote
 from tidemill.raft.leader import lead
 from tidemill.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
-from tidemill.raft.state import QuorumState
+from tidemill.raft.state import CLAIMED_EPOCH_MAX, QuorumState
 from tidemill.raft.voters import ReplicaKey
 
 # -- being asked ---------------------------------------------------------------------------------------------
@@ -40,9 +44,12 @@ def answer_vote(q: QuorumState, request: VoteRequest, now_ms: int) -> VoteRespon
     error = _refusal(q, request, part)
     if error is not ErrorCode.NONE:
         return messages.vote_response(error, q.leader_id, q.epoch)
-    if part.replica_epoch > q.epoch:
-        abdicate(q, part.replica_epoch, now_ms)
     candidate = ReplicaKey(part.replica_id, part.replica_directory_id)
+    if part.replica_epoch > q.epoch:
+        if q.voters.has(candidate) or (not part.pre_vote and _would_vote(q, part)):
+            abdicate(q, part.replica_epoch, now_ms)
+        elif not part.pre_vote:
+            return messages.vote_response(ErrorCode.NONE, q.leader_id, q.epoch)
     granted = _would_vote(q, part) if part.pre_vote else _votes(q, candidate, part, now_ms)
     return messages.vote_response(ErrorCode.NONE, q.leader_id, q.epoch, vote_granted=granted)
 
@@ -54,6 +61,8 @@ def _refusal(q: QuorumState, request: VoteRequest, part: VoteRequestPartitionDat
     if is_stale(q, part.replica_epoch):
         return ErrorCode.FENCED_LEADER_EPOCH
     if part.replica_id < 0 or part.last_offset < 0 or not 0 <= part.last_offset_epoch <= last_epoch_max:
+        return ErrorCode.INVALID_REQUEST
+    if not q.is_credible(part.replica_epoch):
         return ErrorCode.INVALID_REQUEST
     if asked.id >= 0 and not q.own.matches(asked):
         return ErrorCode.INVALID_VOTER_KEY
@@ -106,8 +115,23 @@ def abdicate(q: QuorumState, epoch: int, now_ms: int) -> None:
     q.become_unattached(epoch, now_ms)
 
 
+def claim_error(q: QuorumState, leader_id: int, epoch: int) -> ErrorCode:
+    """Why this replica does not believe that somebody leads, or has led until now, in `epoch`."""
+    if is_stale(q, epoch):
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if leader_id < 0 or leader_id == q.own.id or not q.is_credible(epoch):
+        return ErrorCode.INVALID_REQUEST
+    if q.voters.get(leader_id) is not None:
+        return ErrorCode.NONE
+    voted = q.election.voted
+    is_known = leader_id == q.election.leader_id or (voted is not None and voted.id == leader_id)
+    return ErrorCode.NONE if is_known and epoch == q.epoch else ErrorCode.INCONSISTENT_VOTER_SET
+
+
 def adopt(q: QuorumState, epoch: int, leader_id: int | None, now_ms: int) -> None:
     """A peer says that this is the epoch, and who leads in it."""
+    if epoch > CLAIMED_EPOCH_MAX:
+        return
     # Another replica under this node's id led, before this one's disk was replaced.
     leader_id = None if leader_id == q.own.id else leader_id
     if epoch > q.epoch:
@@ -230,14 +254,8 @@ def answer_end_epoch(q: QuorumState, request: EndQuorumEpochRequest, now_ms: int
     part = messages.end_request_part(request)
     if part is None:
         return EndQuorumEpochResponse(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    error = ErrorCode.NONE
-    if is_stale(q, part.leader_epoch):
-        error = ErrorCode.FENCED_LEADER_EPOCH
-    elif part.leader_id < 0 or part.leader_id == q.own.id:
-        error = ErrorCode.INVALID_REQUEST
-    elif not q.voters.is_dynamic and q.voters.get(part.leader_id) is None:
-        error = ErrorCode.INCONSISTENT_VOTER_SET
-    else:
+    error = claim_error(q, part.leader_id, part.leader_epoch)
+    if error is ErrorCode.NONE:
         adopt(q, part.leader_epoch, part.leader_id, now_ms)
         if isinstance(q.role, Follower) and q.role.leader_id == part.leader_id:
             successors = messages.successors_of(part)

@@ -29,7 +29,7 @@ from tidemill.raft.effects import (
     SendFetch,
     SendFetchSnapshot,
 )
-from tidemill.raft.elections import adopt, is_stale
+from tidemill.raft.elections import adopt, claim_error
 from tidemill.raft.log import EpochEnd, SnapshotKey
 from tidemill.raft.roles import FetchingSnapshot, Follower
 from tidemill.raft.state import QuorumState
@@ -50,16 +50,12 @@ def answer_begin_epoch(
     part = messages.begin_request_part(request)
     if part is None:
         return BeginQuorumEpochResponse(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    error = ErrorCode.NONE
+    error = claim_error(q, part.leader_id, part.leader_epoch)
     asked = ReplicaKey(request.voter_id, part.voter_directory_id)
-    if is_stale(q, part.leader_epoch):
-        error = ErrorCode.FENCED_LEADER_EPOCH
-    elif part.leader_id < 0 or part.leader_id == q.own.id:
-        error = ErrorCode.INVALID_REQUEST
+    if error is not ErrorCode.NONE:
+        pass
     elif asked.id >= 0 and not q.own.matches(asked):
         error = ErrorCode.INVALID_VOTER_KEY
-    elif not q.voters.is_dynamic and q.voters.get(part.leader_id) is None:
-        error = ErrorCode.INCONSISTENT_VOTER_SET
     elif part.leader_epoch == q.epoch and q.election.leader_id not in (None, part.leader_id):
         error = ErrorCode.INVALID_REQUEST
     else:

@@ -34,6 +34,13 @@ from tidemill.raft.requests import Requests, Sent
 from tidemill.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Role, Unattached
 from tidemill.raft.voters import ReplicaKey, VoterSet
 
+# Epochs have 32 bits, on the wire and on disk. Below the largest there is room for elections of our own.
+EPOCH_END = (1 << 31) - 1
+CLAIMED_EPOCH_MAX = EPOCH_END - (1 << 20)
+# How far ahead of its own epoch a replica follows a request. One that missed more elections learns the epoch from the
+# voters that it asks itself.
+_EPOCH_STEP_MAX = 1 << 16
+
 # A number in [0, n): the only randomness.
 Jitter = Callable[[int], int]
 
@@ -135,6 +142,10 @@ class QuorumState:
     def other_voters(self) -> list[ReplicaKey]:
         return [key for key in self.voters.keys if key.id != self.own.id]
 
+    def is_credible(self, epoch: int) -> bool:
+        """Whether a request may raise the epoch to this one."""
+        return epoch <= min(self.epoch + _EPOCH_STEP_MAX, CLAIMED_EPOCH_MAX)
+
     def next_contact(self) -> int | None:
         """Some other voter, each in turn: whom to ask when no leader is known."""
         others = self.other_voters
@@ -164,7 +175,7 @@ class QuorumState:
     # -- durable -----------------------------------------------------------------------------------------------
 
     def _persist(self, epoch: int, leader_id: int | None, voted: ReplicaKey | None) -> None:
-        assert epoch >= self.epoch, f"epoch {epoch} after {self.epoch}"
+        assert self.epoch <= epoch < EPOCH_END, f"epoch {epoch} after {self.epoch}"
         before, self.election = self.election, ElectionState(epoch, leader_id, voted)
         if self.election == before:
             return

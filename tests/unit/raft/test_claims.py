@@ -1,0 +1,100 @@
+"""What a replica does not believe, whoever says it: epochs out of all reason, and strangers that claim to lead."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.raft.sim_log import voter_set
+from tests.unit.raft.test_raft_machine import Bench, all_of, answer, begin, vote_event, vote_part
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import PartitionData
+from tidemill.protocol.api.quorum import BeginQuorumEpochResponse, EndQuorumEpochResponse
+from tidemill.raft import effects as do
+from tidemill.raft import events as on
+from tidemill.raft import messages
+from tidemill.raft.effects import Effect, ElectionState
+from tidemill.raft.roles import Follower
+from tidemill.raft.state import CLAIMED_EPOCH_MAX
+
+_BEFORE = ElectionState(4, 2, None)
+_LARGEST = (1 << 31) - 1
+
+
+def end(leader_id: int, epoch: int) -> on.EndQuorumEpochReceived:
+    return on.EndQuorumEpochReceived("end", messages.end_request("cluster", leader_id, epoch, []))
+
+
+def error_of(effects: list[Effect]) -> int:
+    response = all_of(effects, do.Answer)[0].response
+    if isinstance(response, BeginQuorumEpochResponse | EndQuorumEpochResponse):
+        return response.topics[0].partitions[0].error_code
+    return vote_part(effects).error_code
+
+
+@pytest.mark.parametrize("epoch", [_LARGEST, _LARGEST - 1, CLAIMED_EPOCH_MAX + 1, 100_000])
+@pytest.mark.parametrize("claim", [begin, end, vote_event], ids=["begin", "end", "vote"])
+def test_an_epoch_out_of_all_reason_is_not_adopted(claim: object, epoch: int) -> None:
+    bench = Bench(election=_BEFORE)
+    effects = bench.step(claim(3, epoch))  # type: ignore[operator]
+    assert error_of(effects) == ErrorCode.INVALID_REQUEST
+    assert bench.machine.election == _BEFORE
+    assert not all_of(effects, do.PersistQuorumState)
+
+
+def test_an_epoch_that_has_no_successor_is_not_adopted_from_an_answer_either() -> None:
+    bench = Bench(election=_BEFORE)
+    sent = all_of(bench.wait(0), do.SendFetch)[0]
+    bench.step(answer(sent, PartitionData(), _LARGEST, 3))
+    assert bench.machine.election == _BEFORE
+
+
+def test_who_missed_many_elections_learns_the_epoch_from_whom_it_asks() -> None:
+    bench = Bench(election=_BEFORE)
+    sent = all_of(bench.wait(0), do.SendFetch)[0]
+    bench.step(answer(sent, PartitionData(), 1_000_000, 3))
+    assert (bench.machine.epoch, bench.machine.leader_id) == (1_000_000, 3)
+
+
+@pytest.mark.parametrize("claim", [begin, end], ids=["begin", "end"])
+def test_a_stranger_does_not_lead(claim: object) -> None:
+    bench = Bench(election=_BEFORE)
+    assert error_of(bench.step(claim(9, 5))) == ErrorCode.INCONSISTENT_VOTER_SET  # type: ignore[operator]
+    assert bench.machine.election == _BEFORE
+
+
+def test_a_new_voter_leads_that_was_voted_for_before_it_was_known() -> None:
+    """Of two voters and a third, the one that lags may be needed for the majority that elects the third."""
+    bench = Bench(voters=voter_set(1, 2))
+    assert vote_part(bench.step(vote_event(3, 5))).vote_granted
+    assert error_of(bench.step(begin(3, 5))) == ErrorCode.NONE
+    assert bench.machine.leader_id == 3
+    assert error_of(bench.step(end(3, 5))) == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("pre_vote", [False, True])
+def test_a_stranger_changes_nothing_while_a_leader_is_heard(pre_vote: bool) -> None:
+    bench = Bench(election=_BEFORE)
+    sent = all_of(bench.wait(0), do.SendFetch)[0]
+    bench.step(answer(sent, PartitionData(), 4, 2))
+    assert not vote_part(bench.step(vote_event(9, 9, (8, 100), pre_vote=pre_vote))).vote_granted
+    assert bench.machine.election == _BEFORE
+    assert isinstance(bench.machine.role, Follower)
+
+
+def test_a_stranger_does_not_end_a_leadership() -> None:
+    bench = Bench()
+    bench.elect()
+    epoch = bench.machine.epoch
+    assert bench.machine.is_leader
+    bench.step(vote_event(9, epoch + 5, (epoch, 100)))
+    assert (bench.machine.is_leader, bench.machine.epoch) == (True, epoch)
+    # One that votes does.
+    bench.step(vote_event(2, epoch + 5, (epoch, 100)))
+    assert (bench.machine.is_leader, bench.machine.epoch) == (False, epoch + 5)
+
+
+def test_the_voters_elect_on_below_the_largest_epoch() -> None:
+    """The room above what is believed is for elections of our own."""
+    bench = Bench(election=ElectionState(CLAIMED_EPOCH_MAX, None, None))
+    bench.elect()
+    assert (bench.machine.is_leader, bench.machine.epoch) == (True, CLAIMED_EPOCH_MAX + 1)
