@@ -49,6 +49,8 @@ class Broker:
     new_uuid: Callable[[], bytes]
     metrics: Metrics
     quorum: Quorum = field(init=False)
+    # (address, API) of connections that were refused for not being a node's, as far as the log tells of them.
+    refused_as_nodes: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def image(self) -> MetadataImage:

@@ -252,10 +252,18 @@ def _unfence(replication: Replication, broker: BrokerImage) -> list[Record]:
 def unregister_broker(
     replication: Replication, request: UnregisterBrokerRequest
 ) -> Decision[Record, UnregisterBrokerResponse]:
-    """It is gone for good, so nothing that it may still hold is waited for."""
+    """It is gone for good, so nothing that it may still hold is waited for.
+
+    Kafka also unregisters a broker that is alive, which then serves what it no longer leads. Here that is refused.
+    """
     broker = replication.image.brokers.get(BrokerId(request.broker_id))
     if broker is None:
         raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker {request.broker_id} is not registered")
+    if not broker.is_fenced:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"Broker {request.broker_id} is alive; stop it, and unregister it when it is fenced",
+        )
     records = replication.after_unclean_stop(broker.id, ())
     records.append(UnregisterBrokerRecord(broker_id=broker.id, broker_epoch=broker.epoch))
     return Decision(records, UnregisterBrokerResponse())

@@ -270,11 +270,21 @@ class TestUnregistration:
     def test_the_broker_is_gone_and_leads_nothing(self) -> None:
         cluster = Cluster(brokers=2)
         cluster.create(creatable("t", assignments=[(0, [1, 2])], configs={"min.insync.replicas": "2"}))
+        cluster.fence(1)
         reply = cluster.ask(UnregisterBrokerRequest(broker_id=1))
         assert reply.error_code == ErrorCode.NONE
         assert list(cluster.image.brokers) == [2]
         # It is not eligible either: nobody waits for what will not come back.
         assert cluster.state() == (2, (2,), ())
+
+    def test_a_broker_that_is_alive_stays(self) -> None:
+        cluster = Cluster(brokers=2)
+        cluster.create(creatable("t", assignments=[(0, [1, 2])]))
+        reply = cluster.ask(UnregisterBrokerRequest(broker_id=1))
+        assert reply.error_code == ErrorCode.INVALID_REQUEST
+        assert "alive" in reply.error_message
+        assert list(cluster.image.brokers) == [1, 2]
+        assert cluster.state() == (1, (1, 2), ())
 
     def test_unknown(self) -> None:
         reply = Cluster().ask(UnregisterBrokerRequest(broker_id=7))

@@ -262,6 +262,7 @@ class TestLostDisk:
         """Also when the broker was unregistered in between."""
         cluster = three(min_isr=1)
         cluster.propose([1])
+        cluster.fence(1)
         cluster.ask(UnregisterBrokerRequest(broker_id=1))
         assert cluster.partition().last_known_elr == (1,)
         cluster.join(1, log_dirs=[directory(1, disk=1)])
@@ -271,6 +272,7 @@ class TestLostDisk:
     def test_an_unregistered_broker_may_bring_its_disk_back(self) -> None:
         cluster = three(min_isr=1)
         cluster.propose([1])
+        cluster.fence(1)
         cluster.ask(UnregisterBrokerRequest(broker_id=1))
         cluster.join(1)
         cluster.ask(_unclean_election())

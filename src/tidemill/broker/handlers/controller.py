@@ -2,7 +2,7 @@
 
 Asked by a client at a broker's listener, the broker asks the controller, wherever that is. At a controller's listener only
 the active controller answers. Brokers themselves use the controller's listeners, and send what their clients asked in an
-Envelope (58).
+Envelope (58); where there is no such listener, they have to come from where a node is (nodes.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.dispatch import Call, Scope, error_response, serves
+from tidemill.broker.handlers.nodes import for_nodes
 from tidemill.controller.controller import DECIDES
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.protocol import api as apis
@@ -89,11 +90,13 @@ def _refusal(request: Request, error: ApiError) -> Response:
 @serves(AlterPartitionRequest, scope=Scope.CONTROLLER)
 @serves(AllocateProducerIdsRequest, scope=Scope.CONTROLLER)
 @serves(ControllerRegistrationRequest, scope=Scope.CONTROLLER)
+@for_nodes
 async def decide(broker: Broker, call: Call, request: Request) -> Response:
     return await broker.controller.decide(request, call.version)
 
 
 @serves(EnvelopeRequest, scope=Scope.CONTROLLER)
+@for_nodes
 async def envelope(broker: Broker, call: Call, request: EnvelopeRequest) -> EnvelopeResponse:
     header = parse_request_header(request.request_data)
     kind = apis.REQUESTS.get(header.api_key)

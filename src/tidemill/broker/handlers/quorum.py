@@ -1,8 +1,9 @@
 """The quorum's APIs: Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), DescribeQuorum (55), FetchSnapshot (59),
 AddRaftVoter (80), RemoveRaftVoter (81), UpdateRaftVoter (82).
 
-What replicas of the quorum say to each other is served to controllers' listeners only, and answered by this node's own
-replica. What clients ask is also served to them at a broker, which passes it on to the quorum's leader.
+What replicas of the quorum say to each other is served to controllers' listeners, or where there are none to nodes
+(nodes.py), and answered by this node's own replica. A snapshot may be read by whoever may fetch the metadata. What
+clients ask is also served to them at a broker, which passes it on to the quorum's leader.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, Scope, serves
+from tidemill.broker.handlers.nodes import for_nodes
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -27,16 +29,19 @@ if TYPE_CHECKING:
 
 
 @serves(VoteRequest, scope=Scope.CONTROLLER)
+@for_nodes
 async def vote(broker: Broker, call: Call, request: VoteRequest) -> Response:
     return await broker.quorum.answer(request)
 
 
 @serves(BeginQuorumEpochRequest, scope=Scope.CONTROLLER)
+@for_nodes
 async def begin_quorum_epoch(broker: Broker, call: Call, request: BeginQuorumEpochRequest) -> Response:
     return await broker.quorum.answer(request)
 
 
 @serves(EndQuorumEpochRequest, scope=Scope.CONTROLLER)
+@for_nodes
 async def end_quorum_epoch(broker: Broker, call: Call, request: EndQuorumEpochRequest) -> Response:
     return await broker.quorum.answer(request)
 
@@ -47,6 +52,7 @@ async def fetch_snapshot(broker: Broker, call: Call, request: FetchSnapshotReque
 
 
 @serves(UpdateRaftVoterRequest, scope=Scope.CONTROLLER)
+@for_nodes
 async def update_raft_voter(broker: Broker, call: Call, request: UpdateRaftVoterRequest) -> Response:
     return await broker.quorum.answer(request)
 

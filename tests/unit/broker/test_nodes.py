@@ -1,0 +1,160 @@
+"""Who may use the APIs that nodes have for each other, at a listener that clients use too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidemill.broker.context import Broker
+from tidemill.broker.dispatch import Call, Peer
+from tidemill.broker.handlers.nodes import comes_from, for_nodes
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api import brokers, quorum
+from tidemill.protocol.schema import Request, Response
+from tidemill.raft.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
+
+_NODE, _CLIENT = "10.0.0.2", "10.0.0.9"
+
+
+class _Loop:
+    """Knows one name."""
+
+    async def getaddrinfo(self, host: str, _port: None, *, type: int) -> list[Any]:  # noqa: A002
+        if host != "broker-2":
+            raise OSError("no such name")
+        return [(2, type, 6, "", (_NODE, 0))]
+
+
+def _connection(ip: str, local: str = "10.0.0.1", listener: str = "PLAINTEXT") -> Peer:
+    return cast(
+        Peer, SimpleNamespace(peer=f"{ip}:50000", local_address=(local, 9092), listener_name=listener)
+    )
+
+
+def _broker() -> Broker:
+    hosts = {1: "10.0.0.1", 2: "broker-2", 3: "10.0.0.3"}
+    voters = VoterSet(
+        Voter(ReplicaKey(each, bytes([each]) * 16), (VoterEndpoint("PLAINTEXT", host, 9092),))
+        for each, host in hosts.items()
+        if each != 3
+    )
+    registered = {
+        each: SimpleNamespace(id=each, endpoints={"PLAINTEXT": SimpleNamespace(host=host)})
+        for each, host in hosts.items()
+    }
+    return cast(
+        Broker,
+        SimpleNamespace(
+            config=SimpleNamespace(node_id=1),
+            loop=_Loop(),
+            image=SimpleNamespace(brokers=registered),
+            quorum=SimpleNamespace(voters=voters),
+            refused_as_nodes=set(),
+            is_controller_listener=lambda name: name == "CONTROLLER",
+        ),
+    )
+
+
+def _vote(node_id: int) -> quorum.VoteRequest:
+    part = quorum.VoteRequestPartitionData(replica_id=node_id)
+    return quorum.VoteRequest(topics=[quorum.VoteRequestTopicData(partitions=[part])])
+
+
+def _begin(node_id: int) -> quorum.BeginQuorumEpochRequest:
+    part = quorum.BeginQuorumEpochRequestPartitionData(leader_id=node_id)
+    return quorum.BeginQuorumEpochRequest(topics=[quorum.BeginQuorumEpochRequestTopicData(partitions=[part])])
+
+
+def _end(node_id: int) -> quorum.EndQuorumEpochRequest:
+    part = quorum.EndQuorumEpochRequestPartitionData(leader_id=node_id)
+    return quorum.EndQuorumEpochRequest(topics=[quorum.EndQuorumEpochRequestTopicData(partitions=[part])])
+
+
+def _registration(host: str) -> brokers.BrokerRegistrationRequest:
+    return brokers.BrokerRegistrationRequest(listeners=[brokers.Listener(host=host)])
+
+
+async def _is_served(request: Request, connection: Peer, broker: Broker | None = None) -> bool:
+    @for_nodes
+    async def serve(_broker: Broker, _call: Call, _request: Request) -> Response:
+        return brokers.EnvelopeResponse()
+
+    call = cast(Call, SimpleNamespace(connection=connection))
+    try:
+        await serve(broker or _broker(), call, request)
+    except ApiError as error:
+        return error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return True
+
+
+_OF_NODE_2: Sequence[Request] = [
+    _vote(2),
+    _begin(2),
+    _end(2),
+    quorum.UpdateRaftVoterRequest(voter_id=2),
+    _registration("broker-2"),
+    brokers.BrokerHeartbeatRequest(broker_id=2),
+    brokers.AlterPartitionRequest(broker_id=2),
+    brokers.AllocateProducerIdsRequest(broker_id=2),
+    brokers.EnvelopeRequest(),
+]
+
+
+@pytest.mark.parametrize("request_", _OF_NODE_2, ids=lambda each: type(each).__name__)
+async def test_a_node_is_served_from_its_own_address_and_nobody_else_is(request_: Request) -> None:
+    assert await _is_served(request_, _connection(_NODE))
+    assert not await _is_served(request_, _connection(_CLIENT))
+    assert await _is_served(request_, _connection(_CLIENT, listener="CONTROLLER"))
+
+
+@pytest.mark.parametrize("make", [_vote, _begin, _end])
+async def test_a_broker_that_does_not_vote_has_no_voice_in_the_quorum(make: Any) -> None:
+    assert not await _is_served(make(3), _connection("10.0.0.3"))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [_vote(1), _begin(1), _end(1), brokers.BrokerHeartbeatRequest(broker_id=1)],
+    ids=lambda each: type(each).__name__,
+)
+@pytest.mark.parametrize("ip", ["127.0.0.1", "10.0.0.1"])
+async def test_nobody_speaks_for_this_node_itself(request_: Request, ip: str) -> None:
+    assert not await _is_served(request_, _connection(ip))
+
+
+async def test_a_broker_that_is_not_registered_is_the_controllers_to_refuse() -> None:
+    """It has to hear that it is unknown, to stop."""
+    assert await _is_served(brokers.BrokerHeartbeatRequest(broker_id=7), _connection(_CLIENT))
+
+
+async def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    broker = _broker()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not await _is_served(_vote(2), _connection(_CLIENT), broker)
+    assert len(caplog.records) == 1
+    assert "Vote" in caplog.text
+    assert _CLIENT in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ip", "local", "hosts", "is_from"),
+    [
+        ("127.0.0.1", "127.0.0.1", ["127.0.1.1"], True),
+        ("10.0.0.1", "10.0.0.1", ["localhost.", "127.0.0.1"], True),
+        ("::ffff:10.0.0.2", "::ffff:10.0.0.1", ["10.0.0.2"], True),
+        ("fe80::1", "fe80::2", ["[fe80:0::1]"], True),
+        ("10.0.0.2", "10.0.0.1", ["broker-2"], True),
+        ("10.0.0.2", "10.0.0.1", ["unknown", "10.0.0.3"], False),
+        ("10.0.0.2", "10.0.0.1", [], False),
+        ("10.0.0.2", "10.0.0.1", [*(f"unknown-{each}" for each in range(100)), "broker-2"], False),
+    ],
+)
+async def test_where_a_connection_comes_from(ip: str, local: str, hosts: list[str], is_from: bool) -> None:
+    loop = cast(asyncio.AbstractEventLoop, _Loop())
+    assert await comes_from(loop, _connection(ip, local), hosts) is is_from
