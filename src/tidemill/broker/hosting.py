@@ -29,6 +29,7 @@ from tidemill.controller.image import MetadataImage
 from tidemill.coordinator.partitions import partition_for_group
 from tidemill.coordinator.shard import Machine, RawRecord, Shard, Writer
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.log import Log
 from tidemill.log.transactions import TransactionEnd, marker_of
 from tidemill.protocol.api.admin import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from tidemill.protocol.records import BatchHeader, iterate_records
@@ -287,6 +288,7 @@ class HostedShard(Generic[MachineT]):
         self._timer_ms = 0
         self._is_deserted = is_deserted
         self._was_deserted = False
+        self._is_closed = False
         self._returned = returned
         partition.wait(self._grew)
 
@@ -357,22 +359,33 @@ class HostedShard(Generic[MachineT]):
     async def load(self) -> None:
         """Replay the partition, a few batches at a time."""
         log = self._partition.log
-        assert log is not None
-        end_offset = log.log_end_offset
+        if log is None or self._is_closed:
+            # The topic was deleted, or the leadership given away, before this had its turn.
+            self._shard.fail(ErrorCode.NOT_COORDINATOR)
+            return
         try:
-            count = 0
-            for segment in list(log.segments):
-                for _, header, batch in segment.batches():
-                    if header.base_offset < end_offset:
-                        self._replay(header, batch)
-                    count += 1
-                    if count % _LOAD_BATCHES_AT_ONCE == 0:
-                        await asyncio.sleep(0)
-            self._shard.loaded(end_offset, self._partition.high_watermark, self._clock.now_ms())
+            if not await self._replay_log(log):
+                return
         except Exception:
             logger.exception("cannot load the coordinator of %s", self._partition.name)
             self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._schedule()
+
+    async def _replay_log(self, log: Log) -> bool:
+        """Whether it came to the end: the shard may be closed, and the log deleted, between two batches."""
+        count, end_offset = 0, log.log_end_offset
+        for segment in list(log.segments):
+            for _, header, batch in segment.batches():
+                if header.base_offset < end_offset:
+                    self._replay(header, batch)
+                count += 1
+                if count % _LOAD_BATCHES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    if self._is_closed or self._partition.log is not log:
+                        self._shard.fail(ErrorCode.NOT_COORDINATOR)
+                        return False
+        self._shard.loaded(end_offset, self._partition.high_watermark, self._clock.now_ms())
+        return True
 
     def _replay(self, header: BatchHeader, batch: memoryview) -> None:
         if header.is_control:
@@ -386,6 +399,7 @@ class HostedShard(Generic[MachineT]):
                 self._shard.replay_raw(record.key, record.value, writer)
 
     def close(self) -> None:
+        self._is_closed = True
         self._partition.stop_waiting(self._grew)
         if self._timer is not None:
             self._timer.cancel()

@@ -1,0 +1,123 @@
+"""A coordinator's shard whose partition goes away while it is loaded: nothing is decided, and nothing is a bug."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tidemill.broker.hosting import _LOAD_BATCHES_AT_ONCE, HostedShard
+from tidemill.broker.partition import Partition
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.records import BatchHeader, Record, build_batch, header_at, stamp
+
+_BATCHES = 3 * _LOAD_BATCHES_AT_ONCE
+
+
+class _Machine:
+    deadline_ms = None
+
+    def __init__(self) -> None:
+        self.replayed: list[bytes] = []
+        self.is_loaded = False
+
+    def decode(self, key: bytes, _value: bytes | None) -> bytes:
+        return key
+
+    def replay(self, record: bytes, _writer: object) -> None:
+        self.replayed.append(record)
+
+    def on_loaded(self, _now_ms: int) -> None:
+        self.is_loaded = True
+
+    def waiting_tokens(self) -> list[int]:
+        return []
+
+
+class _Log:
+    def __init__(self) -> None:
+        self.is_deleted = False
+        self.log_end_offset = _BATCHES
+        self.segments = [self]
+
+    def batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        for offset in range(_BATCHES):
+            assert not self.is_deleted, "the file is closed"
+            batch = memoryview(bytearray(build_batch([Record(0, 0, b"key", b"value")])))
+            stamp(batch, 0, offset, 0)
+            yield 0, header_at(batch), batch
+
+
+class _Stage:
+    def __init__(self, log: _Log | None) -> None:
+        self.partition = SimpleNamespace(
+            log=log,
+            name="__consumer_offsets-0",
+            high_watermark=_BATCHES,
+            wait=lambda _waiter: None,
+            stop_waiting=lambda _waiter: None,
+        )
+        self.machine = _Machine()
+        self.answers: list[Any] = []
+        self.shard: HostedShard[Any] = HostedShard(
+            cast(Partition, self.partition),
+            0,
+            self.machine,
+            cast(Any, SimpleNamespace(now_ms=lambda: 0)),
+            respond=lambda _token, response: self.answers.append(response),
+            report=lambda _effect: None,
+            is_deserted=lambda: False,
+            returned=lambda _machine, _now_ms: None,
+        )
+
+    def refusal(self) -> ErrorCode:
+        self.shard.handle("a request", 1)
+        answer = self.answers[-1]
+        assert isinstance(answer, ApiError)
+        return answer.code
+
+
+async def test_a_shard_is_loaded_in_pieces() -> None:
+    stage = _Stage(_Log())
+    await stage.shard.load()
+    assert len(stage.machine.replayed) == _BATCHES
+    assert stage.shard.is_active
+
+
+async def test_a_topic_that_is_deleted_before_its_shard_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    stage = _Stage(None)
+    await stage.shard.load()
+    assert stage.refusal() is ErrorCode.NOT_COORDINATOR
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_topic_that_is_deleted_while_its_shard_is_loaded(
+    caplog: pytest.LogCaptureFixture, is_closed: bool
+) -> None:
+    log = _Log()
+    stage = _Stage(log)
+    loading = asyncio.ensure_future(stage.shard.load())
+    await asyncio.sleep(0)
+    assert 0 < len(stage.machine.replayed) < _BATCHES
+    stage.partition.log, log.is_deleted = None, True
+    if is_closed:
+        stage.shard.close()
+    await loading
+    assert stage.refusal() is ErrorCode.NOT_COORDINATOR
+    assert not stage.machine.is_loaded
+    assert not caplog.records
+
+
+async def test_a_shard_that_is_closed_while_it_is_loaded_stays_closed() -> None:
+    """Led in another epoch by now: the log is the same, the coordinator is not."""
+    stage = _Stage(_Log())
+    loading = asyncio.ensure_future(stage.shard.load())
+    await asyncio.sleep(0)
+    stage.shard.close()
+    await loading
+    assert stage.refusal() is ErrorCode.NOT_COORDINATOR
+    assert not stage.shard.is_active
