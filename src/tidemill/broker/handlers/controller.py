@@ -98,11 +98,12 @@ async def decide(broker: Broker, call: Call, request: Request) -> Response:
 @serves(EnvelopeRequest, scope=Scope.CONTROLLER)
 @for_nodes
 async def envelope(broker: Broker, call: Call, request: EnvelopeRequest) -> EnvelopeResponse:
-    header = parse_request_header(request.request_data)
-    kind = apis.REQUESTS.get(header.api_key)
-    if kind not in DECIDES or header.api_version not in kind.versions:
-        return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
+    """What cannot be read, or answered in the layout that was asked for, is the fault of what is enclosed."""
     try:
+        header = parse_request_header(request.request_data)
+        kind = apis.REQUESTS.get(header.api_key)
+        if kind not in DECIDES or header.api_version not in kind.versions:
+            return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
         enclosed = decode(kind, header.api_version, request.request_data, header.body_position)
     except ProtocolError:
         return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
@@ -111,6 +112,9 @@ async def envelope(broker: Broker, call: Call, request: EnvelopeRequest) -> Enve
     except ApiError as error:
         if error.code is ErrorCode.NOT_CONTROLLER:
             return EnvelopeResponse(error_code=error.code)
-        response = error_response(header.api_key, error.code, str(error))
-    frame = response_frame(response, header.api_version, header.correlation_id)
+        response = _refusal(enclosed, error)
+    try:
+        frame = response_frame(response, header.api_version, header.correlation_id)
+    except ValueError:
+        return EnvelopeResponse(error_code=ErrorCode.INVALID_REQUEST)
     return EnvelopeResponse(response_data=frame[LENGTH_BYTES:])
