@@ -130,6 +130,24 @@ def test_settings_reach_the_dataclasses() -> None:
     assert config.topics.defaults.unclean_leader_election_enable is True
 
 
+@pytest.mark.parametrize("value", ["0", "-5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broker.heartbeat.interval.ms",
+        "broker.session.timeout.ms",
+        "controller.quorum.election.timeout.ms",
+        "controller.quorum.fetch.timeout.ms",
+        "controller.quorum.request.timeout.ms",
+        "controller.quorum.retry.backoff.ms",
+        "initial.broker.registration.timeout.ms",
+    ],
+)
+def test_no_time_at_all_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        load_broker_config({name: value})
+
+
 @pytest.mark.parametrize(
     ("properties", "key", "advice"),
     [
