@@ -169,3 +169,28 @@ def test_a_stop_answers_or_closes_waiting_fetches(start: Callable[..., Broker], 
         connection.start("fetch", 12, **fetch_fields(topic, 0, max_wait=60_000))
         assert broker.stop() == 0
         connection.answer_or_close()
+
+
+@pytest.mark.parametrize("identity", ["missing", "another directory", "another cluster", "all another"])
+def test_a_foreign_identity_is_named_at_once(
+    start: Callable[..., Broker], tmp_path: Path, identity: str
+) -> None:
+    """The metadata knows whose directory this is; nobody is waited for who could not come."""
+    start().stop()
+    path = tmp_path / "data" / "meta.properties"
+    content = path.read_text()
+    own_directory = re.search("directory.id=(.*)", content)
+    own_cluster = re.search("cluster.id=(.*)", content)
+    assert own_directory is not None
+    assert own_cluster is not None
+    if identity != "another cluster":
+        content = content.replace(own_directory[1], "BBBBBBBBBBBBBBBBBBBBBA")
+    if identity != "another directory":
+        content = content.replace(own_cluster[1], "AAAAAAAAAAAAAAAAAAAAAA")
+    path.write_text(content)
+    if identity == "missing":
+        path.unlink()
+    ended = run_to_end(serve_arguments(tmp_path / "data"))
+    assert ended.returncode != 0
+    assert (own_cluster if identity == "another cluster" else own_directory)[1] in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -38,6 +38,7 @@ from tidemill.raft.core import RaftMachine
 from tidemill.raft.log import SnapshotKey
 from tidemill.raft.state import QuorumConfig
 from tidemill.raft.voters import KRAFT_VERSION_MAX, ReplicaKey, Voter, VoterEndpoint, VoterSet
+from tidemill.types import uuid_text
 
 __all__ = ["Quorum", "QuorumListener"]
 
@@ -157,6 +158,7 @@ class Quorum:
     async def start(self) -> None:
         """Read what is on disk, hand over the snapshot, and take part once the voters are known."""
         self._log = self._open_log()
+        self._check_own_directory()
         snapshot = self._log.latest_snapshot
         if snapshot is not None:
             self._listener.restart_from(
@@ -193,6 +195,18 @@ class Quorum:
             )
             log.mark_incomplete()
         return log
+
+    def _check_own_directory(self) -> None:
+        """A lone node that its own log does not know would wait for ever: nobody else could elect anybody."""
+        voter = self.voters.get(self.own.id)
+        if voter is None or voter.key.matches(self.own) or not self._is_alone:
+            return
+        data_dir, found = self._config.storage.metadata_log_dir, uuid_text(self.own.directory_id)
+        raise StorageError(
+            f"{data_dir}/meta.properties is missing or not of this directory: directory.id is {found}, while the "
+            f"metadata in {self._folder} is of node {self.own.id} with directory.id={uuid_text(voter.key.directory_id)}. "
+            "Put the right file back"
+        )
 
     def _static_voters(self) -> VoterSet:
         return VoterSet(
