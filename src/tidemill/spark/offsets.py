@@ -345,7 +345,8 @@ def split(
 ) -> list[OffsetRange]:
     """The non-empty ranges, cut where there should be more tasks than ranges; 0 sets no such bound.
 
-    Large ranges are cut, small ones stay whole; the number of parts is about what was asked for.
+    Large ranges are cut, small ones stay whole. With enough offsets there are at least `partition_count_min` parts, and
+    fewer than one more for each range that is cut.
     """
     whole = [each for each in ranges if each.size > 0]
     if records_max:
@@ -353,19 +354,15 @@ def split(
     if len(whole) >= partition_count_min:
         return whole
     total = sum(each.size for each in whole)
-    small = [each for each in whole if _part_count(each.size, total, partition_count_min) == 1]
+    small = {each for each in whole if each.size * partition_count_min <= total}
     rest = total - sum(each.size for each in small)
-    rest_count = max(1, partition_count_min - len(small))
-    kept = set(small)
+    rest_count = partition_count_min - len(small)
+    # Rounded up: rounding to the nearest would give fewer parts than asked for.
     return [
         part
         for each in whole
-        for part in _cut(each, 1 if each in kept else _part_count(each.size, rest, rest_count))
+        for part in _cut(each, 1 if each in small else -(-each.size * rest_count // rest))
     ]
-
-
-def _part_count(size: int, total: int, parts: int) -> int:
-    return max(1, (2 * size * parts + total) // (2 * total))
 
 
 def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:

@@ -3,11 +3,12 @@
 Names are taken without regard to case, as Spark does. An option is one of these:
 
     known          in `_SOURCE` or `_KAFKA`; its value is checked here, and what contradicts another is refused
-    refused        Spark's source or Kafka's consumer has it and this source does not; the reason says what to do instead
+    without effect in `java_client`: it tunes a client that is not used, so it is named in a warning when the query is loaded
+    refused        it would change what is read, and cannot here; the reason says what to do instead
     unknown        refused with the nearest name that is known
 
-Nothing is ignored: an option that had no effect would be believed to have one. Options that only a stream or only a batch
-understands are refused by the other, except the limits of a trigger, which Spark's source allows in a batch as well.
+Nothing is ignored silently: an option that had no effect would be believed to have one. Options that only a stream or only
+a batch understands are refused by the other, except the limits of a trigger, which Spark's source allows in a batch too.
 
 Our own, which Spark's source does not have:
 
@@ -34,6 +35,7 @@ from tidemill.client.fetch import FETCH_BYTES
 from tidemill.client.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
+from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
 from tidemill.spark.offsets import (
     AtOffsets,
     AtTimestamp,
@@ -106,54 +108,18 @@ _BATCH_ONLY = (
 )
 _STREAM_ONLY = ("groupId",)
 
-_NO_POLLING = "this source asks brokers for ranges of offsets and has no such setting; remove it"
-_NO_MEMBERSHIP = (
-    "this source joins no group; remove it (groupId shows a stream's progress in a consumer group)"
-)
 _BYTES = "keys and values are bytes; convert them with DataFrame functions"
 _REFUSED = {
-    "groupIdPrefix": _NO_MEMBERSHIP,
     "path": "topics are named by subscribe, subscribePattern or assign; call load() without a path",
     "topic": "topics to read are named by subscribe, subscribePattern or assign",
-    "kafka.group.id": _NO_MEMBERSHIP,
-    "kafka.group.instance.id": _NO_MEMBERSHIP,
-    "kafka.group.protocol": _NO_MEMBERSHIP,
-    "kafka.group.remote.assignor": _NO_MEMBERSHIP,
-    "kafka.session.timeout.ms": _NO_MEMBERSHIP,
-    "kafka.heartbeat.interval.ms": _NO_MEMBERSHIP,
-    "kafka.partition.assignment.strategy": _NO_MEMBERSHIP,
     "kafka.auto.offset.reset": "startingOffsets says where a query starts; set it to earliest or latest",
     "kafka.enable.auto.commit": "Spark's checkpoint keeps the progress; groupId shows it in a consumer group",
-    "kafka.auto.commit.interval.ms": "Spark's checkpoint keeps the progress; groupId shows it in a consumer group",
     "kafka.key.deserializer": _BYTES,
     "kafka.value.deserializer": _BYTES,
     "kafka.interceptor.classes": "there are no interceptors; use DataFrame functions",
-    "kafka.allow.auto.create.topics": "this source never creates a topic; remove it",
-    "kafka.check.crcs": "checksums are always verified; remove it",
     "kafka.exclude.internal.topics": "a pattern never matches an internal topic; name it in subscribe",
-    "kafka.default.api.timeout.ms": "set kafka.request.timeout.ms",
-    "kafka.max.poll.records": _NO_POLLING,
-    "kafka.max.poll.interval.ms": _NO_POLLING,
-    "kafka.fetch.min.bytes": _NO_POLLING,
-    "kafka.fetch.max.wait.ms": _NO_POLLING,
-    "kafka.receive.buffer.bytes": _NO_POLLING,
-    "kafka.send.buffer.bytes": _NO_POLLING,
-    "kafka.connections.max.idle.ms": _NO_POLLING,
-    "kafka.metadata.max.age.ms": _NO_POLLING,
-    "kafka.reconnect.backoff.ms": _NO_POLLING,
-    "kafka.reconnect.backoff.max.ms": _NO_POLLING,
-    "kafka.retry.backoff.ms": _NO_POLLING,
-    "kafka.retry.backoff.max.ms": _NO_POLLING,
-    "kafka.socket.connection.setup.timeout.ms": _NO_POLLING,
-    "kafka.socket.connection.setup.timeout.max.ms": _NO_POLLING,
-    "kafka.client.dns.lookup": _NO_POLLING,
-    "kafka.client.rack": "replicas are not chosen by rack; remove it",
-    "kafka.metric.reporters": "there are no metric reporters; remove it",
-    "kafka.metrics.num.samples": "there are no metric reporters; remove it",
-    "kafka.metrics.recording.level": "there are no metric reporters; remove it",
-    "kafka.metrics.sample.window.ms": "there are no metric reporters; remove it",
 }
-_CANONICAL = {name.lower(): name for name in (*_SOURCE, *_KAFKA, *_REFUSED)}
+_CANONICAL = {name.lower(): name for name in (*_SOURCE, *_KAFKA, *_REFUSED, *NO_EFFECT)}
 
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _DURATION_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -233,7 +199,7 @@ class SourceOptions:
 
 
 def known_names(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their canonical names; anything that is not known is refused."""
+    """The options by their canonical names; anything that is neither known nor without effect is refused."""
     named = {}
     for name, value in options.items():
         lower = name.lower()
@@ -252,6 +218,9 @@ class _Parser:
     def __init__(self, options: Mapping[str, str], query: Query) -> None:
         self._options = known_names(options)
         self._query = query
+        # The schema is asked for first; what is planned and run later is the same query.
+        if query is Query.ANY:
+            warn_of_no_effect(self._options)
 
     def parse(self) -> SourceOptions:
         self._check_query()

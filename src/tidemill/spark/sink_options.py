@@ -1,7 +1,8 @@
 """What `format("tidemill")` is told when it writes: options and columns, checked on the driver before a task runs.
 
-Names and columns are those of Spark's Kafka sink, names without regard to case. An option is known, known and without a
-meaning here (`_NO_EFFECT`: how a producer waits and buffers, which changes no result), or refused by name.
+Names and columns are those of Spark's Kafka sink, names without regard to case. An option is known, without an
+effect here (`java_client`: how a Java producer waits and buffers, which changes no result and is warned of), or refused by
+name.
 
 Columns: `value` (string or binary) and, if they are there, `key`, `topic`, `partition`, `headers` as Spark's sink has them,
 and `timestamp`, which becomes the record's own: without it records carry the time at which they are written. Other columns
@@ -35,6 +36,7 @@ from pyspark.sql.types import (
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.errors import ConfigError
 from tidemill.protocol.compression import CompressionType
+from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
 from tidemill.spark.options import SECURITY_PREFIXES, BrokerAccess
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
@@ -42,16 +44,10 @@ REQUEST_BYTES_MAX = 1 << 20
 # Longer than a task should take, shorter than the longest that brokers allow: 15 minutes.
 TRANSACTION_TIMEOUT_MS = 300_000
 
-_NO_EFFECT = (
-    "kafka.linger.ms",
-    "kafka.buffer.memory",
-    "kafka.max.block.ms",
-    "kafka.retries",
-    "kafka.retry.backoff.ms",
-    "kafka.max.in.flight.requests.per.connection",
-    "checkpointLocation",
-    "failOnMovedRows",
-)
+# Spark's own, which it hands to every sink.
+_OF_SPARK = ("checkpointLocation", "queryName")
+# What happens when rows move between tasks was an option once.
+_FORMER = ("failOnMovedRows",)
 _KNOWN = (
     "topic",
     "includeHeaders",
@@ -78,7 +74,7 @@ _REFUSED = {
     "kafka.partitioner.class": "keys go where the Java client puts them; use the column partition for another place",
     "kafka.interceptor.classes": "there are no interceptors; use DataFrame functions",
 }
-_CANONICAL = {name.lower(): name for name in (*_KNOWN, *_NO_EFFECT, *_REFUSED)}
+_CANONICAL = {name.lower(): name for name in (*_KNOWN, *_OF_SPARK, *_FORMER, *NO_EFFECT, *_REFUSED)}
 _TEXT_OR_BYTES = "string or binary"
 
 
@@ -141,6 +137,7 @@ class _Parser:
         self._options: dict[str, str] = {}
         for name, value in options.items():
             self._options[_known_name(name)] = str(value).strip()
+        warn_of_no_effect(self._options)
 
     def parse(self) -> SinkOptions:
         self._fixed("kafka.acks", ("all", "-1"), "the sink waits for all replicas in sync")

@@ -84,6 +84,12 @@ def test_large_ranges_are_cut_and_small_ones_stay_whole() -> None:
     assert split(ranges, records_max=60) == [OffsetRange(A0, 0, 45), OffsetRange(A0, 45, 90), ranges[1]]
 
 
+def test_min_partitions_is_a_minimum() -> None:
+    ranges = [OffsetRange(A0, 0, 145), OffsetRange(A1, 0, 145), OffsetRange(B0, 0, 110)]
+    assert len(split(ranges, partition_count_min=4)) >= 4
+    assert len(split(ranges, partition_count_min=1000)) == 400
+
+
 def test_only_the_first_part_of_a_range_is_from_the_earliest_offset() -> None:
     cut = split([OffsetRange(A0, 3, 9, is_from_earliest=True)], partition_count_min=2)
     assert cut == [OffsetRange(A0, 3, 6, is_from_earliest=True), OffsetRange(A0, 6, 9)]
@@ -111,6 +117,7 @@ def test_parts_cover_their_ranges_without_gap_or_overlap(
     assert all(part.size > 0 for part in parts)
     if records_max:
         assert all(part.size <= records_max for part in parts)
+    assert len(parts) >= min(count_min, len(covered))
 
 
 def test_partitions_that_start_at_latest_end_the_first_batch_where_they_start() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
+from tidemill.spark import java_client
 from tidemill.spark.offsets import AtOffsets, AtTimestamp, AtTimestamps, Earliest, Latest, Subscription
 from tidemill.spark.options import COLUMNS, Query, SourceOptions
+from tidemill.spark.sink_options import SinkOptions
 from tidemill.types import TopicPartition
 
 BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -124,10 +127,7 @@ def test_secrets_reach_tasks_and_no_text() -> None:
         ({"maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger?"),
         ({"kafka.isolation.leve": "x"}, "did you mean kafka.isolation.level?"),
         ({"zzz": "1"}, "zzz is not an option of this source$"),
-        ({"groupIdPrefix": "x"}, "groupIdPrefix is not an option of this source: this source joins no group"),
-        ({"kafka.group.id": "x"}, "kafka.group.id .* joins no group; .*groupId shows a stream's progress"),
         ({"kafka.auto.offset.reset": "latest"}, "startingOffsets says where a query starts"),
-        ({"kafka.max.poll.records": "5"}, "kafka.max.poll.records .* has no such setting; remove it"),
         ({"kafka.value.deserializer": "x"}, "keys and values are bytes"),
         ({"path": "/x"}, "topics are named by subscribe"),
         ({"startingOffsets": "first"}, "'first' is not understood; it should be earliest, latest or {"),
@@ -171,6 +171,34 @@ def test_what_is_wrong_is_said_in_one_line(options: dict[str, str], message: str
     with pytest.raises(ConfigError, match=message) as failure:
         SourceOptions.parse({**MINIMAL, **options})
     assert "\n" not in str(failure.value)
+
+
+TUNING = {
+    "kafka.max.poll.records": "5",
+    "kafka.fetch.min.bytes": "1",
+    "kafka.session.timeout.ms": "45000",
+    "KAFKA.GROUP.ID": "g",
+    "groupIdPrefix": "p",
+    "kafka.linger.ms": "5",
+}
+
+
+@pytest.mark.parametrize("parse_options", [SourceOptions.parse, SinkOptions.parse])
+def test_settings_of_a_java_client_are_warned_of_once(
+    parse_options: Callable[[dict[str, str]], object],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(java_client, "_warned", set())
+    where = {**BROKER, "subscribe": "orders"} if parse_options == SourceOptions.parse else BROKER
+    assert parse_options({**where, **TUNING}) == parse_options(where)
+    parse_options({**where, **TUNING})
+    assert len(caplog.messages) == len(TUNING)
+    assert (
+        "kafka.fetch.min.bytes has no effect: it tunes Kafka's Java client, which is not used"
+        in caplog.messages
+    )
+    assert any("kafka.group.id has no effect: the source joins no" in each for each in caplog.messages)
 
 
 @pytest.mark.parametrize(
