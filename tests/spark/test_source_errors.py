@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.brokers import RunningBroker
 from tests.spark.conftest import Fed, Feed
+from tests.unit.spark.test_java_regex import NAMES, PATTERNS
 from tidemill.client.admin import Admin
 from tidemill.errors import TidemillError
 from tidemill.spark.options import Query, SourceOptions
@@ -125,6 +126,26 @@ def test_a_tolerant_read_of_more_than_there_is_ends_with_the_topic(
     assert ranges(startingOffsets=8, endingOffsets=9) == []
 
 
+def test_a_stream_that_starts_beyond_the_end_is_data_loss(
+    target: RunningBroker, feed: Feed, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic(topic, partition_count=2)
+    feed(topic, [Fed(b"x", partition=0) for _ in range(10)])
+
+    def initial(first: int, second: int, **more: str) -> dict[str, dict[str, int]]:
+        told = {"startingOffsets": f'{{"{topic}":{{"0":{first},"1":{second}}}}}', "subscribe": topic, **more}
+        quick = {"kafka.bootstrap.servers": target.bootstrap, "fetchOffset.retryIntervalMs": "0"}
+        with closing(StreamReader(SourceOptions.parse({**quick, **told}, Query.STREAM))) as reader:
+            return reader.initialOffset()
+
+    assert initial(10, -1) == {topic: {"0": 10, "1": 0}}
+    line = f"startingOffsets: {topic}-0 ends at offset 10, before the 500 that was asked for"
+    with pytest.raises(TidemillError, match=f"{line}; failOnDataLoss=false goes on without them"):
+        initial(500, -2)
+    assert initial(500, -2, failOnDataLoss="false") == {topic: {"0": 10, "1": 0}}
+    assert line in caplog.text
+
+
 def test_a_stream_does_not_begin_without_its_topics(target: RunningBroker, admin: Admin, topic: str) -> None:
     def reader(subscribe: str) -> StreamReader:
         told = {"kafka.bootstrap.servers": target.bootstrap, "subscribe": subscribe}
@@ -147,3 +168,10 @@ def closing(reader: StreamReader) -> Iterator[StreamReader]:
         yield reader
     finally:
         reader.stop()
+
+
+def test_patterns_of_topics_are_those_of_java(spark: SparkSession) -> None:
+    java = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]
+    for pattern in PATTERNS:
+        compiled = java.compile(pattern)
+        assert [name for name in NAMES if compiled.matcher(name).find()] == list(PATTERNS[pattern]), pattern

@@ -13,7 +13,6 @@ Nothing here knows of options, tasks or Spark.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -23,6 +22,7 @@ from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_UNCOMMITTED
+from tidemill.spark.java_regex import finder
 from tidemill.types import TopicPartition
 
 Offsets: TypeAlias = dict[TopicPartition, int]
@@ -66,6 +66,10 @@ class Subscription:
     def topic_names(self) -> tuple[str, ...]:
         """None for a pattern: whatever matches is there."""
         return self.topics or tuple(dict.fromkeys(each.topic for each in self.partitions))
+
+    def has_topic(self, name: str) -> bool:
+        """Whether any partition of this topic may be read."""
+        return finder(self.pattern)(name) if self.pattern else name in self.topic_names
 
     def __str__(self) -> str:
         return ",".join(self.topics) or self.pattern or ",".join(map(str, self.partitions))
@@ -216,7 +220,7 @@ class Log:
         """All that exist now. A topic that was named and does not exist is an error, unless it may be `gone`."""
         wanted = self._subscription
         if wanted.pattern:
-            return self._matching(re.compile(wanted.pattern))
+            return self._matching()
         found = self._existing(wanted.topic_names, gone)
         existing = {each for name, indexes in found.items() for each in _named(name, indexes)}
         if wanted.topics:
@@ -226,11 +230,11 @@ class Log:
                 raise UnknownTopic(f"there is no partition {partition}; assign names partitions that exist")
         return sorted(existing.intersection(wanted.partitions))
 
-    def _matching(self, pattern: re.Pattern[str]) -> list[TopicPartition]:
+    def _matching(self) -> list[TopicPartition]:
         return sorted(
             partition
             for topic in self._admin.topics()
-            if topic.name and not topic.is_internal and pattern.fullmatch(topic.name)
+            if topic.name and not topic.is_internal and self._subscription.has_topic(topic.name)
             for partition in _named(topic.name, (each.partition_index for each in topic.partitions))
         )
 

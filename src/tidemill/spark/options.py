@@ -36,6 +36,7 @@ from tidemill.client.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
+from tidemill.spark.java_regex import finder
 from tidemill.spark.offsets import (
     AtOffsets,
     AtTimestamp,
@@ -346,9 +347,9 @@ class _Parser:
             return Subscription(partitions=parse_partitions(value, name))
         if name == "subscribePattern":
             try:
-                re.compile(value)
-            except re.error as error:
-                raise ConfigError(f"{name}: {value!r} is not a regular expression: {error}") from None
+                finder(value)
+            except ConfigError as error:
+                raise ConfigError(f"{name}={value}: {error}") from None
             return Subscription(pattern=value)
         topics = tuple(dict.fromkeys(filter(None, (each.strip() for each in value.split(",")))))
         if not topics:

@@ -13,6 +13,7 @@ records that are gone before they are read is decided here, when a batch is plan
     offsets deleted by retention or DeleteRecords      named, with the partition
     a partition or topic deleted                       named, with the offset up to which it was read
     a partition that ends before what was read of it   the topic was made anew, or lost its tail
+    startingOffsets beyond the end of a partition      named, with both offsets
 
 each of which ends the query, or with `failOnDataLoss=false` is logged. Partitions that appear while a stream runs are read
 from their first offset on.
@@ -21,7 +22,7 @@ from their first offset on.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -55,7 +56,17 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ConfigError
-from tidemill.spark.offsets import Log, OffsetRange, Offsets, Place, from_json, limited, split, to_json
+from tidemill.spark.offsets import (
+    AtOffsets,
+    Log,
+    OffsetRange,
+    Offsets,
+    Place,
+    from_json,
+    limited,
+    split,
+    to_json,
+)
 from tidemill.spark.options import Query, SourceOptions
 from tidemill.spark.progress import GroupProgress, InitialOffsets
 from tidemill.spark.work import BrokerWork, Work, report_loss
@@ -162,6 +173,10 @@ class _Losses:
         return wanted._replace(start_offset=end)
 
 
+def _beyond(option: str, partition: TopicPartition, end_offset: int, asked: int) -> str:
+    return f"{option}: {partition} ends at offset {end_offset}, before the {asked} that was asked for"
+
+
 class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -210,9 +225,7 @@ class BatchReader(DataSourceReader):
                 asked = each.start_offset
                 if each.start_offset <= end:
                     which, asked = self._options.ending_option, each.end_offset
-                losses.report(
-                    f"{which}: {each.partition} ends at offset {end}, before the {asked} that was asked for"
-                )
+                losses.report(_beyond(which, each.partition, end, asked))
                 each = each._replace(end_offset=min(each.end_offset, end))
             within.append(losses.existing(each, log_starts.get(each.partition, 0)))
         return within
@@ -250,9 +263,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 option=self._options.starting_option,
                 no_match_is_error=self._options.no_match_is_error,
             )
-            self._initial.tell(places)
+            self._initial.tell(self._existing_places(places))
         assert self._initial.told is not None
         return to_json(self._initial.told)
+
+    def _existing_places(self, places: dict[TopicPartition, Place]) -> dict[TopicPartition, Place]:
+        """Offsets that the user gave by number may lie beyond the end: the records up to them are gone, or never were."""
+        if not isinstance(self._options.starting, AtOffsets):
+            return places
+        numbered = {each: place.offset for each, place in places.items() if not place.is_latest}
+        ends = self._settled(self._log.ends(numbered), numbered, lambda: self._log.ends(numbered))
+        within = dict(places)
+        for each, end in ends.items():
+            place = places[each]
+            if place.offset > end:
+                self._losses.report(_beyond(self._options.starting_option, each, end, place.offset))
+                within[each] = place._replace(offset=end)
+        return within
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._is_available_now = True
@@ -277,18 +304,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the partitions end now; with AvailableNow, where they ended when this was first asked."""
         if self._target is not None:
             return {each: max(end, begun.get(each, 0)) for each, end in self._target.items()}
-        attempts = self._options.offset_retries
         try:
             ends = self._log.ends(self._existing(begun, age_s_max=_PARTITIONS_AGE_S))
         except UnknownTopic:
             ends = self._log.ends(self._existing(begun))
-        # A new leader may not know yet how far the old one had let consumers read.
-        while attempts > 1 and any(end < begun.get(each, 0) for each, end in ends.items()):
-            time.sleep(self._options.offset_retry_interval_ms / 1000)
-            ends = self._log.ends(self._existing(begun))
-            attempts -= 1
+        ends = self._settled(ends, begun, lambda: self._log.ends(self._existing(begun)))
         if self._is_available_now:
             self._target = ends
+        return ends
+
+    def _settled(self, ends: Offsets, known: Offsets, ask: Callable[[], Offsets]) -> Offsets:
+        """Asks again where an end is before what is known of the partition.
+
+        A new leader may not know yet how far the old one had let consumers read.
+        """
+        attempts = self._options.offset_retries
+        while attempts > 1 and any(end < known.get(each, 0) for each, end in ends.items()):
+            time.sleep(self._options.offset_retry_interval_ms / 1000)
+            ends = ask()
+            attempts -= 1
         return ends
 
     def _existing(self, known: Offsets, age_s_max: float = 0.0) -> list[TopicPartition]:

@@ -16,7 +16,6 @@ is no `scan=segments`.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.client.admin import Admin
@@ -260,9 +259,9 @@ def _epoch_ends(cluster: Cluster, partition: TopicPartition) -> Callable[[int], 
 
 
 def _is_subscribed(subscription: Subscription, partition: TopicPartition) -> bool:
-    if subscription.pattern:
-        return re.fullmatch(subscription.pattern, partition.topic) is not None
-    return partition.topic in subscription.topics or partition in subscription.partitions
+    if subscription.partitions:
+        return partition in subscription.partitions
+    return subscription.has_topic(partition.topic)
 
 
 def _offset_of(position: Position, partition: TopicPartition, otherwise: int, option: str) -> int:
