@@ -207,13 +207,12 @@ def test_partitions_and_topics_that_appear_are_read_from_their_beginning(
     target: RunningBroker, feed: Feed, admin: Admin, topic: str
 ) -> None:
     admin.create_topic(f"{topic}-a", partition_count=1)
-    with Driven(target.bootstrap, subscribePattern=f"{topic}-.") as run:
+    with Driven(target.bootstrap, subscribePattern=f"^{topic}-.$") as run:
         start = run.reader.initialOffset()
         end = run.reader.latestOffset(start, ALL)
         assert run.ranges(start, end) == []
         admin.create_partitions(f"{topic}-a", 2)
         admin.create_topic(f"{topic}-b", partition_count=1)
-        # The pattern is that of a whole name.
         admin.create_topic(f"{topic}-bb", partition_count=1)
         feed(f"{topic}-bb", [Fed(b"x")])
         feed(f"{topic}-a", [Fed(b"x", partition=1), Fed(b"x", partition=1)])

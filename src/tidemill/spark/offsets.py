@@ -349,8 +349,7 @@ def split(
 ) -> list[OffsetRange]:
     """The non-empty ranges, cut where there should be more tasks than ranges; 0 sets no such bound.
 
-    Large ranges are cut, small ones stay whole. With enough offsets there are at least `partition_count_min` parts, and
-    fewer than one more for each range that is cut.
+    Large ranges are cut, small ones stay whole. With enough offsets there are at least `partition_count_min` parts.
     """
     whole = [each for each in ranges if each.size > 0]
     if records_max:
@@ -358,15 +357,20 @@ def split(
     if len(whole) >= partition_count_min:
         return whole
     total = sum(each.size for each in whole)
-    small = {each for each in whole if each.size * partition_count_min <= total}
-    rest = total - sum(each.size for each in small)
-    rest_count = partition_count_min - len(small)
-    # Rounded up: rounding to the nearest would give fewer parts than asked for.
-    return [
-        part
-        for each in whole
-        for part in _cut(each, 1 if each in small else -(-each.size * rest_count // rest))
-    ]
+    large = [each for each in whole if each.size * partition_count_min > total]
+    counts = dict(zip(large, _shares(large, partition_count_min - len(whole) + len(large)), strict=True))
+    return [part for each in whole for part in _cut(each, counts.get(each, 1))]
+
+
+def _shares(ranges: Sequence[OffsetRange], count: int) -> list[int]:
+    """`count` parts, or more where a range would get none, in proportion to the sizes: the largest remainders are
+    rounded up."""
+    total = sum(each.size for each in ranges)
+    shares = [each.size * count // total for each in ranges]
+    remainders = sorted(range(len(ranges)), key=lambda index: -(ranges[index].size * count % total))
+    for index in remainders[: count - sum(shares)]:
+        shares[index] += 1
+    return [max(1, share) for share in shares]
 
 
 def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
