@@ -98,7 +98,7 @@ _KAFKA = (
 )
 SECURITY_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 
-_STRATEGIES = ("subscribe", "subscribePattern", "assign")
+STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _BATCH_ONLY = (
     "endingOffsets",
     "endingOffsetsByTimestamp",
@@ -197,6 +197,11 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], query: Query = Query.ANY) -> SourceOptions:
         return _Parser(options, query).parse()
+
+
+def is_known(name: str) -> bool:
+    """Also of what is known to be refused."""
+    return name.lower() in _CANONICAL and _CANONICAL[name.lower()] != "topic"
 
 
 def known_names(options: Mapping[str, str]) -> dict[str, str]:
@@ -335,7 +340,7 @@ class _Parser:
         )
 
     def _subscription(self) -> Subscription:
-        given = [name for name in _STRATEGIES if name in self._options]
+        given = [name for name in STRATEGIES if name in self._options]
         if len(given) != 1:
             problem = "none" if not given else " and ".join(given)
             raise ConfigError(

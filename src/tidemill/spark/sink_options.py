@@ -226,6 +226,14 @@ class _Parser:
         return int(value)
 
 
+def is_known(name: str) -> bool:
+    return name.lower() in _CANONICAL
+
+
+def is_of_spark(name: str) -> bool:
+    return _CANONICAL.get(name.lower()) in _OF_SPARK
+
+
 def _known_name(name: str) -> str:
     lower = name.lower()
     if lower.startswith(SECURITY_PREFIXES):

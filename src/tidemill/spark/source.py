@@ -56,6 +56,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ConfigError
+from tidemill.spark import catalog
 from tidemill.spark.offsets import (
     AtOffsets,
     Log,
@@ -96,7 +97,10 @@ class TidemillDataSource(DataSource):
         return "tidemill"
 
     def schema(self) -> StructType:
-        return _schema(SourceOptions.parse(self.options).columns)
+        definition = catalog.defined(self.options)
+        told = self.options if definition is None else definition
+        schema = _schema(SourceOptions.parse(catalog.of_source(told)).columns)
+        return schema if definition is None else catalog.carrying(schema, definition)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self._checked(schema, Query.BATCH))
@@ -107,16 +111,20 @@ class TidemillDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidemill.spark.sink import BatchWriter
 
-        return BatchWriter(schema, self.options, overwrite)
+        options, is_table = catalog.with_table(schema, self.options)
+        writer = BatchWriter(schema, catalog.of_sink(options), overwrite)
+        return catalog.TableWriter(writer) if is_table else writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         from tidemill.spark.sink import StreamWriter
 
-        return StreamWriter(schema, self.options, overwrite)
+        # The columns of a stream carry the options of the table that it reads, never of one that it writes to.
+        return StreamWriter(schema, catalog.of_sink(self.options), overwrite)
 
     def _checked(self, schema: StructType, query: Query) -> SourceOptions:
-        options = SourceOptions.parse(self.options, query)
-        if schema != _schema(options.columns):
+        told, _ = catalog.with_table(schema, self.options)
+        options = SourceOptions.parse(catalog.of_source(told), query)
+        if catalog.plain(schema) != _schema(options.columns):
             raise ConfigError(
                 "the columns of this source are fixed and schema() cannot change them; "
                 "choose some of them with the option columns, and convert them with DataFrame functions"
