@@ -199,6 +199,36 @@ def test_a_letter_that_fix_cannot_handle_stops_the_run_and_is_named(
     assert [each.value() for each in records_of(target, topic)] == [b"fixed", b"fixed"]
 
 
+def test_another_target_goes_on_with_what_is_not_published(
+    spark: SparkSession,
+    target: RunningBroker,
+    admin: Admin,
+    feed: Feed,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    letters, other = f"{topic}.dlq", f"{topic}-other"
+    for name in (topic, letters, other):
+        admin.create_topic(name, partition_count=1)
+
+    def published(*words: str) -> int:
+        options = options_of(target, "--from-topic", letters, "--republish", *words)
+        found: int = dead_letters.run(spark, options, Progress()).as_json()["published"]
+        return found
+
+    feed(letters, [Fed(b"%d" % number, None, 0, 0, connect(topic)) for number in range(3)])
+    assert published() == 3
+    feed(letters, [Fed(b"lost", None, 0, 0, [("x-error", b"e")])])
+    with pytest.raises(Exception) as raised:
+        published()
+    assert "--to-topic" in session.failure_line(raised.value)
+    assert published("--to-topic", other) == 1
+    assert len(records_of(target, topic)) == 3
+    assert [each.value() for each in records_of(target, other)] == [b"lost"]
+
+
 def test_what_makes_no_sense_is_refused_before_anything_runs(
     target: RunningBroker, admin: Admin, topic: str
 ) -> None:

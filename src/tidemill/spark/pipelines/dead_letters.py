@@ -3,7 +3,8 @@
 By itself it only looks: letters by reason, those that no convention explains, the first few of all. With --republish,
 each letter goes through the user's `fix`, if one is given, and is published to the topic that its headers name or to
 --to-topic (`letters` has the rules). That is a streaming query which ends when all is read: its checkpoint remembers what
-is done, and the sink's transactions make each letter arrive exactly once, however often the run is killed or repeated.
+is done, and the sink's transactions make each letter arrive exactly once, however often the run is killed or repeated. The
+checkpoint belongs to the dead-letter topic: another --fix or --to-topic goes on with what is not published yet.
 With --dry-run the same decisions are made and shown, and nothing is published or remembered.
 
 A letter that `fix` cannot handle stops the run and is named: put the function right and run again, and it goes on with
@@ -226,8 +227,8 @@ def _republish(spark: SparkSession, options: argparse.Namespace, report: Progres
     from pyspark.sql import functions as sf
 
     with open_cluster(options) as cluster:
-        names = [options.from_topic, options.to_topic or "original-topics"]
-        checkpoint = checkpoint_dir(options, cluster, NAME, names)
+        # The same wherever the letters go: one that is published is done with, also when --to-topic changes.
+        checkpoint = checkpoint_dir(options, cluster, NAME, [options.from_topic, "original-topics"])
     report.note(f"checkpoint {checkpoint}")
     group = options.group or f"tidemill-{NAME}-{options.from_topic}"
     source = (
