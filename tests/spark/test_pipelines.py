@@ -310,12 +310,58 @@ def test_a_users_function_runs_in_executors_that_lack_its_file(
     ]
 
 
+@pytest.mark.parametrize("own", [(), ("--factor", "3")])
+def test_a_users_file_may_need_a_session_at_its_top(
+    spark: SparkSession,
+    feed: Feed,
+    admin: Admin,
+    target: RunningBroker,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: tuple[str, ...],
+) -> None:
+    path = tmp_path / "top.py"
+    options = "def add_arguments(parser):\n    parser.add_argument('--factor', type=int)\n\n" if own else ""
+    factor = "options.factor" if own else "3"
+    path.write_text(
+        "from pyspark.sql import SparkSession, functions as f\n\n"
+        "SparkSession.getActiveSession().version\n\n"
+        "@f.udf(returnType='string', useArrow=False)\ndef shout(text):\n    return text.upper()\n\n"
+        f"{options}"
+        "def pipeline(source, options):\n"
+        f"    return source.select(shout(f.col('value').cast('string')).alias('v'), f.lit({factor}).alias('n'))\n"
+    )
+    admin.create_topic(topic, partition_count=1)
+    feed(topic, [Fed(b"a")])
+
+    # As the command does it: the file is found, and its options are parsed, before there is a session.
+    with monkeypatch.context() as before:
+        before.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
+        pipeline = UserPipeline(path)
+        words = [
+            "--from-topic",
+            topic,
+            "--to-topic",
+            f"{topic}-out",
+            "--checkpoint",
+            str(tmp_path / "c"),
+            *own,
+        ]
+        chosen = options_of(pipeline, words, bootstrap=target.bootstrap)
+    pipeline.run(spark, chosen, Progress())
+    assert [json.loads(each.value) for each in committed(target, admin, f"{topic}-out")] == [
+        {"v": "A", "n": 3}
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
         ("return None", "returned NoneType, not a DataFrame"),
         ("return {}['amount']", r"line 2: KeyError: 'amount'"),
         ("return source.select('key')", "no column to write"),
+        ("pass\nimport nonsense_that_is_not_there", r"line 3: ModuleNotFoundError"),
     ],
 )
 def test_what_a_users_function_does_wrong_is_one_line(

@@ -30,7 +30,7 @@ from tidemill.cli.table import Cell, Quantity, print_fields, print_table, size_t
 from tidemill.client.connection import BrokerUnreachable
 from tidemill.spark import pipelines, session
 from tidemill.spark.pipelines import Bytes, Pipeline, Status, Summary
-from tidemill.spark.pipelines.connecting import open_cluster
+from tidemill.spark.pipelines.connecting import open_cluster, parse_words
 
 EXIT_INTERRUPTED = 130
 _FILE_SUFFIX = ".py"
@@ -161,7 +161,7 @@ def _options(pipeline: Pipeline, arguments: argparse.Namespace) -> argparse.Name
     complete(parser, _run, examples)
     _add_common_arguments(parser)
     # --bootstrap and its like may also stand before the name: those are kept as the defaults.
-    options = parser.parse_args(arguments.words, argparse.Namespace(**vars(arguments)))
+    options = parse_words(pipeline, parser, arguments.words, argparse.Namespace(**vars(arguments)))
     options.kafka = {
         **security_properties(options),
         **properties_file(options.kafka_file),

@@ -6,12 +6,17 @@ options of its own, which the function then takes as its second parameter. What 
 sink would: columns key, value, headers, topic, partition. A result without a column `value` is written as JSON of all
 columns that have no such meaning.
 
+The file is run inside the session, since what stands at its top, such as a `@udf`, may need one. Before that it is only
+parsed: for its first line, and for whether it has the function. The exception is a file with `add_arguments`, which is
+asked for before a session starts; if the file cannot be run then, its own options are parsed inside the session instead.
+
 What is wrong with a file is one line that names the file and the line; the trace goes to the log.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import inspect
 import sys
@@ -22,6 +27,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.spark.pipelines import PipelineError, Summary
+from tidemill.spark.pipelines.connecting import parse_words
 from tidemill.spark.pipelines.reporting import Progress
 from tidemill.spark.pipelines.topic_to_topic import add_flow_arguments, check_flow, run_flow
 
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FUNCTION = "pipeline"
+_OPTIONS_FUNCTION = "add_arguments"
 _MODULE_PREFIX = "tidemill_user_pipeline_"
 _SINK_COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
 
@@ -79,22 +86,50 @@ class UserPipeline:
     def __init__(self, path: Path) -> None:
         self.NAME = path.stem
         self._path = path
-        self._module = _load(path)
-        function = getattr(self._module, FUNCTION, None)
-        if not callable(function):
-            raise PipelineError(
-                f"{path} has no function {FUNCTION}(source); `tidemill pipeline new FILE.py` writes an example"
-            )
-        self._function: Callable[..., Any] = function
+        parsed = _parse(path)
+        names = _bound_names(parsed)
+        if FUNCTION not in names and "*" not in names:
+            raise _no_function(path)
+        self._has_own_options = _OPTIONS_FUNCTION in names
+        self._module: ModuleType | None = None
         self.SUMMARY = (
-            next(iter((inspect.getdoc(self._module) or "").splitlines()), "") or f"the pipeline in {path}"
+            next(iter((ast.get_docstring(parsed) or "").splitlines()), "") or f"the pipeline in {path}"
         )
+
+    @property
+    def has_later_options(self) -> bool:
+        """Words that nobody understood yet may be options of the file."""
+        return self._has_own_options and self._module is None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_flow_arguments(parser)
-        own = getattr(self._module, "add_arguments", None)
-        if own is not None:
-            own(parser.add_argument_group(f"options of {self._path}"))
+        if not self._has_own_options:
+            return
+        title = f"options of {self._path}"
+        try:
+            self._module = _load(self._path)
+        except PipelineError:
+            # Inside the session it may run, and if not, what is wrong is said there.
+            parser.add_argument_group(title, "known when the file is run, in a session")
+        else:
+            self._module.add_arguments(parser.add_argument_group(title))
+
+    def _loaded(self, options: argparse.Namespace) -> Callable[..., Any]:
+        """The user's function; the options of the file are among `options` afterwards."""
+        if self._module is None:
+            self._module = _load(self._path)
+            if self._has_own_options:
+                parser = argparse.ArgumentParser(prog=str(self._path), exit_on_error=False, add_help=False)
+                self._module.add_arguments(parser)
+                try:
+                    parse_words(None, parser, options.later_words, options)
+                except argparse.ArgumentError as error:
+                    raise PipelineError(f"{self._path}: {error}") from None
+        function = getattr(self._module, FUNCTION, None)
+        if not callable(function):
+            raise _no_function(self._path)
+        found: Callable[..., Any] = function
+        return found
 
     def check(self, options: argparse.Namespace) -> None:
         check_flow(options)
@@ -102,6 +137,7 @@ class UserPipeline:
     def run(self, spark: SparkSession, options: argparse.Namespace, report: Progress) -> Summary:
         from pyspark import cloudpickle
 
+        function = self._loaded(options)
         # Executors do not have the file: what its functions refer to travels with them.
         cloudpickle.register_pickle_by_value(self._module)  # type: ignore[no-untyped-call]
         summary, totals = run_flow(
@@ -109,16 +145,16 @@ class UserPipeline:
             options,
             report,
             name=self.NAME,
-            transform=lambda source: as_records(self._call(source, options), self._path),
+            transform=lambda source: as_records(self._call(function, source, options), self._path),
         )
         if totals.late:
             summary.add("late records dropped", totals.late)
         return summary
 
-    def _call(self, source: DataFrame, options: argparse.Namespace) -> Any:
-        takes_options = len(inspect.signature(self._function).parameters) > 1
+    def _call(self, function: Callable[..., Any], source: DataFrame, options: argparse.Namespace) -> Any:
+        takes_options = len(inspect.signature(function).parameters) > 1
         try:
-            return self._function(source, options) if takes_options else self._function(source)
+            return function(source, options) if takes_options else function(source)
         except Exception as error:
             if type(error).__module__.startswith(("pyspark.", "py4j.")):
                 raise
@@ -141,11 +177,46 @@ def as_records(result: Any, path: Path) -> DataFrame:
     return result.select(*kept, f.to_json(f.struct(*(f.col(f"`{name}`") for name in packed))).alias("value"))
 
 
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise PipelineError(f"there is no file {path}; `tidemill pipeline new {path}` writes one") from None
+    except OSError as error:
+        raise PipelineError(f"cannot read {path}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise PipelineError(_line(path, error)) from None
+
+
+def _bound_names(parsed: ast.AST) -> set[str]:
+    """The names that the file may have when it has run; `*` if it imports some that it does not name."""
+    names: set[str] = set()
+    for node in ast.iter_child_nodes(parsed):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=asname):
+                names.add(asname or name.partition(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Lambda():
+                pass
+            case _:
+                names |= _bound_names(node)
+    return names
+
+
+def _no_function(path: Path) -> PipelineError:
+    return PipelineError(
+        f"{path} has no function {FUNCTION}(source); `tidemill pipeline new FILE.py` writes an example"
+    )
+
+
 def _load(path: Path) -> ModuleType:
     name = _MODULE_PREFIX + "".join(char if char.isalnum() else "_" for char in path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise PipelineError(f"there is no file {path}; `tidemill pipeline new {path}` writes one")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

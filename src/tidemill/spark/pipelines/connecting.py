@@ -89,12 +89,29 @@ def checkpoint_dir(options: argparse.Namespace, cluster: Cluster, name: str, top
     return str(state_dir() / "checkpoints" / f"{readable}-{digest}")
 
 
+def parse_words(
+    pipeline: Pipeline | None,
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    options: argparse.Namespace | None = None,
+) -> argparse.Namespace:
+    """Parsed into `options`; a pipeline that knows its options only in a session gets the rest as `later_words`."""
+    parsed, rest = parser.parse_known_args(list(words), options or argparse.Namespace())
+    if rest and not getattr(pipeline, "has_later_options", False):
+        message = f"unrecognized arguments: {' '.join(rest)}"
+        if parser.exit_on_error:
+            parser.error(message)
+        raise PipelineError(f"{parser.prog}: {message}")
+    parsed.later_words = rest
+    return parsed
+
+
 def options_of(pipeline: Pipeline, words: Sequence[str], *, bootstrap: str) -> argparse.Namespace:
     """What `tidemill pipeline run` would make of these words, for whoever runs a pipeline in a session of their own."""
     parser = argparse.ArgumentParser(prog=pipeline.NAME, exit_on_error=False)
     pipeline.add_arguments(parser)
     try:
-        options = parser.parse_args(list(words))
+        options = parse_words(pipeline, parser, words)
     except argparse.ArgumentError as error:
         raise PipelineError(str(error)) from None
     options.bootstrap, options.timeout, options.kafka = bootstrap, DEFAULT_TIMEOUT_S, {}
