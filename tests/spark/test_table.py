@@ -153,14 +153,7 @@ def test_archive_then_segments_then_the_live_tail(
     # Where the brokers say that their files are is here.
     del options["segmentsPath"]
     assert rows_of(planned(filled, **options)) == filled.rows()
-    uncommitted = planned(filled, **options, **{"kafka.isolation.level": "read_uncommitted"})
     archived_ends = {tp: archive.manifest(tp).end_offset for tp in archive.partitions(topic)}  # type: ignore[union-attr]
-    expected = [
-        row
-        for row in filled.rows(is_committed=False)
-        if row in filled.committed or row.offset >= archived_ends[TopicPartition(topic, row.partition)]
-    ]
-    assert rows_of(uncommitted) == expected
     some = {topic: {"0": 33, "1": archived_ends[TopicPartition(topic, 1)] - 1}}
     last = {
         topic: {

@@ -16,7 +16,7 @@ Our own, which Spark's source does not have:
     groupId        a stream shows its progress as the committed offsets of this consumer group, which must have no members
     scan           `broker`, or `segments`: sealed segments are read as files and never asked of a broker
     segmentsPath   where those files are, when not where the brokers say
-    archive        the folder of an archive, which is read before what the topics still hold
+    archive        the folder of an archive, which is read before what the topics still hold; read_committed throughout
 
 With `segmentsPath` or `archive` a read may do without `kafka.bootstrap.servers`: it ends where the files do.
 """
@@ -322,7 +322,7 @@ class _Parser:
             raise ConfigError(
                 "kafka.bootstrap.servers is missing; it should be HOST:PORT of one or more brokers"
             )
-        isolation = self._choice("kafka.isolation.level", ("read_uncommitted", "read_committed"))
+        isolation = self._isolation()
         timeout_ms = self._count("kafkaConsumer.pollTimeoutMs") or self._count("kafka.request.timeout.ms")
         sizes = [self._count("kafka.fetch.max.bytes"), self._count("kafka.max.partition.fetch.bytes")]
         security = {
@@ -338,6 +338,19 @@ class _Parser:
             fetch_bytes=min((size for size in sizes if size), default=FETCH_BYTES),
             security=security,
         )
+
+    def _isolation(self) -> str:
+        """An archive has committed records only, and what a read returns is not to depend on where a record lies."""
+        levels = ("read_uncommitted", "read_committed")
+        if "archive" not in self._options:
+            return self._choice("kafka.isolation.level", levels)
+        level = self._choice("kafka.isolation.level", levels, "read_committed")
+        if level != "read_committed":
+            raise ConfigError(
+                f"kafka.isolation.level={level} is not possible with archive, which has committed records only; "
+                "set read_committed or remove it"
+            )
+        return level
 
     def _subscription(self) -> Subscription:
         given = [name for name in STRATEGIES if name in self._options]

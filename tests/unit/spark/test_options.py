@@ -104,6 +104,13 @@ def test_files_can_do_without_brokers() -> None:
     assert parse(scan="segments", segmentsPath="/data").segments_path == "/data"
 
 
+def test_a_read_with_an_archive_is_of_committed_records_throughout() -> None:
+    assert parse(archive="/archive").access.isolation_level == READ_COMMITTED
+    told = {**MINIMAL, "archive": "/archive", "kafka.isolation.level": "read_uncommitted"}
+    with pytest.raises(ConfigError, match="level=read_uncommitted is not possible with archive"):
+        SourceOptions.parse(told)
+
+
 def test_secrets_reach_tasks_and_no_text() -> None:
     security = {
         "kafka.security.protocol": "SASL_SSL",
