@@ -17,7 +17,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from tidemill.errors import TidemillError
+from tidemill.spark import use_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,8 +152,7 @@ def open_session(
     """
     check_packages()
     find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    use_this_python()
     settings = {**_defaults(name, master), **(conf or {})}
     handler = signal.getsignal(signal.SIGINT)
     with log_path.open("ab") as log, _quiet(log_path):
@@ -295,6 +294,7 @@ def package_zip(directory: Path) -> Path:
 
 # The last line of a Python traceback: a class by its module, then what it says.
 _RAISED = re.compile(r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*): (.+)$")
+_NOT_FOUND = re.compile(r"\[DATA_SOURCE_NOT_FOUND\].* tidemill\b")
 _FRAME = re.compile(r'^\s*File "')
 _CALLING = re.compile(r"^An error occurred while calling \S+$")
 _QUERY = re.compile(r"^.*terminated with exception: ")
@@ -320,6 +320,12 @@ def failure_line(error: BaseException) -> str:
 
 def line_of(text: str) -> str:
     """The line that matters of everything Spark tells about a failure."""
+    if _NOT_FOUND.search(text):
+        python = os.environ.get("PYSPARK_PYTHON", "python3")
+        return (
+            f"Spark's workers run {python}, and that Python does not have Tidemill; set PYSPARK_PYTHON to one that has, "
+            "or import tidemill.spark before the session starts"
+        )
     lines = text.splitlines()
     raised = [
         (found[1], found[2])
