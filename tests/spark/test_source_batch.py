@@ -317,3 +317,21 @@ def test_offsets_that_retention_took_are_named_or_passed_over(
     assert f"{topic}-0: offsets 2 to 5 were deleted" in caplog.text
     again = Source(target.bootstrap, {**options, "failOnDataLoss": "false"})
     assert again.ranges() == [(0, 6, 10)]
+
+
+def test_a_filter_of_one_query_does_not_stay_for_the_next(
+    spark: SparkSession, read: Read, feed: Feed, admin: Admin, topic: str
+) -> None:
+    """Spark would keep what was planned under a filter, for all queries of a DataFrame."""
+    admin.create_topic(topic, partition_count=3)
+    feed(topic, [Fed(b"x", None, number % 3) for number in range(30)])
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = read({"subscribe": topic})
+        counts = [
+            frame.where(each).count() for each in ("partition = 1 AND offset > 6", "true", "offset = 2")
+        ]
+        assert counts == [3, 30, 3]
+        assert frame.where("partition = 1").alias("a").join(frame.alias("b"), "offset").count() == 30
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

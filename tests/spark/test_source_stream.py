@@ -19,6 +19,7 @@ from tests.spark.conftest import Fed, Feed
 from tidemill.client.admin import Admin
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
+from tidemill.spark.behind import offsets_behind_latest
 from tidemill.spark.options import Query, SourceOptions
 from tidemill.spark.source import StreamReader
 from tidemill.spark.work import Work
@@ -86,6 +87,9 @@ def test_a_query_reads_in_limited_batches_and_goes_on_from_its_checkpoint(
     first = batches[0]["sources"][0]
     assert json.loads(first["endOffset"]) == {topic: {"0": 150, "1": 50}}
     assert json.loads(first["latestOffset"]) == {topic: {"0": 300, "1": 100}}
+    assert offsets_behind_latest(batches[0]) == [
+        {"minOffsetsBehindLatest": 50, "avgOffsetsBehindLatest": 100.0, "maxOffsetsBehindLatest": 150}
+    ]
 
     feed(topic, [Fed(b"x", partition=1) for _ in range(7)])
     (lag,) = [each for each in groups.lags(groups.describe(topic)) if each.lag]
@@ -176,6 +180,7 @@ def test_the_initial_offsets_of_a_run_stay_although_latest_moves(
 ) -> None:
     admin.create_topic(topic, partition_count=1)
     with Driven(target.bootstrap, subscribe=topic) as run:
+        assert repr(run.reader) == f"Tidemill[Subscribe[{topic}]]"
         start = run.reader.initialOffset()
         feed(topic, [Fed(b"x")])
         first_end = run.reader.latestOffset(start, ALL)

@@ -71,6 +71,11 @@ class Subscription:
         """Whether any partition of this topic may be read."""
         return finder(self.pattern)(name) if self.pattern else name in self.topic_names
 
+    def __repr__(self) -> str:
+        """As Spark's Kafka source shows it."""
+        kind = "Subscribe" if self.topics else "SubscribePattern" if self.pattern else "Assign"
+        return f"{kind}[{self}]"
+
     def __str__(self) -> str:
         return ",".join(self.topics) or self.pattern or ",".join(map(str, self.partitions))
 

@@ -4,7 +4,9 @@ A data source is made anew in every process: to tell the schema, to plan a batch
 What needs no broker is checked when Spark asks for the schema, that is at `load()`; the rest when the query is planned.
 
 A batch is planned once: where each partition starts and ends, cut into tasks. A task of Python costs 50 ms before it
-reads a record, so partitions are not cut unless `minPartitions` or `maxRecordsPerPartition` says so.
+reads a record, so partitions are not cut unless `minPartitions` or `maxRecordsPerPartition` says so. There is no
+`pushFilters`: Spark keeps the tasks that were planned under a filter for as long as the DataFrame lives, and a later query
+without one would read no more than those (seen in PySpark 4.3).
 
 A stream is driven by one process for each run of the query. `latestOffset` decides how far the next batch goes, within
 the limits of a trigger; `partitions` makes it tasks. Spark's checkpoint is the truth about progress. What becomes of
@@ -189,6 +191,9 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
+    def __repr__(self) -> str:
+        return f"Tidemill[{self._options.subscription!r}]"
+
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         if not options.has_brokers:
@@ -253,6 +258,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._target: Offsets | None = None
         self._last_batch_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Tidemill[{self._options.subscription!r}]"
 
     @property
     def _log(self) -> Log:

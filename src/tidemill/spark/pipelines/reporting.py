@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidemill.spark.behind import partition_lags
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -210,31 +212,9 @@ def _as_mapping(progress: Any) -> Mapping[str, Any]:
 
 
 def _lag(report: Mapping[str, Any]) -> int | None:
-    """Latest less end offsets of all sources; offsets are JSON of topic → partition → offset."""
-    lag = None
-    for source in report.get("sources") or []:
-        latest, end = _offsets(source.get("latestOffset")), _offsets(source.get("endOffset"))
-        if latest:
-            lag = (lag or 0) + sum(max(offset - end.get(place, 0), 0) for place, offset in latest.items())
-    return lag
-
-
-def _offsets(text: object) -> dict[tuple[str, str], int]:
-    values = text
-    while isinstance(values, str):
-        try:
-            values = json.loads(values)
-        except ValueError:
-            return {}
-    if not isinstance(values, Mapping):
-        return {}
-    return {
-        (topic, partition): offset
-        for topic, partitions in values.items()
-        if isinstance(partitions, Mapping)
-        for partition, offset in partitions.items()
-        if isinstance(offset, int)
-    }
+    """Latest less end offsets of all sources."""
+    lags = [sum(behind) for behind in partition_lags(report) if behind]
+    return sum(lags) if lags else None
 
 
 def _tasks(tracker: Any) -> tuple[int, int]:
