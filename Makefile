@@ -12,11 +12,20 @@ help:  ## list the targets
 
 $(VENV)/run.stamp: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidemill needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@echo 'Installing Tidemill into $(VENV), once.'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[gateway,metrics]'
 	@touch $@
 
+# PySpark alone is half a gigabyte: pip shows what it downloads.
+$(VENV)/spark.stamp: $(VENV)/run.stamp
+	@$(BIN)/python -c 'import numpy, pyarrow, pyspark' 2>/dev/null || { \
+		echo 'Installing Spark, once: about 500 MB to download, which takes as long as it takes.'; \
+		$(BIN)/pip install --disable-pip-version-check --editable '.[spark]'; }
+	@touch $@
+
 $(VENV)/dev.stamp: $(VENV)/run.stamp
+	@echo 'Installing what tests and tools need, once: about 700 MB to download.'
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -25,7 +34,7 @@ setup: $(VENV)/dev.stamp  ## the development environment
 run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data, the console on http://127.0.0.1:8080
 	@exec $(BIN)/tidemill serve --data-dir data --status 127.0.0.1:9404 --gateway 127.0.0.1:8080 $(ARGS)
 
-demo: $(VENV)/dev.stamp  ## a broker, an order stream, and Spark over it, in about two minutes (Java 17)
+demo: $(VENV)/spark.stamp  ## a broker, an order stream, and Spark over it, in a minute or two once Spark is installed (Java 17)
 	@exec $(BIN)/tidemill demo $(ARGS)
 
 # Three workers: with two the cores stand still for two fifths of the time, while tests wait for timeouts and leaders.

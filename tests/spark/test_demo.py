@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,24 @@ from tidemill.spark.session import find_java
 
 ORDERS = 400
 LIMIT_S = 600.0
+
+
+def test_make_demo_shows_what_it_installs_and_installs_no_more_than_it_needs(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("make is not installed: apt install make")
+    root = Path(__file__).parents[2]
+    planned = subprocess.run(
+        [make, "-n", "demo", f"VENV={tmp_path / 'environment'}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+    ).stdout
+    (spark,) = [line for line in planned.splitlines() if "pip install" in line and "spark" in line]
+    assert "--quiet" not in spark
+    assert "Installing Spark, once: about 500 MB to download" in planned
+    assert "[dev]" not in planned
 
 
 @pytest.mark.long
@@ -37,6 +56,8 @@ def test_the_demo_shows_windows_files_and_lag_and_leaves_nothing(tmp_path: Path)
         env=environment,
     )
     assert done.returncode == 0, done.stderr
+    assert "this takes a minute or two" in done.stdout.splitlines()[0]
+    assert "starting Spark" in done.stderr
 
     # All but the windows that are still open: no more than there were, and most of them.
     shown = re.findall(

@@ -1,4 +1,4 @@
-"""`tidemill demo`: the whole of Tidemill in about two minutes, on this machine, leaving nothing behind.
+"""`tidemill demo`: the whole of Tidemill in a minute or two, on this machine, leaving nothing behind.
 
 It starts a broker of its own on a free port, writes an order stream, runs two pipelines over it on Spark, and shows what
 they made. Everything is in a temporary directory, which is removed at the end and on Ctrl-C, and so is every process.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if warning:
         print(warning, file=sys.stderr)
     started_at = time.monotonic()
+    print("A broker, an order stream and two pipelines on Spark: this takes a minute or two.", flush=True)
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="tidemill-demo-", ignore_cleanup_errors=True) as directory:
         home = Path(directory)
@@ -129,7 +130,10 @@ def _run_pipelines(bootstrap: str, home: Path) -> None:
         f"time, into topic {demo.STATISTICS}, exactly once.",
     )
     try:
-        with session.open_session("demo", log_path=log_path, conf=conf) as spark:
+        with ExitStack() as opened:
+            with Display() as display:
+                display.show(None, "starting Spark")
+                spark = opened.enter_context(session.open_session("demo", log_path=log_path, conf=conf))
             with Display() as display:
                 report = pipelines.Progress(lambda status: show_status(display, status))
                 demo.aggregate(spark, bootstrap, home, report)

@@ -43,7 +43,7 @@ COMMANDS = {
     "dump-log": ("tidemill.cli.dump_log", "show what is in the files of a data directory"),
     "doctor": ("tidemill.cli.doctor", "find out what is wrong, and how to mend it"),
     "completion": ("tidemill.cli.completion", "print what a shell needs to complete this command"),
-    "demo": ("tidemill.cli.demo", "show all of it in two minutes: a broker, an order stream, Spark"),
+    "demo": ("tidemill.cli.demo", "show all of it in a minute or two: a broker, an order stream, Spark"),
 }
 
 
