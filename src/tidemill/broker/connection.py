@@ -4,11 +4,12 @@ Works on a raw non-blocking socket with the loop's `add_reader`/`add_writer`, so
 frame's own place and sends file slices by `sendfile`; transports would copy both.
 
 Receiving. A frame is handed on as a view of the connection's `ReceiveBuffer` and must not be kept: once `dispatch`
-returns, the bytes are overwritten.
+returns, the bytes are overwritten. The socket is read only while the buffer holds no whole frame, so there is always room
+for more, and a read of no bytes means the end of the stream.
 
 Sending. Each request takes a `Reply` slot in a queue. A slot may be filled later (a parked fetch, a produce that waits
 for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow
-client slows itself down and costs no memory.
+client slows itself down and costs no memory. The frames that are left in the buffer then come first.
 
 A reply that is completed after its connection closed is dropped: it belongs to this object, not to a descriptor
 number that somebody else may have by then.
@@ -55,6 +56,7 @@ class Reply:
 class Connection:
     __slots__ = (
         "_dispatch",
+        "_has_turn",
         "_is_dispatching",
         "_is_reading",
         "_is_writing",
@@ -104,6 +106,8 @@ class Connection:
         self._replies: deque[Reply] = deque()
         self._outgoing: deque[Part] = deque()
         self._queued_bytes = 0
+        # Whether a turn is due in which the frames that are left in the buffer are dispatched.
+        self._has_turn = False
         self._is_dispatching = False
         self._is_writing = False
         self._is_reading = False
@@ -124,6 +128,8 @@ class Connection:
             self._loop.remove_reader(self.fd)
 
     def _on_readable(self) -> None:
+        if self._has_turn:
+            return  # first what is in the buffer
         try:
             received = self._received.receive_from(self._sock)
         except (BlockingIOError, InterruptedError):
@@ -138,10 +144,10 @@ class Connection:
         self._consume()
 
     def _consume(self) -> None:
-        """Dispatch the whole frames in the buffer, then make room for what is still to come."""
+        """Dispatch the frames in the buffer. Reading goes on when none is left, and another turn is due when some are."""
         self._is_dispatching = True
         try:
-            self._dispatch_frames()
+            is_drained = self._dispatch_frames()
         except ProtocolError as error:
             self.close(str(error))
             return
@@ -149,26 +155,43 @@ class Connection:
             self._is_dispatching = False
         if self.is_closed:
             return
-        self._received.make_room()
+        if is_drained:
+            self._received.make_room()
         self._flush()
         if self._is_full:
             self._pause_reading()
+        elif is_drained:
+            self._resume_reading()
+        else:
+            self._request_turn()
 
     @property
     def _is_full(self) -> bool:
         return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
 
-    def _dispatch_frames(self) -> None:
+    def _dispatch_frames(self) -> bool:
+        """Whether no whole frame is left; False when too many replies wait, or the connection is closed."""
         next_frame, dispatch, replies = self._received.next_frame, self._dispatch, self._replies
         # `_is_full`, written out: this is on the path of every request.
         while len(replies) < _REPLIES_QUEUED_MAX and self._queued_bytes < _REPLY_BYTES_QUEUED_MAX:
             frame = next_frame()
             if frame is None:
-                return
+                return True
             dispatch(self, frame)
             frame.release()
             if self.is_closed:
-                return
+                break
+        return False
+
+    def _request_turn(self) -> None:
+        if not self._has_turn and not self.is_closed:
+            self._has_turn = True
+            self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._has_turn = False
+        if not self.is_closed:
+            self._consume()
 
     def release_memory(self) -> None:
         """Give back a large buffer that holds nothing."""
@@ -194,10 +217,8 @@ class Connection:
 
     def _go_on_reading(self) -> None:
         """After a pause, once there is room again: first what is already in the buffer."""
-        if self._is_reading or self.is_closed or self._is_full:
-            return
-        self._resume_reading()
-        self._consume()
+        if not self._is_reading and not self._is_full:
+            self._request_turn()
 
     def _flush(self) -> None:
         """Send every reply that is complete and has nothing unfinished before it, as far as the socket takes them."""
