@@ -236,7 +236,7 @@ def test_a_fault_that_nothing_ran_into(tidemill_broker: InProcessBroker) -> None
     [
         ("Prodce", "NOT_ENOUGH_REPLICAS", "no API"),
         ("ApiVersions", "UNSUPPORTED_VERSION", "just an error"),
-        ("DescribeConfigs", "INVALID_CONFIG", "just an error"),
+        ("SaslHandshake", "ILLEGAL_SASL_STATE", "just an error"),
     ],
 )
 def test_a_fault_that_cannot_be(tidemill_broker: InProcessBroker, api: str, error: str, reason: str) -> None:

@@ -8,9 +8,10 @@ register with `@serves_raw` and read the frame themselves.
 Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and tells only what it serves. To
 anybody else an API out of scope is one that is not served.
 
-Whatever a client sends, it gets the protocol's own answer: an API or version that is not served gets
-UNSUPPORTED_VERSION in the layout the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in
-the log. Only bytes that cannot be understood close the connection.
+Whatever a client sends, it gets the protocol's own answer: an API that is not served gets UNSUPPORTED_VERSION in the layout
+the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in the log. The error stands in each entry
+where the response has no other place for it. Bytes that cannot be understood close the connection, and so does a failure
+that no response can tell: silence or an empty response would read as a success.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
+from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.frames import (
     API_VERSIONS_KEY,
     RequestHeader,
@@ -273,33 +275,55 @@ class Dispatcher:
         try:
             result = served.handler(self._broker, call, request)  # type: ignore[call-arg]
         except Exception as error:
-            self._failed(served, call, error)
+            self._failed(served, call, request, error)
             return
         if inspect.isawaitable(result):
-            task = asyncio.get_running_loop().create_task(self._finish(served, call, result))
+            task = asyncio.get_running_loop().create_task(self._finish(served, call, request, result))
             self._tasks[task] = None
             task.add_done_callback(self._tasks.pop)
         else:
             assert isinstance(result, Response)
-            call.respond((encode(result, call.version),))
+            self._answer(served, call, request, result)
 
-    async def _finish(self, served: Api, call: Call, result: Awaitable[Response]) -> None:
+    async def _finish(self, served: Api, call: Call, request: Request, result: Awaitable[Response]) -> None:
         try:
             response = await result
         except Exception as error:
-            self._failed(served, call, error)
-            return
-        if call.is_wanted:
-            call.respond((encode(response, call.version),))
-
-    def _failed(self, served: Api, call: Call, error: Exception) -> None:
-        if isinstance(error, ApiError):
-            code = error.code
+            self._failed(served, call, request, error)
         else:
-            code = ErrorCode.UNKNOWN_SERVER_ERROR
-            logger.error("%s of %s failed", served.name, call.connection.peer, exc_info=error)
-        if call.is_wanted:
-            call.respond((encode(error_response(served.key, code, str(error)), call.version),))
+            self._answer(served, call, request, response)
+
+    def _answer(self, served: Api, call: Call, request: Request, response: Response) -> None:
+        if not call.is_wanted:
+            return
+        try:
+            body = encode(response, call.version)
+        except Exception as error:
+            # A text or a name that is too long, or a null where there may be none.
+            self._failed(served, call, request, error)
+        else:
+            call.respond((body,))
+
+    def _failed(self, served: Api, call: Call, request: Request, error: Exception) -> None:
+        if isinstance(error, ApiError):
+            self._tell(call, request, error.code, error.message)
+            return
+        logger.error("%s of %s failed", served.name, call.connection.peer, exc_info=error)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+        self._tell(call, request, code, code.message)
+
+    def _tell(self, call: Call, request: Request, code: ErrorCode, message: str) -> None:
+        """Answer with nothing but the error; close the connection when no response can say it."""
+        if not call.is_wanted:
+            return
+        response = error_response(request, call.version, code, message)
+        if response is None:
+            name = apis.API_NAMES[request.api_key]
+            call.connection.close(
+                f"{name} v{call.version} has no response that could say {code.name}: {message}"
+            )
+        else:
+            call.respond((encode(response, call.version),))
 
     def _refuse(self, connection: Peer, header: RequestHeader, frame: memoryview) -> None:
         """An API or a version that is not served here."""
@@ -326,9 +350,13 @@ class Dispatcher:
         call = Call(
             connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
         )
+        asked = decode(request, header.api_version, frame, header.body_position)
         call.expect_reply()
         message = f"{apis.API_NAMES[header.api_key]} is not served"
-        response = error_response(header.api_key, ErrorCode.UNSUPPORTED_VERSION, message)
+        response = error_response(asked, header.api_version, ErrorCode.UNSUPPORTED_VERSION, message)
+        if response is None:
+            # A request that names nothing gets an answer about nothing.
+            response = apis.RESPONSES[header.api_key]()
         call.respond((encode(response, header.api_version),))
 
     def _is_served(self, connection: Peer, header: RequestHeader) -> bool:
@@ -341,13 +369,3 @@ class Dispatcher:
             await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in list(self._tasks):
                 task.cancel()
-
-
-def error_response(api_key: int, code: ErrorCode, message: str) -> Response:
-    """The API's response with nothing in it but an error, as far as the API has a place for one."""
-    response = apis.RESPONSES[api_key]()
-    if hasattr(response, "error_code"):
-        response.error_code = int(code)
-    if hasattr(response, "error_message"):
-        response.error_message = message
-    return response

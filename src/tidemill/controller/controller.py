@@ -40,11 +40,11 @@ from tidemill.controller.replication import ELECTIONS_PER_DECISION, Replication
 from tidemill.controller.sessions import Sessions
 from tidemill.errors import ApiError
 from tidemill.machine import Decision
-from tidemill.protocol import api
 from tidemill.protocol.api import admin, replicas
 from tidemill.protocol.api import brokers as broker_api
 from tidemill.protocol.api.metadata import BrokerRegistrationChangeRecord, ConfigRecord
-from tidemill.protocol.schema import Request, Response
+from tidemill.protocol.error_responses import error_response
+from tidemill.protocol.schema import Request
 from tidemill.types import BrokerId
 
 # Brokers that start together join together; internal topics grow once for all of them.
@@ -112,7 +112,10 @@ class Controller:
         try:
             decision = DECIDES[type(request)](self, request, context)
         except ApiError as error:
-            return Decision([], _error_response(request, error))
+            refused = error_response(request, context.version, error.code, error.message)
+            if refused is None:
+                raise
+            return Decision([], refused)
         self._note(decision.records, context.now_ms)
         return decision
 
@@ -305,14 +308,6 @@ class Controller:
     def _replication(self, image: MetadataImage | None = None) -> Replication:
         seen = image or self.image
         return Replication(seen, self._layers(seen))
-
-
-def _error_response(request: Request, error: ApiError) -> Response:
-    response: Any = api.RESPONSES[request.api_key]()
-    response.error_code = error.code
-    if hasattr(response, "error_message"):
-        response.error_message = error.message
-    return response  # type: ignore[no-any-return]
 
 
 # Every request that the controller decides.

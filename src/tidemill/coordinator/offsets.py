@@ -62,6 +62,7 @@ _TOPIC_IDS_SINCE = 10
 _FETCH_BATCH_SINCE = 8
 _MEMBER_EPOCHS_SINCE = 9
 _NO_RETENTION_TIME = -1
+_TIMESTAMP_MAX = (1 << 63) - 1
 # A version of OffsetCommit that names topics; TxnOffsetCommit does in all that are served.
 _BY_NAME = 0
 
@@ -160,7 +161,9 @@ class Offsets:
         records: list[Record] = []
         response = OffsetCommitResponse()
         expire_ms = (
-            -1 if request.retention_time_ms == _NO_RETENTION_TIME else now_ms + request.retention_time_ms
+            -1
+            if request.retention_time_ms == _NO_RETENTION_TIME
+            else min(now_ms + request.retention_time_ms, _TIMESTAMP_MAX)
         )
         for topic in request.topics:
             name: str | None = topic.name

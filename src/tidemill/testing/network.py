@@ -88,7 +88,7 @@ class FaultyNetwork:
             is_flexible = has_flexible_response_header(header.api_key, header.api_version)
             call = Call(peer, header, frame, is_flexible)
             call.expect_reply()
-            call.respond((encode(refusal(request, fault.error), header.api_version),))
+            call.respond((encode(refusal(request, header.api_version, fault.error), header.api_version),))
         else:
             dispatch(_StruckPeer(peer, fault, header.api_version), frame)
 

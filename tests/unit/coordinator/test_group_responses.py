@@ -4,27 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.coordinator.responses import _ERROR_RESPONSES, error_response
+from tidemill.coordinator.responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     LeaveGroupResponse,
+    ListGroupsRequest,
     MemberIdentity,
+    SyncGroupRequest,
 )
 from tidemill.protocol.api.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetDeleteRequest,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
 )
+from tidemill.protocol.api.transactions import TxnOffsetCommitRequest
 from tidemill.protocol.schema import Request, encode
 
+REQUESTS: list[type[Request]] = [
+    JoinGroupRequest,
+    SyncGroupRequest,
+    HeartbeatRequest,
+    LeaveGroupRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    DeleteGroupsRequest,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupDescribeRequest,
+    OffsetCommitRequest,
+    TxnOffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetDeleteRequest,
+]
 
-@pytest.mark.parametrize("request_type", list(_ERROR_RESPONSES))
+
+@pytest.mark.parametrize("request_type", REQUESTS)
 def test_every_version_can_be_encoded(request_type: type[Request]) -> None:
     for version in range(request_type.versions.min, request_type.versions.max + 1):
         response = error_response(request_type(), version, ErrorCode.NOT_COORDINATOR, "text")

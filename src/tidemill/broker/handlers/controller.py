@@ -7,9 +7,9 @@ Envelope (58); where there is no such listener, they have to come from where a n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tidemill.broker.dispatch import Call, Scope, error_response, serves
+from tidemill.broker.dispatch import Call, Scope, serves
 from tidemill.broker.handlers.nodes import for_nodes
 from tidemill.controller.controller import DECIDES
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
@@ -30,6 +30,7 @@ from tidemill.protocol.api.replicas import (
     ListPartitionReassignmentsRequest,
     UnregisterBrokerRequest,
 )
+from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.frames import LENGTH_BYTES, parse_request_header, response_frame
 from tidemill.protocol.schema import Request, Response, decode
 
@@ -47,42 +48,9 @@ if TYPE_CHECKING:
 @serves(ListPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(UnregisterBrokerRequest, scope=Scope.BOTH)
 async def ask(broker: Broker, call: Call, request: Request) -> Response:
-    try:
-        if broker.is_controller_listener(call.connection.listener_name):
-            return await broker.controller.decide(request, call.version)
-        return await broker.controller.ask(request, call.version)
-    except ApiError as error:
-        return _refusal(request, error)
-
-
-def _refusal(request: Request, error: ApiError) -> Response:
-    """Where a response has no error of its own, each thing that was asked for gets it."""
-    told: Any = {"error_code": int(error.code), "error_message": str(error)}
-    match request:
-        case admin.CreateTopicsRequest():
-            created = [admin.CreatableTopicResult(name=topic.name, **told) for topic in request.topics]
-            return admin.CreateTopicsResponse(topics=created)
-        case admin.DeleteTopicsRequest():
-            doomed = [*request.topics, *(admin.DeleteTopicState(name=name) for name in request.topic_names)]
-            deleted = [
-                admin.DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, **told)
-                for topic in doomed
-            ]
-            return admin.DeleteTopicsResponse(responses=deleted)
-        case admin.CreatePartitionsRequest():
-            grown = [admin.CreatePartitionsTopicResult(name=topic.name, **told) for topic in request.topics]
-            return admin.CreatePartitionsResponse(results=grown)
-        case admin.AlterConfigsRequest() | admin.IncrementalAlterConfigsRequest():
-            altered = [
-                admin.AlterConfigsResourceResponse(
-                    resource_type=resource.resource_type, resource_name=resource.resource_name, **told
-                )
-                for resource in request.resources
-            ]
-            if isinstance(request, admin.AlterConfigsRequest):
-                return admin.AlterConfigsResponse(responses=altered)
-            return admin.IncrementalAlterConfigsResponse(responses=altered)
-    return error_response(request.api_key, error.code, str(error))
+    if broker.is_controller_listener(call.connection.listener_name):
+        return await broker.controller.decide(request, call.version)
+    return await broker.controller.ask(request, call.version)
 
 
 @serves(BrokerRegistrationRequest, scope=Scope.CONTROLLER)
@@ -112,7 +80,10 @@ async def envelope(broker: Broker, call: Call, request: EnvelopeRequest) -> Enve
     except ApiError as error:
         if error.code is ErrorCode.NOT_CONTROLLER:
             return EnvelopeResponse(error_code=error.code)
-        response = _refusal(enclosed, error)
+        refused = error_response(enclosed, header.api_version, error.code, error.message)
+        if refused is None:
+            return EnvelopeResponse(error_code=error.code)
+        response = refused
     try:
         frame = response_frame(response, header.api_version, header.correlation_id)
     except ValueError:
