@@ -180,13 +180,23 @@ class ProtocolError(TidemillError):
     """Bytes from a peer that do not parse. The connection is closed."""
 
 
+# A text names what the client sent, which may fill a string of the protocol by itself.
+_MESSAGE_CHARACTERS_MAX = 1000
+
+
 class ApiError(TidemillError):
     """An expected outcome, told to the client as an error code and, where the API has room for it, a text."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
         self.code = code
-        self.message = code.message if message is None else message
+        self.message = code.message if message is None else _shortened(message)
         super().__init__(f"{code.name}: {self.message}")
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= _MESSAGE_CHARACTERS_MAX:
+        return message
+    return message[:_MESSAGE_CHARACTERS_MAX] + "…"
 
 
 class ConfigError(TidemillError):

@@ -299,8 +299,8 @@ class Groups:
             if found is None:
                 found = DescribeGroupsDescribedGroup(group_id=group_id, group_state="Dead")
                 if caller.api_version >= _DESCRIBE_NOT_FOUND_SINCE:
-                    found.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-                    found.error_message = f"Group {group_id} not found."
+                    missing = ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+                    found.error_code, found.error_message = missing.code, missing.message
             described.append(found)
         return reply(token, DescribeGroupsResponse(groups=described))
 
