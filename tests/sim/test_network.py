@@ -9,6 +9,7 @@ import pytest
 
 from tidemill.broker.dispatch import Peer
 from tidemill.broker.network import Address, Link, ServerLimits
+from tidemill.broker.request_order import Order
 from tidemill.sim.loops import Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
 
@@ -40,7 +41,7 @@ class Pair:
         data = bytes(frame)
         self.received.append(data)
         self.peers.append(peer)
-        reply = peer.expect_reply()
+        reply = peer.expect_reply(Order.INDEPENDENT)
         if not self.holds_replies:
             reply.send((b"\0\0\0\1", data))
 
@@ -210,7 +211,7 @@ def test_replies_leave_in_the_order_of_their_requests(pair: Pair) -> None:
     replies = []
 
     def dispatch(peer: Peer, frame: memoryview) -> None:
-        replies.append((bytes(frame), peer.expect_reply()))
+        replies.append((bytes(frame), peer.expect_reply(Order.INDEPENDENT)))
 
     listening = pair.wires.of(pair.server_loop, "late").listen(dispatch, LIMITS)
     listening.bind("PLAINTEXT", "late", 1)

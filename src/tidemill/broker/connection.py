@@ -11,6 +11,9 @@ Sending. Each request takes a `Reply` slot in a queue. A slot may be filled late
 for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow
 client slows itself down and costs no memory. The frames that are left in the buffer then come first.
 
+Order. A request that has to wait for the answer of an earlier one (`request_order.py`) stays in the buffer until that is
+there.
+
 A reply that is completed after its connection closed is dropped: it belongs to this object, not to a descriptor
 number that somebody else may have by then.
 """
@@ -24,7 +27,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from tidemill.broker.dispatch import order_of
 from tidemill.broker.receive_buffer import ReceiveBuffer
+from tidemill.broker.request_order import InFlight, Order
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 
@@ -41,10 +46,11 @@ _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 class Reply:
     """A place in a connection's queue. `send` fills it, once."""
 
-    __slots__ = ("_connection", "parts")
+    __slots__ = ("_connection", "order", "parts")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, order: Order) -> None:
         self._connection = connection
+        self.order = order
         self.parts: Sequence[Part] | None = None
 
     def send(self, parts: Sequence[Part]) -> None:
@@ -57,7 +63,9 @@ class Connection:
     __slots__ = (
         "_dispatch",
         "_has_turn",
+        "_in_flight",
         "_is_dispatching",
+        "_is_held",
         "_is_reading",
         "_is_writing",
         "_loop",
@@ -106,6 +114,9 @@ class Connection:
         self._replies: deque[Reply] = deque()
         self._outgoing: deque[Part] = deque()
         self._queued_bytes = 0
+        self._in_flight = InFlight()
+        # Whether the next request waits for the answer of an earlier one.
+        self._is_held = False
         # Whether a turn is due in which the frames that are left in the buffer are dispatched.
         self._has_turn = False
         self._is_dispatching = False
@@ -158,7 +169,7 @@ class Connection:
         if is_drained:
             self._received.make_room()
         self._flush()
-        if self._is_full:
+        if self._is_held or self._is_full:
             self._pause_reading()
         elif is_drained:
             self._resume_reading()
@@ -170,13 +181,19 @@ class Connection:
         return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
 
     def _dispatch_frames(self) -> bool:
-        """Whether no whole frame is left; False when too many replies wait, or the connection is closed."""
+        """Whether no whole frame is left; False when too many replies wait, one must be sent first, or all is closed."""
         next_frame, dispatch, replies = self._received.next_frame, self._dispatch, self._replies
+        in_flight = self._in_flight
+        self._is_held = False
         # `_is_full`, written out: this is on the path of every request.
         while len(replies) < _REPLIES_QUEUED_MAX and self._queued_bytes < _REPLY_BYTES_QUEUED_MAX:
             frame = next_frame()
             if frame is None:
                 return True
+            if (in_flight.alone or in_flight.produces) and not in_flight.admits(order_of(frame)):
+                self._received.put_back(frame)
+                self._is_held = True
+                break
             dispatch(self, frame)
             frame.release()
             if self.is_closed:
@@ -199,24 +216,28 @@ class Connection:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def expect_reply(self) -> Reply:
-        reply = Reply(self)
+    def expect_reply(self, order: Order) -> Reply:
+        reply = Reply(self, order)
         self._replies.append(reply)
+        self._in_flight.began(order)
         return reply
 
     def reply_ready(self, reply: Reply, parts: Sequence[Part]) -> None:
         if self.is_closed:
             return
+        self._in_flight.ended(reply.order)
         for part in parts:
             if not isinstance(part, FileSlice):
                 self._queued_bytes += len(part)
         # Replies completed while frames are dispatched go out together when the last frame is done.
-        if not self._is_dispatching and self._replies and self._replies[0] is reply:
+        if self._is_dispatching:
+            return
+        if self._replies and self._replies[0] is reply:
             self._flush()
-            self._go_on_reading()
+        self._go_on_reading()
 
     def _go_on_reading(self) -> None:
-        """After a pause, once there is room again: first what is already in the buffer."""
+        """After a pause, once there is room again or a reply is there: first what is already in the buffer."""
         if not self._is_reading and not self._is_full:
             self._request_turn()
 

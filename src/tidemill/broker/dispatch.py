@@ -26,6 +26,7 @@ from enum import Flag
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from tidemill.broker.request_order import Order
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PREFIX = struct.Struct(">ii")
+_KEY_AND_VERSION = struct.Struct(">hh")
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -75,7 +77,7 @@ class Peer(Protocol):
 
     @property
     def close_callbacks(self) -> list[Callable[[], None]]: ...
-    def expect_reply(self) -> Reply: ...
+    def expect_reply(self, order: Order) -> Reply: ...
     def close(self, reason: str | None) -> None: ...
 
 
@@ -89,18 +91,27 @@ class Call:
         "frame",
         "header",
         "is_flexible",
+        "order",
         "started_s",
         "took",
         "version",
     )
 
-    def __init__(self, connection: Peer, header: RequestHeader, frame: memoryview, is_flexible: bool) -> None:
+    def __init__(
+        self,
+        connection: Peer,
+        header: RequestHeader,
+        frame: memoryview,
+        is_flexible: bool,
+        order: Order = Order.INDEPENDENT,
+    ) -> None:
         self.connection = connection
         self.header = header
         self.frame = frame
         self.version = header.api_version
         self.client_id = header.client_id
         self.is_flexible = is_flexible
+        self.order = order
         self._reply: Reply | None = None
         # Who wants to know how many seconds the answer takes, and since when.
         self.took: Callable[[float], None] | None = None
@@ -108,7 +119,7 @@ class Call:
 
     def expect_reply(self) -> None:
         """Take the next place in the connection's queue; `respond` fills it."""
-        self._reply = self.connection.expect_reply()
+        self._reply = self.connection.expect_reply(self.order)
 
     @property
     def is_wanted(self) -> bool:
@@ -149,6 +160,13 @@ class Api:
     is_raw: bool
     gaps: tuple[str, ...]
     scope: Scope
+    order: Order
+    # The first version that only nodes of the cluster send, for whom nothing waits.
+    independent_since: int | None = None
+
+    def order_in(self, version: int) -> Order:
+        since = self.independent_since
+        return self.order if since is None or version < since else Order.INDEPENDENT
 
 
 TABLE: dict[int, Api] = {}
@@ -160,11 +178,25 @@ def serves(
     versions: tuple[int, int] | None = None,
     gaps: Sequence[str] = (),
     scope: Scope = Scope.BROKER,
+    independent_since: int | None = None,
 ) -> Callable[[Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]], Any]:
-    """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs."""
+    """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs.
+
+    `independent_since` is the first version that only nodes of the cluster send. What only controllers serve is independent
+    anyway.
+    """
+    order = Order.INDEPENDENT if scope is Scope.CONTROLLER else Order.ALONE
 
     def register(handler: Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]) -> Any:
-        _register(request, handler, versions, None, gaps, scope, is_raw=False)
+        _register(
+            request,
+            handler,
+            versions=versions,
+            gaps=gaps,
+            scope=scope,
+            order=order,
+            independent_since=independent_since,
+        )
         return handler
 
     return register
@@ -173,6 +205,7 @@ def serves(
 def serves_raw(
     request: type[Request],
     *,
+    order: Order,
     advertised: tuple[int, int] | None = None,
     gaps: Sequence[str] = (),
     scope: Scope = Scope.BROKER,
@@ -180,7 +213,7 @@ def serves_raw(
     """Register a handler that reads the frame and answers by itself."""
 
     def register(handler: RawHandler) -> RawHandler:
-        _register(request, handler, None, advertised, gaps, scope, is_raw=True)
+        _register(request, handler, advertised=advertised, gaps=gaps, scope=scope, order=order, is_raw=True)
         return handler
 
     return register
@@ -189,12 +222,14 @@ def serves_raw(
 def _register(
     request: type[Request],
     handler: MessageHandler | RawHandler,
-    versions: tuple[int, int] | None,
-    advertised: tuple[int, int] | None,
+    *,
+    versions: tuple[int, int] | None = None,
+    advertised: tuple[int, int] | None = None,
     gaps: Sequence[str],
     scope: Scope,
-    *,
-    is_raw: bool,
+    order: Order,
+    independent_since: int | None = None,
+    is_raw: bool = False,
 ) -> None:
     assert request.api_key not in TABLE, f"{request.__name__} is served twice"
     stable = request.versions
@@ -211,7 +246,18 @@ def _register(
         is_raw,
         tuple(gaps),
         scope,
+        order,
+        independent_since,
     )
+
+
+def order_of(frame: memoryview) -> Order:
+    """What the request in a frame waits for; one that will be refused waits for nothing."""
+    if len(frame) < _KEY_AND_VERSION.size:
+        return Order.INDEPENDENT
+    key, version = _KEY_AND_VERSION.unpack_from(frame)
+    api = TABLE.get(key)
+    return Order.INDEPENDENT if api is None else api.order_in(version)
 
 
 class _Route(NamedTuple):
@@ -219,6 +265,7 @@ class _Route(NamedTuple):
 
     api: Api
     has_flexible_header: bool
+    order: Order
     took: Callable[[float], None]
 
 
@@ -231,7 +278,10 @@ class Dispatcher:
         self._routes = {
             name: {
                 (key, version): _Route(
-                    api, has_flexible_response_header(key, version), broker.metrics.request(key).observe
+                    api,
+                    has_flexible_response_header(key, version),
+                    api.order_in(version),
+                    broker.metrics.request(key).observe,
                 )
                 for key, api in TABLE.items()
                 if api.scope & scope
@@ -249,8 +299,8 @@ class Dispatcher:
         if route is None:
             self._refuse(connection, header, frame)
             return
-        served, has_flexible_header, took = route
-        call = Call(connection, header, frame, has_flexible_header)
+        served, has_flexible_header, order, took = route
+        call = Call(connection, header, frame, has_flexible_header, order)
         if self._metrics.is_watched:
             call.took = took
             call.started_s = connection.received_s

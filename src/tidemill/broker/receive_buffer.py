@@ -55,6 +55,10 @@ class ReceiveBuffer:
         self._start = end = start + 4 + size
         return self._view[start + 4 : end]
 
+    def put_back(self, frame: memoryview) -> None:
+        """The frame that `next_frame` returned last is the next one again."""
+        self._start -= _SIZE.size + len(frame)
+
     def make_room(self) -> None:
         """For what is still to come of the frame at the front."""
         needed = self._needed

@@ -21,8 +21,9 @@ from random import Random
 from zlib import crc32
 
 from tidemill.broker.connection import Part, Reply
-from tidemill.broker.dispatch import Peer
+from tidemill.broker.dispatch import Peer, order_of
 from tidemill.broker.network import Address, Link, Listening, ServerLimits
+from tidemill.broker.request_order import InFlight, Order
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.sim.loops import Scheduler, SimulatedLoop
@@ -361,6 +362,10 @@ class SimulatedPeer:
         self.connection: Connection | None = None
         self._listener = listener
         self._replies: deque[Reply] = deque()
+        self._in_flight = InFlight()
+        # Requests that wait for the answers of earlier ones.
+        self._held: deque[bytes] = deque()
+        self._is_dispatching = False
         # Frames that arrived before the listener accepted.
         self._waiting: list[bytes] | None = []
 
@@ -379,19 +384,36 @@ class SimulatedPeer:
         elif len(item) - _LENGTH_BYTES > self._listener.frame_bytes_max:
             self.close(f"a request of {len(item)} bytes")
         else:
-            try:
-                _hand_over(item, lambda frame: self._listener.dispatch(self, frame))
-            except ProtocolError as error:
-                self.close(str(error))
+            self._held.append(item)
+            self._dispatch_held()
 
-    def expect_reply(self) -> Reply:
-        reply = Reply(self)  # type: ignore[arg-type]
+    def _dispatch_held(self) -> None:
+        if self._is_dispatching:
+            return
+        held = self._held
+        self._is_dispatching = True
+        try:
+            while held and self._in_flight.admits(order_of(memoryview(held[0])[_LENGTH_BYTES:])):
+                _hand_over(held.popleft(), lambda frame: self._listener.dispatch(self, frame))
+        except ProtocolError as error:
+            self.close(str(error))
+        finally:
+            self._is_dispatching = False
+
+    def expect_reply(self, order: Order) -> Reply:
+        reply = Reply(self, order)  # type: ignore[arg-type]
         self._replies.append(reply)
+        self._in_flight.began(order)
         return reply
 
-    def reply_ready(self, _reply: Reply, _parts: Sequence[Part]) -> None:
+    def reply_ready(self, reply: Reply, _parts: Sequence[Part]) -> None:
         if self.is_closed or self.connection is None:
             return
+        self._in_flight.ended(reply.order)
+        self._send_replies(self.connection)
+        self._dispatch_held()
+
+    def _send_replies(self, connection: Connection) -> None:
         replies = self._replies
         while replies and (parts := replies[0].parts) is not None:
             replies.popleft()
@@ -400,13 +422,14 @@ class SimulatedPeer:
             except OSError as error:
                 self.close(str(error))
                 return
-            self.connection.send(self.connection.to_client, data)
+            connection.send(connection.to_client, data)
 
     def close(self, _reason: str | None) -> None:
         if self.is_closed:
             return
         self.is_closed = True
         self._replies.clear()
+        self._held.clear()
         for callback in self.close_callbacks:
             callback()
         self.close_callbacks.clear()

@@ -20,6 +20,7 @@ from tidemill.broker.dispatch import TABLE, Dispatcher, Scope
 from tidemill.broker.network import ServerLimits
 from tidemill.broker.partition import Partition
 from tidemill.broker.replicas import Replicas
+from tidemill.broker.request_order import Order
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
 from tidemill.config import load_broker_config
@@ -98,7 +99,7 @@ class FakePeer:
         self.close_callbacks: list[Callable[[], None]] = []
         self.replies: list[Reply] = []
 
-    def expect_reply(self) -> Reply:
+    def expect_reply(self, _order: Order) -> Reply:
         self.replies.append(Reply())
         return self.replies[-1]
 

@@ -11,6 +11,7 @@ import pytest
 
 from tidemill.broker import handlers
 from tidemill.broker.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.request_order import Order
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.api import admin
@@ -63,7 +64,7 @@ class _Peer:
     def is_closed(self) -> bool:
         return self.closed_because is not None
 
-    def expect_reply(self, *_: Any) -> Any:
+    def expect_reply(self, _order: Order) -> Any:
         return _Reply(self.sent)
 
     def close(self, reason: str | None) -> None:

@@ -23,6 +23,7 @@ from tidemill.broker.dispatch import Call, Scope, serves_raw
 from tidemill.broker.parked_fetch import Answer, ParkedFetch
 from tidemill.broker.partition import Partition
 from tidemill.broker.replica_fetch import ReplicaFetch, by_topic, is_news, leader_endpoints
+from tidemill.broker.request_order import Order
 from tidemill.broker.sessions import CachedPartition, FetchSession, ReplicaSession, is_replica
 from tidemill.broker.waiters import WireKey
 from tidemill.errors import ErrorCode, StorageError
@@ -44,7 +45,7 @@ _METADATA_TOPIC_ID = bytes(15) + b"\1"
 _RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
-@serves_raw(FetchRequest, scope=Scope.BOTH)
+@serves_raw(FetchRequest, order=Order.FETCH, scope=Scope.BOTH)
 def fetch(broker: Broker, call: Call) -> None:
     request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
     call.expect_reply()

@@ -5,8 +5,8 @@ partition succeeded without waiting, the response is packed directly, otherwise 
 the answer waits until the high watermark has passed the batch; a broker that stops to lead meanwhile says so.
 
 A transactional producer's batches go on with a transaction that is open in their partitions, or wait until its coordinator
-has confirmed that it may begin there. Nobody reads on a connection's behalf in order here: what comes meanwhile of the same
-producer for the same partition waits behind.
+has confirmed that it may begin there. Produce requests of a connection do not wait for each other's answers: what comes
+meanwhile of the same producer for the same partition waits behind.
 
 Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
 10 adds the current leader; 12 adds partitions to transactions; 13 names topics by id. ApiVersions says 0–13, because
@@ -23,6 +23,7 @@ from tidemill.broker.dispatch import Call, serves_raw
 from tidemill.broker.guards import Guard
 from tidemill.broker.partition import Partition
 from tidemill.broker.replica_fetch import node_endpoints
+from tidemill.broker.request_order import Order
 from tidemill.broker.waiters import Waiter
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
@@ -57,7 +58,7 @@ _NOT_YET = ProduceResult(-1, ErrorCode.REQUEST_TIMED_OUT)
 Results = list[tuple[bytes, list[ProduceResult]]]
 
 
-@serves_raw(ProduceRequest, advertised=(0, 13))
+@serves_raw(ProduceRequest, order=Order.PRODUCE, advertised=(0, 13))
 def produce(broker: Broker, call: Call) -> None:
     walk = walk_produce(call.frame, call.header.body_position, call.version)
     acks = walk.acks

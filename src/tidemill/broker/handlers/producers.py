@@ -45,7 +45,7 @@ _NOT_READY = (
 _Written = asyncio.Future[ErrorCode]
 
 
-@serves(WriteTxnMarkersRequest)
+@serves(WriteTxnMarkersRequest, independent_since=WriteTxnMarkersRequest.versions.min)
 async def write_txn_markers(
     broker: Broker, call: Call, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:

@@ -60,7 +60,7 @@ async def asked(
         return error_response(request, caller.api_version, error.code)
 
 
-@serves(AddPartitionsToTxnRequest)
+@serves(AddPartitionsToTxnRequest, independent_since=ADD_PARTITIONS_BATCHED_SINCE)
 async def add_partitions_to_txn(
     broker: Broker, call: Call, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
