@@ -25,11 +25,12 @@ from tidemill.config.describe import (
     describe_broker_configs,
     describe_cluster_default_configs,
     describe_topic_configs,
+    describe_topic_key,
     effective_topic_configs,
 )
 from tidemill.config.group_configs import describe_group_configs, validate_group_configs
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
-from tidemill.config.layers import BROKER_KEYS, BrokerLayers
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts
 from tidemill.config.listeners import Listener
 from tidemill.config.network import NetworkConfig
 from tidemill.config.properties import parse_properties
@@ -55,6 +56,7 @@ __all__ = [
     "ControllerQuorumConfig",
     "FetchConfig",
     "GroupsConfig",
+    "LayerTexts",
     "Listener",
     "MembershipConfig",
     "NetworkConfig",
@@ -70,6 +72,7 @@ __all__ = [
     "describe_cluster_default_configs",
     "describe_group_configs",
     "describe_topic_configs",
+    "describe_topic_key",
     "effective_topic_configs",
     "load_broker_config",
     "parse_properties",

@@ -13,7 +13,7 @@ from itertools import dropwhile
 from tidemill.config.definitions import ConfigKey, ConfigSource, ConfigType, render
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.topic_keys import TOPIC_KEYS
-from tidemill.config.topics import effective_topic_text
+from tidemill.config.topics import TOPIC_KEYS_BY_NAME, effective_topic_text
 
 # Broker keys for which a coarser key stands in when they are not set.
 _STAND_INS: dict[str, tuple[str, ...]] = {
@@ -52,6 +52,11 @@ def describe_topic_configs(
 ) -> list[ConfigEntry]:
     broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
     return [_topic_entry(key, overrides, broker) for key in TOPIC_KEYS]
+
+
+def describe_topic_key(name: str, overrides: Mapping[str, str], broker: BrokerLayers) -> ConfigEntry:
+    """One of `describe_topic_configs`. It depends on no other override."""
+    return _topic_entry(TOPIC_KEYS_BY_NAME[name], overrides, broker)
 
 
 def effective_topic_configs(overrides: Mapping[str, str], broker: BrokerLayers) -> list[ConfigEntry]:

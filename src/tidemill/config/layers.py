@@ -20,6 +20,8 @@ BROKER_KEYS: dict[str, ConfigKey] = {
     for key in sorted((*GROUPS_KEYS, *LOG_KEYS, *NODE_KEYS, *TOPICS_KEYS), key=lambda key: key.name)
 }
 
+LayerTexts = tuple[tuple[tuple[str, str], ...], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayers:
@@ -28,6 +30,16 @@ class BrokerLayers:
     static: Mapping[str, str] = field(default_factory=dict)
     dynamic: Mapping[str, str] = field(default_factory=dict)
     cluster_default: Mapping[str, str] = field(default_factory=dict)
+
+    def texts(self) -> LayerTexts:
+        """All that is set, as a value that can be compared and hashed; `of_texts` is the way back."""
+        layers = (self.static, self.dynamic, self.cluster_default)
+        return tuple(tuple(sorted(layer.items())) for layer in layers)
+
+    @staticmethod
+    def of_texts(texts: LayerTexts) -> BrokerLayers:
+        static, dynamic, cluster_default = map(dict, texts)
+        return BrokerLayers(static, dynamic, cluster_default)
 
     def by_strength(self) -> Iterator[tuple[ConfigSource, Mapping[str, str]]]:
         yield ConfigSource.DYNAMIC_BROKER_CONFIG, self.dynamic

@@ -15,6 +15,7 @@ from tidemill.config import (
     describe_broker_configs,
     describe_cluster_default_configs,
     describe_topic_configs,
+    describe_topic_key,
     effective_topic_configs,
 )
 
@@ -138,3 +139,23 @@ def test_replication_throttles_are_listed_only_when_set() -> None:
     assert not entry.is_sensitive
     (default,) = describe_cluster_default_configs({name: "77"})
     assert (default.value, default.source) == ("77", CLUSTER)
+
+
+def test_a_key_of_a_topic_depends_on_no_other_override() -> None:
+    broker = BrokerLayers(
+        {"log.retention.hours": "5"}, {"log.segment.bytes": "2000000"}, {"log.retention.ms": "7"}
+    )
+    overrides = {"retention.ms": "1000", "cleanup.policy": "compact"}
+    layers = (broker.static, broker.dynamic, broker.cluster_default)
+    inherited = by_name(describe_topic_configs({}, *layers))
+    for name, entry in by_name(describe_topic_configs(overrides, *layers)).items():
+        assert entry == (
+            describe_topic_key(name, overrides, broker) if name in overrides else inherited[name]
+        )
+
+
+def test_layers_of_the_same_texts_are_the_same() -> None:
+    broker = BrokerLayers({"b": "2", "a": "1"}, {"c": "3"}, {})
+    assert BrokerLayers.of_texts(broker.texts()) == broker
+    assert broker.texts() == BrokerLayers({"a": "1", "b": "2"}, {"c": "3"}, {}).texts()
+    assert broker.texts() != BrokerLayers({"a": "1", "b": "2"}, {}, {"c": "3"}).texts()
