@@ -11,6 +11,8 @@ Sending. Each request takes a `Reply` slot in a queue. A slot may be filled late
 for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow
 client slows itself down and costs no memory. The frames that are left in the buffer then come first.
 
+Turns. Requests are handled for a millisecond at most, then the other connections have their turns (`turns.py`).
+
 Order. A request that has to wait for the answer of an earlier one (`request_order.py`) stays in the buffer until that is
 there.
 
@@ -30,6 +32,7 @@ from time import perf_counter
 from tidemill.broker.dispatch import order_of
 from tidemill.broker.receive_buffer import ReceiveBuffer
 from tidemill.broker.request_order import InFlight, Order
+from tidemill.broker.turns import TURN_S, Turns
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 
@@ -65,7 +68,9 @@ class Connection:
         "_has_turn",
         "_in_flight",
         "_is_dispatching",
+        "_is_drained",
         "_is_held",
+        "_is_node",
         "_is_reading",
         "_is_writing",
         "_loop",
@@ -75,6 +80,7 @@ class Connection:
         "_received",
         "_replies",
         "_sock",
+        "_turns",
         "close_callbacks",
         "fd",
         "is_closed",
@@ -93,6 +99,7 @@ class Connection:
         local_address: tuple[str, int],
         listener_name: str,
         *,
+        turns: Turns,
         dispatch: Callable[[Connection, memoryview], None],
         on_close: Callable[[Connection, str | None], None],
         frame_bytes_max: int,
@@ -108,6 +115,7 @@ class Connection:
         self.local_address = local_address
         self.listener_name = listener_name
         self.close_callbacks: list[Callable[[], None]] = []
+        self._turns = turns
         self._dispatch = dispatch
         self._on_close = on_close
         self._received = ReceiveBuffer(frame_bytes_max)
@@ -115,10 +123,12 @@ class Connection:
         self._outgoing: deque[Part] = deque()
         self._queued_bytes = 0
         self._in_flight = InFlight()
+        # Whether no whole frame is in the buffer.
+        self._is_drained = True
         # Whether the next request waits for the answer of an earlier one.
         self._is_held = False
-        # Whether a turn is due in which the frames that are left in the buffer are dispatched.
         self._has_turn = False
+        self._is_node = False
         self._is_dispatching = False
         self._is_writing = False
         self._is_reading = False
@@ -138,9 +148,41 @@ class Connection:
             self._is_reading = False
             self._loop.remove_reader(self.fd)
 
+    def mark_as_node(self) -> None:
+        """The other side is a node of the cluster: it does not wait in line with clients."""
+        self._is_node = True
+
     def _on_readable(self) -> None:
         if self._has_turn:
-            return  # first what is in the buffer
+            return
+        now_s = perf_counter()
+        if self._is_node or self._turns.is_open(now_s):
+            self._receive(now_s)
+        else:
+            self._request_turn()
+
+    def _request_turn(self) -> None:
+        if self._has_turn or self.is_closed:
+            return
+        self._has_turn = True
+        if self._is_node:
+            self._loop.call_soon(self.take_turn)
+        else:
+            self._turns.wait(self)
+
+    def take_turn(self) -> None:
+        """First what is in the buffer, then what is in the socket."""
+        self._has_turn = False
+        if self.is_closed:
+            return
+        if not self._is_drained:
+            self._consume(perf_counter())
+        elif self._is_reading:
+            self._receive(perf_counter())
+        else:
+            self._resume_reading()
+
+    def _receive(self, now_s: float) -> None:
         try:
             received = self._received.receive_from(self._sock)
         except (BlockingIOError, InterruptedError):
@@ -151,14 +193,14 @@ class Connection:
         if received == 0:
             self.close(None)
             return
-        self.received_s = self.last_active_s = perf_counter()
-        self._consume()
+        self.received_s = self.last_active_s = now_s
+        self._consume(now_s)
 
-    def _consume(self) -> None:
-        """Dispatch the frames in the buffer. Reading goes on when none is left, and another turn is due when some are."""
+    def _consume(self, now_s: float) -> None:
+        """Dispatch frames of the buffer. Reading goes on when none is left, and another turn is due when some are."""
         self._is_dispatching = True
         try:
-            is_drained = self._dispatch_frames()
+            is_drained = self._is_drained = self._dispatch_frames(now_s + TURN_S)
         except ProtocolError as error:
             self.close(str(error))
             return
@@ -180,8 +222,8 @@ class Connection:
     def _is_full(self) -> bool:
         return len(self._replies) >= _REPLIES_QUEUED_MAX or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
 
-    def _dispatch_frames(self) -> bool:
-        """Whether no whole frame is left; False when too many replies wait, one must be sent first, or all is closed."""
+    def _dispatch_frames(self, ends_s: float) -> bool:
+        """Whether no whole frame is left. False when the turn is over, too many replies wait, or one must be sent first."""
         next_frame, dispatch, replies = self._received.next_frame, self._dispatch, self._replies
         in_flight = self._in_flight
         self._is_held = False
@@ -196,19 +238,9 @@ class Connection:
                 break
             dispatch(self, frame)
             frame.release()
-            if self.is_closed:
+            if self.is_closed or perf_counter() >= ends_s:
                 break
         return False
-
-    def _request_turn(self) -> None:
-        if not self._has_turn and not self.is_closed:
-            self._has_turn = True
-            self._loop.call_soon(self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._has_turn = False
-        if not self.is_closed:
-            self._consume()
 
     def release_memory(self) -> None:
         """Give back a large buffer that holds nothing."""

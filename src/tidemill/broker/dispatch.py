@@ -78,6 +78,9 @@ class Peer(Protocol):
     @property
     def close_callbacks(self) -> list[Callable[[], None]]: ...
     def expect_reply(self, order: Order) -> Reply: ...
+    def mark_as_node(self) -> None:
+        """The other side is a node of the cluster: what it sends need not wait for clients."""
+
     def close(self, reason: str | None) -> None: ...
 
 
@@ -321,6 +324,8 @@ class Dispatcher:
             call.connection.close(f"{served.name} failed: {error!r}")
 
     def _handle(self, served: Api, call: Call, request: Request) -> None:
+        if call.order is Order.INDEPENDENT:
+            call.connection.mark_as_node()
         call.expect_reply()
         try:
             result = served.handler(self._broker, call, request)  # type: ignore[call-arg]

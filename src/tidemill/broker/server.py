@@ -18,6 +18,7 @@ from time import perf_counter
 from tidemill.broker.connection import Connection
 from tidemill.broker.dispatch import Peer
 from tidemill.broker.network import ServerLimits
+from tidemill.broker.turns import Turns
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Server:
         self._loop = loop
         self._dispatch = dispatch
         self._limits = limits
+        self._turns = Turns(loop)
         self._listeners: dict[socket.socket, str] = {}
         self._connections: dict[int, Connection] = {}
         self._per_ip: Counter[str] = Counter()
@@ -122,6 +124,7 @@ class Server:
             f"{ip}:{address[1]}",
             (local[0], local[1]),
             name,
+            turns=self._turns,
             dispatch=self._dispatch,
             on_close=self._closed,
             frame_bytes_max=limits.frame_bytes_max,

@@ -148,6 +148,9 @@ class _StruckPeer:
     def close_callbacks(self) -> list[Callable[[], None]]:
         return self._peer.close_callbacks
 
+    def mark_as_node(self) -> None:
+        self._peer.mark_as_node()
+
     def expect_reply(self, order: Order) -> Reply:
         reply = self._peer.expect_reply(order)
         if self._fault.strike is Strike.LOSE_ANSWER:

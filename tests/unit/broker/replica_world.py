@@ -99,6 +99,8 @@ class FakePeer:
         self.close_callbacks: list[Callable[[], None]] = []
         self.replies: list[Reply] = []
 
+    def mark_as_node(self) -> None: ...
+
     def expect_reply(self, _order: Order) -> Reply:
         self.replies.append(Reply())
         return self.replies[-1]

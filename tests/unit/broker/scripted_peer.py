@@ -22,13 +22,13 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 API_VERSIONS_KEY = 18
 
 
-def run_in(loop_name: str, scenario: Coroutine[Any, Any, None]) -> None:
+def run_in(loop_name: str, scenario: Coroutine[Any, Any, None], limit_s: float = LIMIT_S) -> None:
     """To its end, on a loop of that kind. Exceptions that reach only the loop fail the test too."""
     unhandled: list[dict[str, Any]] = []
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             await scenario
 
     with asyncio.Runner(loop_factory=LOOPS[loop_name]) as runner:

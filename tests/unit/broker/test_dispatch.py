@@ -64,6 +64,8 @@ class _Peer:
     def is_closed(self) -> bool:
         return self.closed_because is not None
 
+    def mark_as_node(self) -> None: ...
+
     def expect_reply(self, _order: Order) -> Any:
         return _Reply(self.sent)
 

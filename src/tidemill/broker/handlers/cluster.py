@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.broker.dispatch import Call, Scope, serves
@@ -64,14 +64,33 @@ def _is_software_name(name: str, version: str) -> bool:
 
 
 @serves(MetadataRequest)
-async def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
+def metadata(
+    broker: Broker, call: Call, request: MetadataRequest
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    """A coroutine only when topics are to be created first: describing many takes long, and belongs to the client's turn."""
     topics = request.topics
     if call.version < 12 and any(topic.topic_id != NO_UUID for topic in topics or ()):
         # The field is there since version 10, but brokers heed it only since 12.
         return _refused_metadata(topics or ())
+    missing = _to_create(broker, topics) if topics and request.allow_auto_topic_creation else ()
+    if missing:
+        return _create_and_tell(broker, call, request, missing)
+    return _metadata(broker, call, request)
+
+
+async def _create_and_tell(
+    broker: Broker, call: Call, request: MetadataRequest, missing: Iterable[str]
+) -> MetadataResponse:
+    creation = CreateTopicsRequest(
+        topics=[CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in missing]
+    )
+    await broker.controller.ask(creation)
+    return _metadata(broker, call, request)
+
+
+def _metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
+    topics = request.topics
     wants_all = topics is None or (call.version == 0 and not topics)
-    if not wants_all and topics and request.allow_auto_topic_creation:
-        await _auto_create(broker, topics)
     image = broker.image
     response = MetadataResponse(cluster_id=image.cluster_id, controller_id=broker.config.node_id)
     for member in image.brokers.values():
@@ -105,10 +124,11 @@ def _refused_metadata(topics: Iterable[MetadataRequestTopic]) -> MetadataRespons
     )
 
 
-async def _auto_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> None:
-    config = broker.config.topics
+def _to_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> Iterable[str]:
+    if not broker.config.topics.auto_create_topics_enable:
+        return ()
     known = broker.image.topics_by_name
-    missing = {
+    return {
         topic.name: None
         for topic in topics
         if topic.name
@@ -116,12 +136,6 @@ async def _auto_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -
         and topic.name not in known
         and is_valid_topic_name(topic.name)
     }
-    if not missing or not config.auto_create_topics_enable:
-        return
-    request = CreateTopicsRequest(
-        topics=[CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in missing]
-    )
-    await broker.controller.ask(request)
 
 
 def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:

@@ -50,6 +50,7 @@ def fetch(broker: Broker, call: Call) -> None:
     request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
     call.expect_reply()
     if _is_of_metadata(request):
+        call.connection.mark_as_node()
         broker.quorum.fetch(call, request)
         return
     session = broker.fetch_sessions.resolve(request, call.version, broker.clock.now_ms())
@@ -57,6 +58,7 @@ def fetch(broker: Broker, call: Call) -> None:
         call.respond(pack_fetched((), call.version, error_code=session))
         return
     if is_replica(request):
+        call.connection.mark_as_node()
         if session is None:
             session = ReplicaSession(0, uses_ids=call.version >= 13)
             session.update(request)

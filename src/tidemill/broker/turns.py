@@ -1,0 +1,60 @@
+"""Shares the time of the event loop among connections.
+
+A connection whose requests are there takes a turn: it handles requests for at most `TURN_S`, and what is left waits for
+another turn. All clients together get at most `_ROUND_S` until the loop has looked at every socket and timer again; those
+who come later wait in line. So a client waits for one turn of each busy connection at most, however much these have sent.
+
+Nodes of the cluster do not wait in line. Heartbeats, votes and the fetches of followers are handled as soon as the loop sees
+them, at most a round after they came. Whoever claims to be a node gains that and no more: clients get their round each time
+the loop comes by.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+from collections import deque
+from time import perf_counter
+from typing import Protocol
+
+TURN_S = 0.001
+_ROUND_S = 0.004
+
+
+class Taker(Protocol):
+    def take_turn(self) -> None: ...
+
+
+class Turns:
+    """The line in which clients wait. Within a round, `is_open`, a client need not go there."""
+
+    __slots__ = ("_ends_s", "_is_due", "_loop", "_waiting")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Taker] = deque()
+        self._is_due = False
+        self._ends_s = 0.0
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether a client may take its turn at once. After a pause it may not: nobody knows who else has come."""
+        return now_s < self._ends_s and not self._waiting
+
+    def wait(self, taker: Taker) -> None:
+        """`taker` gets a turn when those before it had theirs."""
+        self._waiting.append(taker)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._round)
+
+    def _round(self) -> None:
+        waiting = self._waiting
+        self._is_due = False
+        self._ends_s = ends_s = perf_counter() + _ROUND_S
+        # Those who come back wait for the next round.
+        for _ in range(len(waiting)):
+            waiting.popleft().take_turn()
+            if perf_counter() >= ends_s:
+                break
+        if waiting and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._round)
