@@ -9,7 +9,6 @@ import pytest
 
 from tidemill.broker.dispatch import Peer
 from tidemill.broker.network import Address, Link, ServerLimits
-from tidemill.broker.request_order import Order
 from tidemill.sim.loops import Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
 
@@ -41,7 +40,7 @@ class Pair:
         data = bytes(frame)
         self.received.append(data)
         self.peers.append(peer)
-        reply = peer.expect_reply(Order.INDEPENDENT)
+        reply = peer.expect_reply()
         if not self.holds_replies:
             reply.send((b"\0\0\0\1", data))
 
@@ -211,7 +210,7 @@ def test_replies_leave_in_the_order_of_their_requests(pair: Pair) -> None:
     replies = []
 
     def dispatch(peer: Peer, frame: memoryview) -> None:
-        replies.append((bytes(frame), peer.expect_reply(Order.INDEPENDENT)))
+        replies.append((bytes(frame), peer.expect_reply()))
 
     listening = pair.wires.of(pair.server_loop, "late").listen(dispatch, LIMITS)
     listening.bind("PLAINTEXT", "late", 1)

@@ -51,9 +51,10 @@ class Reply:
 
     __slots__ = ("_connection", "order", "parts")
 
-    def __init__(self, connection: Connection, order: Order) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.order = order
+        # Set when the request was not answered at once, so that later ones may have to wait.
+        self.order: Order | None = None
         self.parts: Sequence[Part] | None = None
 
     def send(self, parts: Sequence[Part]) -> None:
@@ -156,7 +157,9 @@ class Connection:
         if self._has_turn:
             return
         now_s = perf_counter()
-        if self._is_node or self._turns.is_open(now_s):
+        turns = self._turns
+        # A turn within the round, or later with those who wait.
+        if self._is_node or (now_s < turns.ends_s and not turns.waiting):
             self._receive(now_s)
         else:
             self._request_turn()
@@ -227,20 +230,35 @@ class Connection:
         next_frame, dispatch, replies = self._received.next_frame, self._dispatch, self._replies
         in_flight = self._in_flight
         self._is_held = False
-        # `_is_full`, written out: this is on the path of every request.
-        while len(replies) < _REPLIES_QUEUED_MAX and self._queued_bytes < _REPLY_BYTES_QUEUED_MAX:
-            frame = next_frame()
-            if frame is None:
-                return True
-            if (in_flight.alone or in_flight.produces) and not in_flight.admits(order_of(frame)):
-                self._received.put_back(frame)
+        frame = next_frame()
+        while frame is not None:
+            if in_flight.count and not in_flight.admits(order_of(frame)):
                 self._is_held = True
                 break
             dispatch(self, frame)
+            if replies and replies[-1].parts is None:
+                self._note_unanswered(replies[-1], frame)
             frame.release()
-            if self.is_closed or perf_counter() >= ends_s:
+            if self.is_closed:
+                return False
+            frame = next_frame()
+            # `_is_full`, written out: this is on the path of every request.
+            if (
+                len(replies) >= _REPLIES_QUEUED_MAX
+                or self._queued_bytes >= _REPLY_BYTES_QUEUED_MAX
+                or (frame is not None and perf_counter() >= ends_s)
+            ):
                 break
-        return False
+        if frame is not None:
+            self._received.put_back(frame)
+            return False
+        return True
+
+    def _note_unanswered(self, reply: Reply, frame: memoryview) -> None:
+        # A produce without an answer (acks=0) leaves the reply of an earlier request there.
+        if reply.order is None:
+            reply.order = order_of(frame)
+            self._in_flight.began(reply.order)
 
     def release_memory(self) -> None:
         """Give back a large buffer that holds nothing."""
@@ -248,19 +266,21 @@ class Connection:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def expect_reply(self, order: Order) -> Reply:
-        reply = Reply(self, order)
+    def expect_reply(self) -> Reply:
+        reply = Reply(self)
         self._replies.append(reply)
-        self._in_flight.began(order)
         return reply
 
     def reply_ready(self, reply: Reply, parts: Sequence[Part]) -> None:
         if self.is_closed:
             return
-        self._in_flight.ended(reply.order)
+        if reply.order is not None:
+            self._in_flight.ended(reply.order)
+        queued_bytes = self._queued_bytes
         for part in parts:
             if not isinstance(part, FileSlice):
-                self._queued_bytes += len(part)
+                queued_bytes += len(part)
+        self._queued_bytes = queued_bytes
         # Replies completed while frames are dispatched go out together when the last frame is done.
         if self._is_dispatching:
             return

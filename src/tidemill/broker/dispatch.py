@@ -77,7 +77,7 @@ class Peer(Protocol):
 
     @property
     def close_callbacks(self) -> list[Callable[[], None]]: ...
-    def expect_reply(self, order: Order) -> Reply: ...
+    def expect_reply(self) -> Reply: ...
     def mark_as_node(self) -> None:
         """The other side is a node of the cluster: what it sends need not wait for clients."""
 
@@ -94,27 +94,18 @@ class Call:
         "frame",
         "header",
         "is_flexible",
-        "order",
         "started_s",
         "took",
         "version",
     )
 
-    def __init__(
-        self,
-        connection: Peer,
-        header: RequestHeader,
-        frame: memoryview,
-        is_flexible: bool,
-        order: Order = Order.INDEPENDENT,
-    ) -> None:
+    def __init__(self, connection: Peer, header: RequestHeader, frame: memoryview, is_flexible: bool) -> None:
         self.connection = connection
         self.header = header
         self.frame = frame
         self.version = header.api_version
         self.client_id = header.client_id
         self.is_flexible = is_flexible
-        self.order = order
         self._reply: Reply | None = None
         # Who wants to know how many seconds the answer takes, and since when.
         self.took: Callable[[float], None] | None = None
@@ -122,7 +113,7 @@ class Call:
 
     def expect_reply(self) -> None:
         """Take the next place in the connection's queue; `respond` fills it."""
-        self._reply = self.connection.expect_reply(self.order)
+        self._reply = self.connection.expect_reply()
 
     @property
     def is_wanted(self) -> bool:
@@ -268,7 +259,6 @@ class _Route(NamedTuple):
 
     api: Api
     has_flexible_header: bool
-    order: Order
     took: Callable[[float], None]
 
 
@@ -281,10 +271,7 @@ class Dispatcher:
         self._routes = {
             name: {
                 (key, version): _Route(
-                    api,
-                    has_flexible_response_header(key, version),
-                    api.order_in(version),
-                    broker.metrics.request(key).observe,
+                    api, has_flexible_response_header(key, version), broker.metrics.request(key).observe
                 )
                 for key, api in TABLE.items()
                 if api.scope & scope
@@ -302,8 +289,8 @@ class Dispatcher:
         if route is None:
             self._refuse(connection, header, frame)
             return
-        served, has_flexible_header, order, took = route
-        call = Call(connection, header, frame, has_flexible_header, order)
+        served, has_flexible_header, took = route
+        call = Call(connection, header, frame, has_flexible_header)
         if self._metrics.is_watched:
             call.took = took
             call.started_s = connection.received_s
@@ -324,7 +311,7 @@ class Dispatcher:
             call.connection.close(f"{served.name} failed: {error!r}")
 
     def _handle(self, served: Api, call: Call, request: Request) -> None:
-        if call.order is Order.INDEPENDENT:
+        if served.order_in(call.version) is Order.INDEPENDENT:
             call.connection.mark_as_node()
         call.expect_reply()
         try:

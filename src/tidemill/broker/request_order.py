@@ -28,26 +28,27 @@ class Order(Enum):
 class InFlight:
     """The requests of one connection that later ones may have to wait for."""
 
-    __slots__ = ("alone", "produces")
+    __slots__ = ("_produces", "count")
 
     def __init__(self) -> None:
-        self.alone = 0
-        self.produces = 0
+        self._produces = 0
+        # Of all kinds that others wait for: while it is 0, every request may begin.
+        self.count = 0
 
     def admits(self, order: Order) -> bool:
         """Whether a request of that kind may begin now."""
         if order is Order.INDEPENDENT:
             return True
-        return not self.alone and (order is Order.PRODUCE or not self.produces)
+        return self.count == (self._produces if order is Order.PRODUCE else 0)
 
     def began(self, order: Order) -> None:
-        if order is Order.PRODUCE:
-            self.produces += 1
-        elif order is Order.ALONE:
-            self.alone += 1
+        self._add(order, 1)
 
     def ended(self, order: Order) -> None:
+        self._add(order, -1)
+
+    def _add(self, order: Order, number: int) -> None:
         if order is Order.PRODUCE:
-            self.produces -= 1
-        elif order is Order.ALONE:
-            self.alone -= 1
+            self._produces += number
+        if order in (Order.PRODUCE, Order.ALONE):
+            self.count += number

@@ -25,31 +25,30 @@ class Taker(Protocol):
 
 
 class Turns:
-    """The line in which clients wait. Within a round, `is_open`, a client need not go there."""
+    """The line in which clients wait. Before the round `ends_s`, and if nobody is `waiting`, a client need not go there.
 
-    __slots__ = ("_ends_s", "_is_due", "_loop", "_waiting")
+    After a pause it has to, since nobody knows who else has come.
+    """
+
+    __slots__ = ("_is_due", "_loop", "ends_s", "waiting")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[Taker] = deque()
+        self.waiting: deque[Taker] = deque()
+        self.ends_s = 0.0
         self._is_due = False
-        self._ends_s = 0.0
-
-    def is_open(self, now_s: float) -> bool:
-        """Whether a client may take its turn at once. After a pause it may not: nobody knows who else has come."""
-        return now_s < self._ends_s and not self._waiting
 
     def wait(self, taker: Taker) -> None:
         """`taker` gets a turn when those before it had theirs."""
-        self._waiting.append(taker)
+        self.waiting.append(taker)
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._round)
 
     def _round(self) -> None:
-        waiting = self._waiting
+        waiting = self.waiting
         self._is_due = False
-        self._ends_s = ends_s = perf_counter() + _ROUND_S
+        self.ends_s = ends_s = perf_counter() + _ROUND_S
         # Those who come back wait for the next round.
         for _ in range(len(waiting)):
             waiting.popleft().take_turn()

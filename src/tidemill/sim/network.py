@@ -393,8 +393,9 @@ class SimulatedPeer:
         held = self._held
         self._is_dispatching = True
         try:
-            while held and self._in_flight.admits(order_of(memoryview(held[0])[_LENGTH_BYTES:])):
+            while held and self._in_flight.admits(order := order_of(memoryview(held[0])[_LENGTH_BYTES:])):
                 _hand_over(held.popleft(), lambda frame: self._listener.dispatch(self, frame))
+                self._note_unanswered(order)
         except ProtocolError as error:
             self.close(str(error))
         finally:
@@ -403,16 +404,22 @@ class SimulatedPeer:
     def mark_as_node(self) -> None:
         """Time that a request takes is not simulated, so nobody waits in line."""
 
-    def expect_reply(self, order: Order) -> Reply:
-        reply = Reply(self, order)  # type: ignore[arg-type]
+    def _note_unanswered(self, order: Order) -> None:
+        newest = self._replies[-1] if self._replies else None
+        if newest is not None and newest.parts is None and newest.order is None:
+            newest.order = order
+            self._in_flight.began(order)
+
+    def expect_reply(self) -> Reply:
+        reply = Reply(self)  # type: ignore[arg-type]
         self._replies.append(reply)
-        self._in_flight.began(order)
         return reply
 
     def reply_ready(self, reply: Reply, _parts: Sequence[Part]) -> None:
         if self.is_closed or self.connection is None:
             return
-        self._in_flight.ended(reply.order)
+        if reply.order is not None:
+            self._in_flight.ended(reply.order)
         self._send_replies(self.connection)
         self._dispatch_held()
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from tidemill.broker.connection import Part
 from tidemill.broker.dispatch import Call, Peer
 from tidemill.broker.network import Address, Link, Listening, Network, ServerLimits
-from tidemill.broker.request_order import Order
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
@@ -151,8 +150,8 @@ class _StruckPeer:
     def mark_as_node(self) -> None:
         self._peer.mark_as_node()
 
-    def expect_reply(self, order: Order) -> Reply:
-        reply = self._peer.expect_reply(order)
+    def expect_reply(self) -> Reply:
+        reply = self._peer.expect_reply()
         if self._fault.strike is Strike.LOSE_ANSWER:
             return _LostReply(self._peer)  # type: ignore[return-value]
         if self._fault.strike is Strike.REFUSE:

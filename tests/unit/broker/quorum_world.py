@@ -282,7 +282,7 @@ class TestNode:
         peer = SimpleNamespace(
             is_closed=False,
             close_callbacks=[],
-            expect_reply=lambda _order: reply,
+            expect_reply=lambda: reply,
             close=lambda _reason: None,
         )
         is_flexible = has_flexible_response_header(header.api_key, header.api_version)

@@ -20,7 +20,6 @@ from tidemill.broker.dispatch import TABLE, Dispatcher, Scope
 from tidemill.broker.network import ServerLimits
 from tidemill.broker.partition import Partition
 from tidemill.broker.replicas import Replicas
-from tidemill.broker.request_order import Order
 from tidemill.broker.sessions import FetchSessions
 from tidemill.broker.syncer import Syncer
 from tidemill.config import load_broker_config
@@ -101,7 +100,7 @@ class FakePeer:
 
     def mark_as_node(self) -> None: ...
 
-    def expect_reply(self, _order: Order) -> Reply:
+    def expect_reply(self) -> Reply:
         self.replies.append(Reply())
         return self.replies[-1]
 

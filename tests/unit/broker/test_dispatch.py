@@ -11,7 +11,6 @@ import pytest
 
 from tidemill.broker import handlers
 from tidemill.broker.dispatch import TABLE, Dispatcher, Scope
-from tidemill.broker.request_order import Order
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.api import admin
@@ -66,7 +65,7 @@ class _Peer:
 
     def mark_as_node(self) -> None: ...
 
-    def expect_reply(self, _order: Order) -> Any:
+    def expect_reply(self) -> Any:
         return _Reply(self.sent)
 
     def close(self, reason: str | None) -> None:

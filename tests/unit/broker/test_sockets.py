@@ -14,7 +14,6 @@ from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tidemill.broker import sockets
 from tidemill.broker.dispatch import Peer
 from tidemill.broker.network import Address, Link, ServerLimits
-from tidemill.broker.request_order import Order
 from tidemill.broker.sockets import SocketNetwork
 
 FRAME_BYTES_MAX = 64 << 20
@@ -332,7 +331,7 @@ def test_each_listener_begins_to_accept_when_it_is_told(loop_name: str) -> None:
 
         def dispatch(peer: Peer, frame: memoryview) -> None:
             asked.append((peer.listener_name, bytes(frame)))
-            peer.expect_reply(Order.INDEPENDENT).send((framed(b"reply to " + bytes(frame)),))
+            peer.expect_reply().send((framed(b"reply to " + bytes(frame)),))
 
         async with serving(dispatch, "CONTROLLER", "PLAINTEXT") as (start_accepting, addresses):
             to_controller, to_broker = (Dialled(address) for address in addresses)
@@ -352,9 +351,7 @@ def test_each_listener_begins_to_accept_when_it_is_told(loop_name: str) -> None:
 
 def test_a_server_that_closes_ends_its_links(loop_name: str) -> None:
     async def scenario() -> None:
-        async with serving(
-            lambda peer, _frame: peer.expect_reply(Order.INDEPENDENT).send((framed(b"yes"),)), "A"
-        ) as (
+        async with serving(lambda peer, _frame: peer.expect_reply().send((framed(b"yes"),)), "A") as (
             start_accepting,
             (address,),
         ):

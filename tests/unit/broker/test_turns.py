@@ -13,7 +13,6 @@ import pytest
 from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tidemill.broker.dispatch import Peer
 from tidemill.broker.network import ServerLimits
-from tidemill.broker.request_order import Order
 from tidemill.broker.server import Server
 
 # More than the broker needs for most requests: a turn has room for a few of them.
@@ -55,7 +54,7 @@ class Broker:
             peer.mark_as_node()
         if payload != INNOCENT:
             work()
-        peer.expect_reply(Order.INDEPENDENT).send((framed(payload),))
+        peer.expect_reply().send((framed(payload),))
         self.handled.append(payload)
         self.changed.set()
         self.on_handled()
