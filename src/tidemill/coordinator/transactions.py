@@ -315,7 +315,8 @@ class Transactions:
             return Decision(answers=[Answer(token, _ended(transaction))])
         after = self._bumped(transaction, is_commit, now_ms)
         answer = Answer(token, _ended(after.completed(now_ms)))
-        return self._prepare(after, [answer], transaction.producer_epoch)
+        # The epoch of who may go on (KIP-360): not that of a producer whose transaction was taken over.
+        return self._prepare(after, [answer], transaction.client.producer_epoch)
 
     def _markers_written(self, told: MarkersWritten, token: int | None, now_ms: int) -> Decision:
         answers = [] if token is None else [Answer(token, None)]
@@ -413,7 +414,7 @@ class Transactions:
         """Aborts the transaction under a bumped epoch, which nobody was told."""
         if self._transaction_version >= EPOCH_BUMP_SINCE:
             after = self._bumped(transaction, False, now_ms)
-            return self._prepare(after, answers, transaction.producer_epoch)
+            return self._prepare(after, answers, transaction.client.producer_epoch)
         after = transaction.prepared(
             is_commit=False,
             producer_epoch=transaction.producer_epoch + 1,
