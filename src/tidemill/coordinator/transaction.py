@@ -119,11 +119,13 @@ class Transaction:
             else Producer(self.producer_id, self.producer_epoch)
         )
 
-    def is_timed_out(self, now_ms: int) -> bool:
+    def is_timed_out(self, now_ms: int, loaded_ms: int) -> bool:
+        """`loaded_ms` is since when this clock measures: a later beginning was noted by another one, which was ahead."""
+        started_ms = self.start_ms if self.start_ms <= now_ms else loaded_ms
         return (
             self.state is TransactionState.ONGOING
             and self.timeout_ms != TIMEOUT_NEVER_MS
-            and self.start_ms + self.timeout_ms < now_ms
+            and started_ms + self.timeout_ms < now_ms
         )
 
     # Transitions.

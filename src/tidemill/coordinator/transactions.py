@@ -125,6 +125,7 @@ class Transactions:
         self._ongoing: dict[str, None] = {}
         self._prepared: dict[str, None] = {}
         self._due: deque[Callable[[int], Decision | None]] = deque()
+        self._loaded_ms = 0
 
     # As the shard sees it.
 
@@ -159,6 +160,7 @@ class Transactions:
         """Nobody's transaction has records here."""
 
     def on_loaded(self, now_ms: int) -> None:
+        self._loaded_ms = now_ms
         if self._prepared:
             self._due.append(self._repeat_markers)
         self._schedule_timeouts(now_ms)
@@ -364,12 +366,12 @@ class Transactions:
     def _find_timed_out(self, now_ms: int) -> None:
         self._schedule_timeouts(now_ms)
         for transactional_id in self._ongoing:
-            if self.transactions[transactional_id].is_timed_out(now_ms):
+            if self.transactions[transactional_id].is_timed_out(now_ms, self._loaded_ms):
                 self._due.append(partial(self._time_out, transactional_id))
 
     def _time_out(self, transactional_id: str, now_ms: int) -> Decision | None:
         transaction = self.transactions.get(transactional_id)
-        if transaction is None or not transaction.is_timed_out(now_ms):
+        if transaction is None or not transaction.is_timed_out(now_ms, self._loaded_ms):
             return None
         try:
             return self._fence(transaction, now_ms, [])

@@ -91,6 +91,18 @@ def test_failure_12_a_confirmed_partition_is_known_to_the_next_coordinator() -> 
     assert not wanted.end.is_commit
 
 
+def test_failure_28_a_transaction_that_a_clock_ahead_began_times_out_under_one_that_is_right() -> None:
+    world = World(now_ms=3_600_000)
+    init(world)
+    add(world, 0, ORDERS)
+    world.now_ms = 0
+    world.move_coordinator()
+    world.advance(59_000)
+    assert state(world) is TransactionState.ONGOING
+    world.advance(12_000)
+    assert state(world) is TransactionState.PREPARE_ABORT
+
+
 def test_a_partition_is_not_confirmed_before_its_record_is_committed() -> None:
     world = World(holds_commits=False)
     init(world)
