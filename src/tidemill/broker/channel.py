@@ -131,7 +131,8 @@ class Channel:
         """Ask; one of the two is called later, never from inside this call.
 
         `on_body` gets the version that was spoken and the response behind its header; its bytes are valid until it returns.
-        A message whose later versions mean something else is asked at `version_max` at most.
+        A message whose later versions mean something else is asked at `version_max` at most. A version that is not stable
+        has to be named by it.
         """
         outstanding = _Outstanding(message, on_body, on_failed, self._loop.time() + timeout_s, version_max)
         if self._is_closed:
@@ -346,9 +347,10 @@ class Channels:
 
 def _agreed_version(message: Request, peer: VersionRange | None, version_max: int | None) -> int:
     own = message.versions
-    highest = own.max - 1 if message.latest_version_unstable else own.max
     if version_max is not None:
-        highest = min(highest, version_max)
+        highest = min(own.max, version_max)
+    else:
+        highest = own.max - 1 if message.latest_version_unstable else own.max
     if peer is None:
         return highest
     version = min(highest, peer.max)

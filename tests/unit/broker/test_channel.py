@@ -16,6 +16,7 @@ from tidemill.broker.network import Address
 from tidemill.broker.sockets import SocketNetwork
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataResponse, MetadataResponseTopic
 from tidemill.protocol.api.data import FetchRequest, FetchResponse
+from tidemill.protocol.api.transactions import InitProducerIdRequest
 from tidemill.protocol.frames import response_frame
 from tidemill.protocol.schema import decode
 
@@ -120,6 +121,31 @@ def test_an_api_that_is_not_listed_is_asked_at_our_highest_stable_version(loop_n
                 channel.call(message, lambda *_: None, lambda _: None, timeout_s=LONG_S)
                 highest = message.versions.max - (1 if message.latest_version_unstable else 0)
                 assert (await peer.asked.get()).header.api_version == highest
+            channel.close()
+
+    run_in(loop_name, scenario())
+
+
+def test_a_version_that_is_not_stable_is_spoken_only_when_it_is_named(loop_name: str) -> None:
+    async def scenario() -> None:
+        unstable = InitProducerIdRequest.versions.max
+        assert InitProducerIdRequest.latest_version_unstable
+        async with ScriptedPeer({InitProducerIdRequest.api_key: (0, unstable)}) as peer:
+            channel = channel_to(peer.address)
+            for named, spoken in (
+                (None, unstable - 1),
+                (unstable, unstable),
+                (unstable + 1, unstable),
+                (2, 2),
+            ):
+                channel.call(
+                    InitProducerIdRequest(),
+                    lambda *_: None,
+                    lambda _: None,
+                    timeout_s=LONG_S,
+                    version_max=named,
+                )
+                assert (await peer.asked.get()).header.api_version == spoken
             channel.close()
 
     run_in(loop_name, scenario())
