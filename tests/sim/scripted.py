@@ -22,13 +22,11 @@ from tidemill.sim.clients.producer import IdempotentProducer
 from tidemill.sim.cluster import CONTROLLER_PORT, Machine, Shape, host_of
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import SimulatedLoop
-from tidemill.sim.transactional_crowd import TRANSACTION_TOPICS
 from tidemill.sim.world import SETTINGS, Outcome, Plan, World
 from tidemill.types import TopicPartition
 
 TOPIC = "orders"
 ORDERS = TopicPartition(TOPIC, 0)
-_LOOSE_TOPIC = "loose"
 _LIMIT_S = 120.0
 _PAUSE_S_MAX = 0.6
 # Nobody but the course changes anything.
@@ -78,10 +76,7 @@ class Stage(World):
             self.cluster.start(self.machine(node_id))
         client = self.client("admin")
         admin = Admin(client, self._note_admin, plan.shape.broker_ids, _NEVER_S)
-        topics = {TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
-        if plan.has_transactions:
-            topics |= TRANSACTION_TOPICS
-        self.spawn(client, admin.create(topics, plan.shape.replicas, {}))
+        self.spawn(client, self._create_topics(admin))
         try:
             self.wait(lambda: admin.is_ready, "the topics are made")
             self._start_clients(admin, client)

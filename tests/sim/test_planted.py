@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim import planted_transactions, test_failures
+from tests.sim import planted_transactions, planted_two_phase, test_failures
 from tests.sim import test_transaction_failures as courses
+from tests.sim import test_two_phase_failures as two_phase_courses
 from tests.sim.planted import BUGS, Bug, commits_are_answered_before_replication, planted
 from tests.sim.planted_transactions import TRANSACTION_BUGS
+from tests.sim.planted_two_phase import TWO_PHASE_BUGS
 from tidemill.sim.world import World
 
 # Those that take the most simulated time to be found.
@@ -27,6 +29,7 @@ _LONG = {
 def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 16
     assert len({bug.name for bug in TRANSACTION_BUGS}) == len(TRANSACTION_BUGS) >= 6
+    assert len({bug.name for bug in TWO_PHASE_BUGS}) == len(TWO_PHASE_BUGS) >= 4
 
 
 def _violations(bug: Bug, seed: int) -> list[str]:
@@ -38,7 +41,7 @@ def _as_parameter(bug: Bug) -> object:
     return pytest.param(bug, id=bug.name, marks=[pytest.mark.long] if bug.name in _LONG else [])
 
 
-@pytest.mark.parametrize("bug", [_as_parameter(bug) for bug in (*BUGS, *TRANSACTION_BUGS)])
+@pytest.mark.parametrize("bug", [_as_parameter(bug) for bug in (*BUGS, *TRANSACTION_BUGS, *TWO_PHASE_BUGS)])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     # The likeliest first: what a seed leads to changes with every change of the code.
     seeds = sorted(range(bug.seeds), key=lambda seed: seed != bug.found_in)
@@ -76,6 +79,28 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
             planted_transactions.a_new_coordinator_forgets_what_was_decided,
         ),
         lambda: courses.test_failure_12_the_coordinator_moves_after_the_decision(True, True),
+    ),
+    (
+        Bug("who wrote it may still end it", planted_two_phase.who_wrote_it_may_still_end_it),
+        lambda: two_phase_courses.test_who_wrote_a_transaction_cannot_end_it_after_a_takeover(False),
+    ),
+    (
+        Bug(
+            "a new coordinator forgets who took over",
+            planted_two_phase.a_new_coordinator_forgets_who_took_over,
+        ),
+        lambda: two_phase_courses.test_who_wrote_a_transaction_cannot_end_it_after_a_takeover(True),
+    ),
+    (
+        Bug("a takeover leaves the timeout on", planted_two_phase.a_takeover_leaves_the_timeout_on),
+        two_phase_courses.test_what_was_taken_over_in_two_phases_does_not_time_out,
+    ),
+    (
+        Bug(
+            "decisions are read up to the high watermark",
+            planted_two_phase.decisions_are_read_up_to_the_high_watermark,
+        ),
+        two_phase_courses.test_a_decision_is_not_overlooked_at_a_leader_that_was_replaced,
     ),
 )
 

@@ -218,7 +218,7 @@ def test_failure_07_a_marker_of_an_earlier_coordinator_ends_nothing() -> None:
         producer.opened()
         producer.ended(is_commit=True)
         before, earlier = producer.transactor.producer, coordinator(stage)[1]._coordinator_epoch
-        _kill_coordinator(stage)
+        kill_coordinator(stage)
         producer.opened()
         producer.ended(is_commit=False)
         stage.let(1)
@@ -234,7 +234,7 @@ def test_failure_07_a_marker_of_an_earlier_coordinator_ends_nothing() -> None:
     play(course, has_transactions=True)
 
 
-def _kill_coordinator(stage: Stage) -> None:
+def kill_coordinator(stage: Stage) -> None:
     machine, _ = coordinator(stage)
     stage.cluster.kill(machine)
     stage.let(10)
@@ -249,7 +249,7 @@ def test_failure_12_the_coordinator_moves_while_a_transaction_is_open(is_new: bo
     def course(stage: Stage) -> None:
         producer = Producer(stage, is_new=is_new)
         producer.opened()
-        _kill_coordinator(stage)
+        kill_coordinator(stage)
         producer.ended(is_commit=True)
         stage.require(producer.end_known() is True, "the transaction is committed")
 
@@ -267,7 +267,7 @@ def test_failure_12_the_coordinator_moves_after_the_decision(is_commit: bool, is
         _, machine = coordinator(stage)
         ending = stage.perform(producer.client, producer.transactor.end(is_commit=is_commit))
         stage.wait(lambda: machine.transactions[ID].is_prepared, "the transaction is decided")
-        _kill_coordinator(stage)
+        kill_coordinator(stage)
         stage.finished(ending, "the end is answered")
         stage.require(producer.end_known() is is_commit, "the transaction ended as it was told")
 
@@ -341,6 +341,6 @@ def test_failure_28_an_hour_between_the_clocks_of_two_coordinators_keeps_no_tran
         )
         producer.opened()
         stage.kill_client(ID, is_silent=True)
-        _kill_coordinator(stage)
+        kill_coordinator(stage)
 
     play(course, has_transactions=True)

@@ -37,13 +37,32 @@ def test_a_seed_keeps_every_promise(shape: Shape, seed: int) -> None:
     assert outcome.committed > 5
 
 
-def test_the_same_seed_gives_the_same_trace_in_any_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1, 3, 5])
+def test_a_seed_with_two_phase_commits_keeps_every_promise(seed: int) -> None:
+    shape = Shape(combined=seed)
+    plan = Plan(
+        shape=shape,
+        duration_s=90.0,
+        mean_fault_interval_s=6.0,
+        mean_upset_interval_s=6.0,
+        transaction_pause_s_max=1.0,
+        has_transactions=False,
+        has_two_phase=True,
+    )
+    outcome = World(seed, plan).run()
+    assert outcome.violations == [], "\n".join(outcome.last_lines)
+    assert outcome.committed > 5
+
+
+# One with transactions, and one with two-phase commits.
+@pytest.mark.parametrize("seed", ["1", "25"])
+def test_the_same_seed_gives_the_same_trace_in_any_process(seed: str, tmp_path: Path) -> None:
     """Byte for byte, whatever the hashes of strings and the addresses of objects are."""
     traces = []
     for hash_seed in ("1", "2"):
         path = tmp_path / hash_seed
         subprocess.run(
-            [sys.executable, "-m", "tidemill.sim", "--seed", "1", "--minutes", "1", "--trace", str(path)],
+            [sys.executable, "-m", "tidemill.sim", "--seed", seed, "--minutes", "1", "--trace", str(path)],
             check=True,
             cwd=_ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},

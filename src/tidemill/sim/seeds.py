@@ -27,9 +27,15 @@ _WARM_UP_S = 20.0
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
-    # Transactions double what a seed costs: every other round of the shapes has them.
-    has_transactions = seed // len(_SHAPES) % 2 == 0
-    return Plan(shape=_SHAPES[seed % len(_SHAPES)], duration_s=duration_s, has_transactions=has_transactions)
+    # Transactions double what a seed costs: every other round of the shapes has them. Every fourth has two-phase commits,
+    # which cost as much.
+    round_ = seed // len(_SHAPES)
+    return Plan(
+        shape=_SHAPES[seed % len(_SHAPES)],
+        duration_s=duration_s,
+        has_transactions=round_ % 2 == 0,
+        has_two_phase=round_ % 4 == 3,
+    )
 
 
 def run_seed(seed: int, duration_s: float) -> Outcome:

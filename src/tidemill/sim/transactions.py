@@ -7,14 +7,16 @@ never asked for is never visible.
 
 Epochs say who is newer. A transactional id's `Initialised` with a later epoch shuts out all that has an earlier one: what
 that writes afterwards is nowhere, not even in what an uncommitted reader sees, and no end that it asks for afterwards
-commits.
+commits. A takeover (KIP-939) shuts out ends alone: what the transaction's own producer still writes belongs to it, until
+it has ended.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +54,8 @@ class Initialised:
     incarnation: int
     producer_id: int
     producer_epoch: int
+    # A transaction is under way, and stays so.
+    is_takeover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +79,31 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
+    """By this producer id and epoch: the transaction's own, or one that has taken it over."""
+
+    at_s: float
+    transaction: TransactionName
+    is_commit: bool
+    producer: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A client knows how it ended."""
+
     at_s: float
     transaction: TransactionName
     is_commit: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The client knows how it ended."""
+class Decided:
+    """Somebody knows what is decided about a batch: these producers' transactions are its rows, so many in all."""
 
     at_s: float
-    transaction: TransactionName
-    is_commit: bool
+    batch: int
+    writers: tuple[tuple[int, int], ...]
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +134,7 @@ class Transformed:
     partition: TopicPartition
 
 
-TransactionEvent = Initialised | Began | Wrote | EndAsked | Ended | Read | ReadToEnd | Transformed
+TransactionEvent = Initialised | Began | Wrote | EndAsked | Ended | Decided | Read | ReadToEnd | Transformed
 TransactionHistory = Sequence[TransactionEvent]
 
 
@@ -127,9 +144,13 @@ class _Transaction:
     producer_id: int
     producer_epoch: int
     writes: list[Wrote] = field(default_factory=list)
-    commit_asked_s: float | None = None
+    commits_asked: list[EndAsked] = field(default_factory=list)
     # None: nobody knows.
     is_committed: bool | None = None
+
+    @property
+    def commit_asked_s(self) -> float | None:
+        return self.commits_asked[0].at_s if self.commits_asked else None
 
     @property
     def may_be_committed(self) -> bool:
@@ -146,7 +167,7 @@ def _transactions(history: TransactionHistory) -> dict[TransactionName, _Transac
         elif isinstance(event, Wrote):
             found[event.transaction].writes.append(event)
         elif isinstance(event, EndAsked) and event.is_commit:
-            found[event.transaction].commit_asked_s = event.at_s
+            found[event.transaction].commits_asked.append(event)
         elif isinstance(event, Ended):
             found[event.transaction].is_committed = event.is_commit
     return found
@@ -301,27 +322,65 @@ def what_committed_readers_saw_is_in_the_log(history: TransactionHistory) -> Ite
             yield f"{read.reader} was shown {read.message} at {_place(read)}, which is gone"
 
 
-def a_fenced_producer_writes_nothing(history: TransactionHistory) -> Iterator[str]:
-    """What is sent under an epoch after a later one was given out is in no log, and no end asked for then commits."""
-    given: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+def a_transaction_ends_one_way(history: TransactionHistory) -> Iterator[str]:
+    """Whoever knows how it ended knows the same."""
+    known: dict[TransactionName, bool] = {}
+    for event in history:
+        if (
+            isinstance(event, Ended)
+            and known.setdefault(event.transaction, event.is_commit) != event.is_commit
+        ):
+            yield f"{event.transaction} is known to be committed, and known to be aborted"
+
+
+def an_epoch_is_given_to_one_process(history: TransactionHistory) -> Iterator[str]:
+    """Each shuts out the one before, also when it takes over what that has under way."""
+    holders: dict[tuple[str, int, int], int] = {}
     for event in history:
         if isinstance(event, Initialised):
-            given[event.transactional_id, event.producer_id].append((event.producer_epoch, event.at_s))
+            key = (event.transactional_id, event.producer_id, event.producer_epoch)
+            holder = holders.setdefault(key, event.incarnation)
+            if holder != event.incarnation:
+                yield (
+                    f"{event.transactional_id}: producer {event.producer_id} epoch {event.producer_epoch} was given to "
+                    f"{holder} and to {event.incarnation}"
+                )
+
+
+def a_fenced_producer_writes_nothing(history: TransactionHistory) -> Iterator[str]:
+    """What is sent under an epoch after a later one was given out is in no log, and no end asked for then commits."""
+    given: defaultdict[tuple[str, int], list[Initialised]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, Initialised):
+            given[event.transactional_id, event.producer_id].append(event)
     read = {event.message for event in history if isinstance(event, Read)}
     for transaction in _transactions(history).values():
+        epoch = transaction.producer_epoch
         later = given[transaction.name.transactional_id, transaction.producer_id]
-        fenced_s = min((at_s for epoch, at_s in later if epoch > transaction.producer_epoch), default=None)
-        if fenced_s is None:
-            continue
+        fenced_s = _fenced_s((each for each in later if not each.is_takeover), epoch)
         for write in transaction.writes:
             if write.at_s > fenced_s and write.message in read:
                 yield (
-                    f"{write.message} was sent at {write.at_s:.3f} under epoch {transaction.producer_epoch}, which was "
+                    f"{write.message} was sent at {write.at_s:.3f} under epoch {epoch}, which was "
                     f"fenced at {fenced_s:.3f}, and is in the log"
                 )
-        asked_s = transaction.commit_asked_s
-        if transaction.is_committed and asked_s is not None and asked_s > fenced_s:
-            yield f"{transaction.name} was fenced at {fenced_s:.3f}, and committed at {asked_s:.3f}"
+        if not transaction.is_committed:
+            continue
+        asked = [
+            (
+                each.at_s,
+                _fenced_s(given[transaction.name.transactional_id, each.producer[0]], each.producer[1]),
+            )
+            for each in transaction.commits_asked
+        ]
+        if asked and all(at_s > fenced_s for at_s, fenced_s in asked):
+            at_s, fenced_s = asked[0]
+            yield f"{transaction.name} was fenced at {fenced_s:.3f}, and committed at {at_s:.3f}"
+
+
+def _fenced_s(given: Iterable[Initialised], epoch: int) -> float:
+    """When a later epoch was given out for the first time."""
+    return min((each.at_s for each in given if each.producer_epoch > epoch), default=math.inf)
 
 
 def every_input_is_transformed_once(history: TransactionHistory) -> Iterator[str]:
@@ -366,6 +425,8 @@ TRANSACTION_RULES: tuple[TransactionRule, ...] = (
     reads_go_forward,
     order_is_kept_across_transactions,
     what_committed_readers_saw_is_in_the_log,
+    a_transaction_ends_one_way,
+    an_epoch_is_given_to_one_process,
     a_fenced_producer_writes_nothing,
     every_input_is_transformed_once,
 )

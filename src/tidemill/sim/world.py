@@ -27,6 +27,7 @@ from tidemill.sim.clients.consumer import Auditor, Reader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
 from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
+from tidemill.sim.decisions import check_decisions
 from tidemill.sim.faults import Faults
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
@@ -38,6 +39,7 @@ from tidemill.sim.transactional_crowd import (
     TransactionalCrowd,
 )
 from tidemill.sim.transactions import Ended, check_transactions
+from tidemill.sim.two_phase_crowd import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS, TwoPhaseCrowd
 from tidemill.types import BrokerId, TopicPartition
 
 _TOPIC = "orders"
@@ -85,6 +87,7 @@ class Plan:
     latency_s_max: float = 0.001
     has_faults: bool = True
     has_transactions: bool = True
+    has_two_phase: bool = False
     transaction_pause_s_max: float = 8.0
     # How often something happens to the clients that use transactions.
     mean_upset_interval_s: float = 20.0
@@ -129,7 +132,7 @@ class World:
         self._rng = Random(f"{seed}/world")
         self._tasks: list[asyncio.Task[Any]] = []
         self._members_made = 0
-        self._transactional: TransactionalCrowd | None = None
+        self._crowds: list[TransactionalCrowd | TwoPhaseCrowd] = []
 
     # -- what is wrong ---------------------------------------------------------------------------------------
 
@@ -173,7 +176,12 @@ class World:
             history_end_s = self.scheduler.now_s
             if not self.violations:
                 # A history that was cut short says too little: a member may not have heard yet what it lost.
-                for violation in (*check(self.record.history), *check_transactions(self.record.transactions)):
+                transactions = self.record.transactions
+                for violation in (
+                    *check(self.record.history),
+                    *check_transactions(transactions),
+                    *check_decisions(transactions),
+                ):
                     self.accuse(str(violation))
             outcome = Outcome(
                 self.seed,
@@ -199,10 +207,7 @@ class World:
             scheduler.after(self._rng.random(), lambda machine=machine: self.cluster.start_if_down(machine))  # type: ignore[misc]
         admin_client = self.client("admin")
         admin = Admin(admin_client, self._note_admin, plan.shape.broker_ids, 30.0)
-        topics = {_TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
-        if plan.has_transactions:
-            topics |= TRANSACTION_TOPICS
-        self.spawn(admin_client, admin.create(topics, plan.shape.replicas, {}))
+        self.spawn(admin_client, self._create_topics(admin))
         if not self.wait_for(lambda: admin.is_ready, _START_LIMIT_S, "the topics are made"):
             return
         self._start_clients(admin, admin_client)
@@ -223,6 +228,15 @@ class World:
         faults.end()
         self.record.is_ending = True
         self._finish()
+
+    def _create_topics(self, admin: Admin) -> Coroutine[Any, Any, None]:
+        plan = self.plan
+        topics = {_TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
+        if plan.has_transactions:
+            topics |= TRANSACTION_TOPICS
+        if plan.has_two_phase:
+            topics |= TWO_PHASE_TOPICS
+        return admin.create(topics, plan.shape.replicas, TWO_PHASE_CONFIGS)
 
     def _note_admin(self, what: str) -> None:
         self.trace.add("admin", what)
@@ -249,8 +263,11 @@ class World:
         for _ in range(2):
             self._add_member()
         if plan.has_transactions:
-            self._transactional = TransactionalCrowd(self, Random(f"{self.seed}/transactions"))
-            self._transactional.start(has_upsets=plan.has_faults)
+            self._crowds.append(TransactionalCrowd(self, Random(f"{self.seed}/transactions")))
+        if plan.has_two_phase:
+            self._crowds.append(TwoPhaseCrowd(self, Random(f"{self.seed}/two-phase")))
+        for crowd in self._crowds:
+            crowd.start(has_upsets=plan.has_faults)
         self._admin = admin
         self.spawn(admin_client, admin.run())
 
@@ -293,7 +310,7 @@ class World:
             return
         if not self.wait_for(self._is_written, _END_LIMIT_S, "writers are done"):
             return
-        if self._transactional is not None and not self._transactional.finish():
+        if not all(crowd.finish() for crowd in self._crowds):
             return
         client = self.client("auditor")
         auditor = Auditor(client, [*self.partitions, TopicPartition(_LOOSE_TOPIC, 0)])

@@ -34,6 +34,7 @@ class Script:
     def __init__(self) -> None:
         self.events: list[TransactionEvent] = []
         self._clock = itertools.count(1)
+        self._epochs: dict[int, int] = {}
 
     def _now(self) -> float:
         return float(next(self._clock))
@@ -41,11 +42,12 @@ class Script:
     def _name(self, number: int) -> TransactionName:
         return TransactionName("pay", 0, number)
 
-    def initialised(self, epoch: int, incarnation: int = 0) -> Script:
-        self.events.append(Initialised(self._now(), "pay", incarnation, 7, epoch))
+    def initialised(self, epoch: int, incarnation: int = 0, *, is_takeover: bool = False) -> Script:
+        self.events.append(Initialised(self._now(), "pay", incarnation, 7, epoch, is_takeover))
         return self
 
     def began(self, number: int = 0, epoch: int = 0) -> Script:
+        self._epochs[number] = epoch
         self.events.append(Began(self._now(), self._name(number), 7, epoch))
         return self
 
@@ -55,8 +57,10 @@ class Script:
         self.events.append(Wrote(self._now(), self._name(number), tp, MessageId("m", message), source))
         return self
 
-    def asked(self, number: int = 0, *, is_commit: bool = True) -> Script:
-        self.events.append(EndAsked(self._now(), self._name(number), is_commit))
+    def asked(self, number: int = 0, *, is_commit: bool = True, epoch: int | None = None) -> Script:
+        """By the transaction's own producer, unless another epoch has taken it over."""
+        producer = (7, self._epochs.get(number, 0) if epoch is None else epoch)
+        self.events.append(EndAsked(self._now(), self._name(number), is_commit, producer))
         return self
 
     def ended(self, number: int = 0, *, is_commit: bool = True) -> Script:
@@ -182,6 +186,15 @@ PLANTED: list[tuple[str, Callable[[], Script]]] = [
         lambda: script().began().initialised(1, 1).wrote(0).read(0, 0, is_read_committed=False),
     ),
     ("a_fenced_producer_writes_nothing", lambda: script().began().wrote(0).initialised(1, 1).committed()),
+    (
+        "a_fenced_producer_writes_nothing",
+        lambda: script().began().wrote(0).initialised(1, 1, is_takeover=True).committed(),
+    ),
+    ("an_epoch_is_given_to_one_process", lambda: script().initialised(1, 1).initialised(1, 2)),
+    (
+        "a_transaction_ends_one_way",
+        lambda: script().began().wrote(0).asked().ended().ended(is_commit=False),
+    ),
     ("every_input_is_transformed_once", _transformed_twice),
     ("every_input_is_transformed_once", _never_transformed),
     ("every_input_is_transformed_once", _made_of_nothing),
@@ -200,3 +213,18 @@ def test_every_rule_has_a_planted_violation() -> None:
 def test_a_late_end_of_an_epoch_that_was_fenced_is_no_violation_when_it_does_not_commit() -> None:
     life = script().began().wrote(0).initialised(1, 1).asked().ended(is_commit=False)
     assert rules(life) == set()
+
+
+def test_whoever_took_a_transaction_over_may_commit_it() -> None:
+    life = script().began().wrote(0).initialised(1, 1, is_takeover=True).asked(epoch=1).ended()
+    assert rules(life) == set()
+
+
+def test_a_takeover_leaves_what_its_producer_still_writes_in_the_transaction() -> None:
+    life = script().began().wrote(0).initialised(1, 1, is_takeover=True).wrote(1)
+    assert rules(life.read(1, 1, is_read_committed=False)) == set()
+
+
+def test_a_takeover_shuts_out_the_one_before() -> None:
+    life = script().began().wrote(0).initialised(1, 1, is_takeover=True).initialised(2, 2, is_takeover=True)
+    assert rules(life.asked(epoch=1).ended()) == {"a_fenced_producer_writes_nothing"}

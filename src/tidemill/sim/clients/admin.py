@@ -52,11 +52,13 @@ class Admin:
         self.is_ready = False
         self.is_done = False
 
-    async def create(self, topics: Mapping[str, int], replicas: int, configs: Mapping[str, str]) -> None:
+    async def create(
+        self, topics: Mapping[str, int], replicas: int, configs: Mapping[str, Mapping[str, str]]
+    ) -> None:
         """Make the topics that everybody else waits for."""
         self._topics = list(topics)
         for name, partitions in topics.items():
-            await self._create(name, partitions, replicas, configs)
+            await self._create(name, partitions, replicas, configs.get(name, {}))
         while True:
             await self._client.refresh(self._topics)
             known = [tp for topic in self._topics for tp in self._client.partitions_of(topic)]

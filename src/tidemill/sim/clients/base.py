@@ -27,7 +27,7 @@ from tidemill.sim.checker import Event
 from tidemill.sim.loops import SimulatedLoop
 from tidemill.sim.network import ProcessNetwork
 from tidemill.sim.platform import EPOCH_MS
-from tidemill.sim.transactions import TransactionEvent
+from tidemill.sim.transactions import TransactionEvent, TransactionName
 from tidemill.types import TopicPartition
 
 REQUEST_TIMEOUT_S = 12.0
@@ -55,6 +55,8 @@ class Record:
     coordinator_host: Callable[[str], str | None] = lambda _: None
     # The newest process that uses a transactional id; older ones are zombies, whether they know it or not.
     incarnations: dict[str, int] = field(default_factory=dict)
+    # The last transaction that each producer id and epoch began.
+    writers: dict[tuple[int, int], TransactionName] = field(default_factory=dict)
 
     def now_ms(self) -> int:
         """The wall time of clients, whose clocks are right."""

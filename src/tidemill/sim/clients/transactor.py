@@ -5,6 +5,8 @@ until somebody asks for another. *New* (version 2, KIP-890): writing adds, and e
 manner nothing but the epoch keeps a late copy of a request out of the next transaction, so after every doubt a new epoch
 is asked for (KIP-360), as careful clients do.
 
+In the new manner it may also take over what is under way under its id (KIP-939), and end that instead of writing.
+
 An error that only spoils the transaction is `Abortable`; one that means that somebody newer uses the id, or that the
 coordinator gave up on us, is `Fenced`. Everything else is asked again until it is answered. What is not known of an end
 (no answer, then a refusal) is not noted as known.
@@ -56,11 +58,15 @@ _OLD_ADD_PARTITIONS = 3
 _OLD_ADD_OFFSETS = 3
 _OLD_OFFSET_COMMIT = 4
 _OLD_END = 4
+# The first version that keeps a transaction.
+_KEEPING_INIT_PRODUCER_ID = 6
 
 _GONE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 # Refusals that say that nothing was done, and that asking again may help.
 _NOT_YET = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 _FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
+# Of a transaction that is not there.
+_NOBODY = (-1, -1)
 _FORGOTTEN = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID)
 
 ResponseT = TypeVar("ResponseT", bound=Response)
@@ -118,19 +124,31 @@ class Transactor:
 
     async def initialise(self) -> None:
         """Shut out everybody else. `Fenced` when somebody newer is there."""
-        record = self._client.record
         if self._incarnation >= 0 and not self.is_newest:
             raise Fenced
-        self._incarnation = record.incarnations.get(self.transactional_id, -1) + 1
-        record.incarnations[self.transactional_id] = self._incarnation
         is_new = self._client.rng.random() < 0.6
         self._is_new = is_new if self._manner is None else self._manner
+        self._begin_incarnation()
+        await self._next_epoch()
+
+    async def take_over(self, *, is_two_phase: bool) -> tuple[int, int] | None:
+        """Shut out everybody else, and keep what is under way: who wrote it; None when there is nothing.
+
+        With `is_two_phase` it has no timeout any more.
+        """
+        self._is_new = True
+        self._begin_incarnation()
+        return await self._next_epoch(keeps=True, is_two_phase=is_two_phase)
+
+    def _begin_incarnation(self) -> None:
+        incarnations = self._client.record.incarnations
+        self._incarnation = incarnations.get(self.transactional_id, -1) + 1
+        incarnations[self.transactional_id] = self._incarnation
         self._transactions = 0
         self.transaction = None
         self._producer_id = self._epoch = -1
-        await self._next_epoch()
 
-    async def _next_epoch(self) -> None:
+    async def _next_epoch(self, *, keeps: bool = False, is_two_phase: bool = False) -> tuple[int, int] | None:
         record = self._client.record
         while True:
             request = InitProducerIdRequest(
@@ -138,8 +156,11 @@ class Transactor:
                 transaction_timeout_ms=self._timeout_ms,
                 producer_id=self._producer_id,
                 producer_epoch=self._epoch,
+                enable2_pc=is_two_phase,
+                keep_prepared_txn=keeps,
             )
-            answer = await self._ask(request, InitProducerIdResponse, _OLD_INIT_PRODUCER_ID)
+            version_max = _KEEPING_INIT_PRODUCER_ID if keeps else None
+            answer = await self._ask(request, InitProducerIdResponse, _OLD_INIT_PRODUCER_ID, version_max)
             if answer is None:
                 continue
             code = ErrorCode(answer.error_code)
@@ -148,11 +169,23 @@ class Transactor:
             await self._refused(code)
         self._take(answer.producer_id, answer.producer_epoch)
         self._is_doubtful = False
+        kept = (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch)
+        writer = kept if kept != _NOBODY else None
         record.transactions.append(
             Initialised(
-                record.now_s(), self.transactional_id, self._incarnation, self._producer_id, self._epoch
+                record.now_s(),
+                self.transactional_id,
+                self._incarnation,
+                self._producer_id,
+                self._epoch,
+                is_takeover=writer is not None,
             )
         )
+        if writer is not None and (not keeps or writer not in record.writers):
+            record.accuse(
+                f"{self.transactional_id} has a transaction of {writer} under way, which nobody began"
+            )
+        return writer
 
     def _take(self, producer_id: int, epoch: int) -> None:
         if (producer_id, epoch) != (self._producer_id, self._epoch):
@@ -172,18 +205,30 @@ class Transactor:
         self._is_told = self._may_be_committed = False
         self._deadline_s = record.now_s() + patience_s
         record.transactions.append(Began(record.now_s(), self.transaction, self._producer_id, self._epoch))
+        record.writers[self.producer] = self.transaction
 
     async def write(self, tp: TopicPartition, count: int, sources: Sequence[Place] = ()) -> None:
         """Returns when all of it is acknowledged."""
+        messages = [MessageId(f"{self.transaction}@{tp}", self._messages + i) for i in range(count)]
+        await self._send(tp, None, messages, sources)
+
+    async def write_under(self, tp: TopicPartition, key: str, text: str) -> int:
+        """One message that says something, under a key, to a topic that is compacted; its offset."""
+        return await self._send(
+            tp, key.encode(), [MessageId(f"{self.transaction}@{tp} {text}", self._messages)], ()
+        )
+
+    async def _send(
+        self, tp: TopicPartition, key: bytes | None, messages: Sequence[MessageId], sources: Sequence[Place]
+    ) -> int:
         client, record = self._client, self._client.record
         assert self.transaction is not None
         if not self._is_new:
             await self._add_partition(tp)
         sequence = self._sequences.get(tp, 0)
-        messages = [MessageId(f"{self.transaction}@{tp}", self._messages + i) for i in range(count)]
-        self._messages += count
+        self._messages += len(messages)
         data = build_batch(
-            (Record(i, record.now_ms(), None, str(message).encode()) for i, message in enumerate(messages)),
+            (Record(i, record.now_ms(), key, str(message).encode()) for i, message in enumerate(messages)),
             attributes=TRANSACTIONAL,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
@@ -193,13 +238,15 @@ class Transactor:
             source = sources[i] if sources else None
             record.transactions.append(Wrote(record.now_s(), self.transaction, tp, message, source))
         self._is_told = True
-        while not await self._produce(tp, bytes(data)):
+        while (base_offset := await self._produce(tp, bytes(data))) is None:
             self._check_time()
             await client.back_off()
             await client.refresh([tp.topic])
-        self._sequences[tp] = sequence + count
+        self._sequences[tp] = sequence + len(messages)
+        return base_offset
 
-    async def _produce(self, tp: TopicPartition, data: bytes) -> bool:
+    async def _produce(self, tp: TopicPartition, data: bytes) -> int | None:
+        """The offset of the first message; None when it has to be asked again."""
         client = self._client
         address, _ = await client.find_leader(tp)
         partition = PartitionProduceData(index=tp.partition, records=memoryview(data))
@@ -222,17 +269,18 @@ class Transactor:
         )
         if answer is None:
             self._is_doubtful = True
-            return False
-        code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
+            return None
+        result = answer.responses[0].partition_responses[0]
+        code = ErrorCode(result.error_code)
         if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-            return True
+            return result.base_offset
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             client.record.accuse(
                 f"{self.transaction}: sequence {self._sequences.get(tp, 0)} of producer {self._producer_id} epoch "
                 f"{self._epoch} is refused by {tp}, although everything before it was acknowledged"
             )
         self._judge(code)
-        return False
+        return None
 
     async def _add_partition(self, tp: TopicPartition) -> None:
         if tp in self._added:
@@ -326,11 +374,17 @@ class Transactor:
 
     async def end(self, *, is_commit: bool) -> None:
         """Returns when it is known to be so. `Abortable` when it cannot be committed, `Fenced` when nobody may end it."""
-        record, transaction = self._client.record, self.transaction
-        assert transaction is not None
-        if not self._is_told:
-            return
-        record.transactions.append(EndAsked(record.now_s(), transaction, is_commit))
+        assert self.transaction is not None
+        if self._is_told:
+            await self._end(self.transaction, is_commit, is_own=True)
+
+    async def end_taken(self, writer: tuple[int, int], *, is_commit: bool) -> None:
+        """The same for what was, or may be, taken over. `Fenced`: somebody else has it, and ends it either way."""
+        await self._end(self._client.record.writers[writer], is_commit, is_own=False)
+
+    async def _end(self, transaction: TransactionName, is_commit: bool, *, is_own: bool) -> None:
+        record = self._client.record
+        record.transactions.append(EndAsked(record.now_s(), transaction, is_commit, self.producer))
         request = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self._producer_id,
@@ -347,7 +401,7 @@ class Transactor:
                 if code is not None:
                     await self._refused(code)
                 continue
-            if not self._may_be_committed:
+            if is_own and not self._may_be_committed:
                 record.transactions.append(Ended(record.now_s(), transaction, is_commit=False))
             self._judge(code)
             raise Fenced
@@ -365,7 +419,11 @@ class Transactor:
     # -- what answers mean -----------------------------------------------------------------------------------
 
     async def _ask(
-        self, request: Request, response_type: type[ResponseT], old_version: int
+        self,
+        request: Request,
+        response_type: type[ResponseT],
+        old_version: int,
+        new_version: int | None = None,
     ) -> ResponseT | None:
         client = self._client
         address = await client.coordinator_of(self.transactional_id, TRANSACTION)
@@ -376,7 +434,7 @@ class Transactor:
             response_type,
             purpose="transactions",
             timeout_s=self._answer_timeout_s(),
-            version_max=None if self._is_new else old_version,
+            version_max=new_version if self._is_new else old_version,
         )
         if answer is None:
             self._is_doubtful = True

@@ -1,0 +1,121 @@
+"""What every crowd of clients that use transactions has: readers of its topics, upsets, and an end at which nothing is open.
+
+A crowd is all clients of one kind of work. Its topics are its own; in the end every partition has to be stable up to its
+high watermark, or a transaction hangs, and readers of both isolation levels read everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING
+
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.consumer import TransactionReader
+from tidemill.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.sim.world import World
+
+END_LIMIT_S = 300.0
+_OUT_OF_TOUCH_S_MAX = 15.0
+_SLEEP_S_MAX = 25.0
+_STABLE_LIMIT_S = 90.0
+
+
+class Crowd:
+    def __init__(
+        self, world: World, rng: Random, partitions: list[TopicPartition], reader_kind: str = "reader"
+    ) -> None:
+        """`partitions` are those that are read."""
+        self._world = world
+        self._reader_kind = reader_kind
+        self._rng = rng
+        self._read = partitions
+        self._made = 0
+        self._readers: list[TransactionReader] = []
+
+    def _client(self, kind: str) -> Client:
+        self._made += 1
+        return self._world.client(f"{kind}-{self._made}")
+
+    def _add_reader(self, *, is_read_committed: bool, rack: str = "") -> TransactionReader:
+        client = self._client(self._reader_kind)
+        reader = TransactionReader(client, self._read, is_read_committed=is_read_committed, rack=rack)
+        self._readers.append(reader)
+        self._world.spawn(client, reader.run())
+        return reader
+
+    # -- upsets ----------------------------------------------------------------------------------------------
+
+    def _upset_later(self, upset: Callable[[], None]) -> None:
+        mean_s = self._world.plan.mean_upset_interval_s
+        self._world.scheduler.after(self._rng.expovariate(1 / mean_s), upset)
+
+    def _kill(self, name: str) -> None:
+        self._world.trace.add(name, "is killed")
+        self._world.kill_client(name, is_silent=self._rng.random() < 0.5)
+
+    def _fall_asleep(self, name: str) -> None:
+        loop = self._world.client_loop(name)
+        duration_s = self._rng.uniform(0.5, _SLEEP_S_MAX)
+        self._world.trace.add(name, f"sleeps for {duration_s:.1f} s")
+        loop.pause()
+        self._world.scheduler.after(duration_s, loop.resume)
+
+    def _lose_touch(self, name: str) -> None:
+        """With one broker, for a while: what it sends there arrives when it has given up long since."""
+        broker = self._rng.choice(self._world.cluster.brokers()).host
+        duration_s = self._rng.uniform(1, _OUT_OF_TOUCH_S_MAX)
+        self._world.trace.add(name, f"does not reach {broker} for {duration_s:.1f} s")
+        wires = self._world.cluster.wires
+        wires.cut(name, broker)
+        self._world.scheduler.after(duration_s, lambda: wires.heal(name, broker))
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _wait_stable(self) -> bool:
+        if self._world.wait_for(lambda: not self._unstable(), _STABLE_LIMIT_S, "no transaction is left open"):
+            return True
+        self._world.accuse(f"open for ever: {'; '.join(self._unstable())}")
+        return False
+
+    def _unstable(self) -> list[str]:
+        found = []
+        for machine in self._world.cluster.brokers():
+            if machine.node is None:
+                return [f"{machine.host} is not up"]
+            for partition in machine.node.broker.replicas.partitions():
+                if partition.leader is not None and partition.last_stable_offset != partition.high_watermark:
+                    found.append(
+                        f"{partition.name} of {machine.host}: stable up to {partition.last_stable_offset} "
+                        f"of {partition.high_watermark}"
+                    )
+        led = self._ends(self._read)
+        return found + [f"{tp} has no leader" for tp in self._read if tp not in led]
+
+    def _ends(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """As the leaders know them: everybody has stopped to write here."""
+        ends: dict[TopicPartition, int] = {}
+        for machine in self._world.cluster.brokers():
+            if machine.node is None:
+                continue
+            for tp in tps:
+                partition, _ = machine.node.broker.replicas.find((tp.topic, tp.partition))
+                if partition is not None and partition.leader is not None:
+                    ends[tp] = max(ends.get(tp, 0), partition.high_watermark)
+        return ends
+
+    def _read_everything(self) -> bool:
+        for is_read_committed in (True, False):
+            self._add_reader(is_read_committed=is_read_committed)
+        ends = self._ends(self._read)
+        for reader in self._readers:
+            reader.end_offsets = ends
+        return self._world.wait_for(
+            lambda: all(reader.is_done for reader in self._readers), END_LIMIT_S, "readers reach the end"
+        )
+
+
+def partitions_of(topics: Mapping[str, int], topic: str) -> list[TopicPartition]:
+    return [TopicPartition(topic, index) for index in range(topics[topic])]

@@ -1,0 +1,141 @@
+"""The clients of a world that commit in two phases, what happens to them, and how they come to an end.
+
+One query: a driver at a time, mostly, and two processes that run its tasks. A driver that dies or is killed gets a successor
+while its tasks go on; one that falls asleep wakes up beside its successor. In the end, when all of them are done, what a
+driver that never came back left open is ended by the order that never aborts what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.two_phase import Attempt, Driver, Query, Task
+from tidemill.sim.crowd import END_LIMIT_S, Crowd, partitions_of
+from tidemill.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.sim.world import World
+
+_ROWS = "rows"
+_DECISIONS = "decisions"
+TWO_PHASE_TOPICS = {_ROWS: 2, _DECISIONS: 1}
+TWO_PHASE_CONFIGS = {_DECISIONS: {"cleanup.policy": "compact"}}
+_LOOK_S = 2.0
+_LAST_LIMIT_S = 120.0
+
+
+class TwoPhaseCrowd(Crowd):
+    def __init__(self, world: World, rng: Random) -> None:
+        rows = partitions_of(TWO_PHASE_TOPICS, _ROWS)
+        super().__init__(world, rng, rows, "row-reader")
+        self._query = Query("query", rows, TopicPartition(_DECISIONS, 0), world.trace.add)
+        # By the name of the client process: those that were not killed, sleepers and zombies too.
+        self._drivers: dict[str, Driver] = {}
+        self._executors: dict[str, Client] = {}
+        self._tasks: list[Task] = []
+
+    # -- coming and going ------------------------------------------------------------------------------------
+
+    def start(self, *, has_upsets: bool) -> None:
+        for _ in range(2):
+            self._add_executor()
+        self._add_driver()
+        self._add_reader(is_read_committed=True, rack=self._rng.choice(("", "rack-1")))
+        self._look_after_driver()
+        if has_upsets:
+            self._upset_later(self._upset)
+
+    def _add_executor(self) -> None:
+        client = self._client("executor")
+        self._executors[client.name] = client
+
+    def _add_driver(self) -> Driver:
+        client = self._client("driver")
+        pause_s_max = self._world.plan.transaction_pause_s_max / 2
+        driver = self._drivers[client.name] = Driver(client, self._query, self._start_task, pause_s_max)
+        self._world.spawn(client, driver.run())
+        return driver
+
+    def _start_task(self, attempt: Attempt) -> None:
+        task = Task(self._rng.choice(list(self._executors.values())), self._query, attempt)
+        self._tasks = [each for each in self._tasks if not each.is_done]
+        self._tasks.append(task)
+        loop = task.client.loop
+        # The process may be killed before it begins.
+        loop.call_soon(lambda: loop.create_task(task.run()))
+
+    def _look_after_driver(self) -> None:
+        """One that is dead gets a successor."""
+        if self._world.record.is_ending:
+            return
+        if all(driver.is_done for driver in self._drivers.values()):
+            self._add_driver()
+        self._world.scheduler.after(_LOOK_S, self._look_after_driver)
+
+    # -- upsets ----------------------------------------------------------------------------------------------
+
+    def _upset(self) -> None:
+        if self._world.record.is_ending:
+            return
+        rng = self._rng
+        self._upset_later(self._upset)
+        drivers = [name for name, driver in self._drivers.items() if not driver.is_done]
+        if not drivers or rng.random() < 0.35:
+            self._upset_executor(rng.choice(list(self._executors)))
+            return
+        name = rng.choice(drivers)
+        chance = rng.random()
+        if chance < 0.3:
+            self._kill(name)
+            del self._drivers[name]
+        elif chance < 0.5:
+            self._lose_touch(name)
+        elif chance < 0.8:
+            self._fall_asleep(name)
+            self._add_driver()
+        else:
+            self._add_driver()
+
+    def _upset_executor(self, name: str) -> None:
+        chance = self._rng.random()
+        if chance < 0.3:
+            self._kill(name)
+            del self._executors[name]
+            self._add_executor()
+        elif chance < 0.6:
+            self._lose_touch(name)
+        else:
+            self._fall_asleep(name)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def finish(self) -> bool:
+        """Whether everything came to a good end."""
+        drivers = list(self._drivers.values())
+        return (
+            self._world.wait_for(
+                lambda: all(each.is_done for each in drivers), END_LIMIT_S, "drivers come to an end"
+            )
+            and self._wait_idle()
+            and self._let_last(Driver.run_last, "a batch is decided")
+            and self._wait_idle()
+            and self._let_last(Driver.sweep, "what was left open is ended")
+            and self._wait_stable()
+            and self._read_everything()
+        )
+
+    def _wait_idle(self) -> bool:
+        return self._world.wait_for(self._is_idle, END_LIMIT_S, "tasks come to an end")
+
+    def _is_idle(self) -> bool:
+        return all(task.is_done or task.client.loop.is_dead for task in self._tasks)
+
+    def _let_last(self, act: Callable[[Driver], Coroutine[Any, Any, None]], what: str) -> bool:
+        """A driver that nobody disturbs."""
+        client = self._client("last-driver")
+        driver = Driver(client, self._query, self._start_task, 0.0)
+        self._world.spawn(client, act(driver))
+        return self._world.wait_for(lambda: driver.is_done, _LAST_LIMIT_S, what)
