@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import bench.diff.cases
@@ -14,7 +15,7 @@ from bench.apache_kafka import ApacheKafka
 from bench.diff import brokers, report
 from bench.diff.compare import Difference, compare, read_accepted
 from bench.diff.messages import api_name
-from bench.diff.script import Answer, Case, Key, Ranges, Script, advertised, selected, shared_ranges
+from bench.diff.script import USUAL, Answer, Case, Key, Ranges, Script, advertised, selected, shared_ranges
 
 FIELDS_SHOWN = 8
 
@@ -29,18 +30,49 @@ def main() -> int:
     if missing:
         print(f"diff-kafka cannot run: {missing}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="diff-kafka-") as scratch:
+    if options.kafka or options.tidemill:
+        # These have the settings that they have.
+        chosen = [item for item in chosen if item.pair == USUAL]
+    left: dict[Key, Answer] = {}
+    right: dict[Key, Answer] = {}
+    skipped: set[str] = set()
+    try:
+        for pair in brokers.PAIRS:
+            of_pair = [item for item in chosen if item.pair == pair]
+            if of_pair:
+                skipped |= _ask_pair(options, pair, of_pair, left, right)
+    except brokers.NotStartedError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.save:
+        report.write_answers(options.save / "kafka", left)
+        report.write_answers(options.save / ("kafka-again" if options.itself else "tidemill"), right)
+    return _report(options, compare(left, right), len(left), sorted(skipped))
+
+
+def _ask_pair(
+    options: argparse.Namespace,
+    pair: str,
+    chosen: list[Case],
+    left: dict[Key, Answer],
+    right: dict[Key, Answer],
+) -> set[str]:
+    """Which APIs could not be asked."""
+    with tempfile.TemporaryDirectory(prefix="diff-kafka-") as scratch, ExitStack() as running:
         first, second = Path(scratch) / "kafka", Path(scratch) / "tidemill"
-        try:
-            with brokers.apache_kafka(options.kafka, first) as kafka:
-                if options.itself:
-                    with brokers.apache_kafka(None, second) as other:
-                        return _run(options, chosen, kafka, other)
-                with brokers.tidemill(options.tidemill, second) as other:
-                    return _run(options, chosen, kafka, other)
-        except brokers.NotStartedError as error:
-            print(error, file=sys.stderr)
-            return 2
+        kafka = running.enter_context(brokers.apache_kafka(options.kafka, first, pair))
+        if options.itself:
+            other = running.enter_context(brokers.apache_kafka(None, second, pair))
+        else:
+            other = running.enter_context(brokers.tidemill(options.tidemill, second, pair))
+        shared = shared_ranges(advertised(*kafka), advertised(*other))
+        # One clock for both runs: a timestamp in a script is the same number on either side.
+        now_ms = time.time_ns() // 1_000_000
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(_answers, chosen, address, shared, now_ms) for address in (kafka, other)]
+            left |= asked[0].result()
+            right |= asked[1].result()
+    return {item.api for item in chosen} - set(shared)
 
 
 def _options() -> argparse.Namespace:
@@ -56,23 +88,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--save", metavar="DIR", type=Path, help="write every answer of both as text")
     return parser.parse_args()
-
-
-def _run(
-    options: argparse.Namespace, chosen: list[Case], kafka: brokers.Address, other: brokers.Address
-) -> int:
-    shared = shared_ranges(advertised(*kafka), advertised(*other))
-    # One clock for both runs: a timestamp in a script is the same number on either side.
-    now_ms = time.time_ns() // 1_000_000
-    with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(_answers, chosen, address, shared, now_ms) for address in (kafka, other)]
-        left, right = (answers.result() for answers in asked)
-    if options.save:
-        report.write_answers(options.save / "kafka", left)
-        report.write_answers(options.save / ("kafka-again" if options.itself else "tidemill"), right)
-    differences = compare(left, right)
-    skipped = sorted({item.api for item in chosen} - set(shared))
-    return _report(options, differences, len(left), skipped)
 
 
 def _answers(chosen: list[Case], address: brokers.Address, shared: Ranges, now_ms: int) -> dict[Key, Answer]:

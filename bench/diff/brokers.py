@@ -1,4 +1,4 @@
-"""The two brokers: given by address, or started here, Tidemill as a user starts it."""
+"""The two brokers, pair by pair: given by address, or started here, Tidemill as a user starts it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.apache_kafka import ApacheKafka
+from bench.diff.script import USUAL
 
 Address = tuple[str, int]
 STOP_SECONDS_MAX = 15.0
@@ -24,6 +25,15 @@ SETTINGS = {
     "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
     "transactional.id.expiration.ms": "8000",
 }
+TWO_PHASE, NO_TWO_PHASE = "two-phase", "no two-phase"
+_TWO_PHASE_KEY = "transaction.two.phase.commit.enable"
+# What else the brokers of a pair are told. Version 6 of InitProducerId is not stable in Kafka: only there it shows.
+PAIRS: dict[str, dict[str, str]] = {
+    USUAL: {},
+    TWO_PHASE: {_TWO_PHASE_KEY: "true"},
+    NO_TWO_PHASE: {_TWO_PHASE_KEY: "false"},
+}
+_UNSTABLE = {"unstable.api.versions.enable": "true"}
 LISTENS = re.compile(r"listens on (\S+):(\d+)")
 
 
@@ -39,21 +49,22 @@ def parse_address(text: str) -> Address:
 
 
 @contextmanager
-def apache_kafka(address: str | None, data_dir: Path) -> Iterator[Address]:
+def apache_kafka(address: str | None, data_dir: Path, pair: str = USUAL) -> Iterator[Address]:
     if address is not None:
         yield parse_address(address)
         return
-    with ApacheKafka(data_dir, SETTINGS) as kafka:
+    unstable = {} if pair == USUAL else _UNSTABLE
+    with ApacheKafka(data_dir, {**SETTINGS, **PAIRS[pair], **unstable}) as kafka:
         yield parse_address(kafka.bootstrap)
 
 
 @contextmanager
-def tidemill(address: str | None, data_dir: Path) -> Iterator[Address]:
+def tidemill(address: str | None, data_dir: Path, pair: str = USUAL) -> Iterator[Address]:
     if address is not None:
         yield parse_address(address)
         return
     command = [str(Path(sys.executable).parent / "tidemill"), "serve", "--data-dir", str(data_dir)]
-    command += [f"--set={key}={value}" for key, value in SETTINGS.items()]
+    command += [f"--set={key}={value}" for key, value in (SETTINGS | PAIRS[pair]).items()]
     log_path = data_dir.with_suffix(".log")
     with log_path.open("wb") as log:
         process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=log)

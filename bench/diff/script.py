@@ -30,6 +30,7 @@ TOPIC_RESOURCE = 2
 LOADING = "COORDINATOR_LOAD_IN_PROGRESS(14)"
 ABORTED = "cannot go on"
 CLIENT_ID = "diff"
+USUAL = "usual"
 Ranges = dict[str, range]
 
 
@@ -42,6 +43,7 @@ class Case:
     until: int
     only_ends: bool
     only: tuple[int, ...]
+    pair: str
 
     def versions(self, shared: Ranges) -> list[int]:
         span = [v for v in shared.get(self.api, range(0)) if self.since <= v <= self.until]
@@ -54,12 +56,21 @@ CASES: list[Case] = []
 
 
 def case(
-    api: str, *, since: int = 0, until: int = 999, only_ends: bool = False, only: tuple[int, ...] = ()
+    api: str,
+    *,
+    since: int = 0,
+    until: int = 999,
+    only_ends: bool = False,
+    only: tuple[int, ...] = (),
+    pair: str = USUAL,
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
-    """Register a script for `api`; it runs for every version both brokers and kio have, within the bounds."""
+    """Register a script for `api`; it runs for every version both brokers and kio have, within the bounds.
+
+    `pair` names the brokers that are asked, by their settings (`brokers.PAIRS`).
+    """
 
     def register(run: Callable[[Script], None]) -> Callable[[Script], None]:
-        CASES.append(Case(api, run.__name__.replace("_", " "), run, since, until, only_ends, only))
+        CASES.append(Case(api, run.__name__.replace("_", " "), run, since, until, only_ends, only, pair))
         return run
 
     return register

@@ -26,5 +26,6 @@ from bench.diff.cases import (  # noqa: F401
     transactions_log,
     transactions_markers,
     transactions_offsets,
+    transactions_two_phase,
     versions,
 )
