@@ -28,7 +28,7 @@ from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.coordinator.partitions import partition_for_group
 from tidemill.coordinator.shard import Machine, RawRecord, Shard, Writer
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.log import Log
 from tidemill.log.transactions import TransactionEnd, marker_of
 from tidemill.protocol.api.admin import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -366,6 +366,10 @@ class HostedShard(Generic[MachineT]):
         try:
             if not await self._replay_log(log):
                 return
+        except ProtocolError as error:
+            # As Kafka: what was decided in that batch is not known, so nothing is decided on top of it.
+            logger.error("cannot load the coordinator of %s: %s", self._partition.name, error)
+            self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         except Exception:
             logger.exception("cannot load the coordinator of %s", self._partition.name)
             self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -377,7 +381,10 @@ class HostedShard(Generic[MachineT]):
         for segment in list(log.segments):
             for _, header, batch in segment.batches():
                 if header.base_offset < end_offset:
-                    self._replay(header, batch)
+                    try:
+                        self._replay(header, batch)
+                    except ProtocolError as error:
+                        raise ProtocolError(f"the batch at offset {header.base_offset}: {error}") from error
                 count += 1
                 if count % _LOAD_BATCHES_AT_ONCE == 0:
                     await asyncio.sleep(0)

@@ -39,6 +39,7 @@ class Replica:
         "audience",
         "config",
         "counts",
+        "has_undecodable",
         "high_watermark",
         "image",
         "index",
@@ -69,6 +70,8 @@ class Replica:
         self.image: PartitionImage | None = None
         self.leader_id: int = NO_BROKER
         self.leader_epoch: int = NO_LEADER_EPOCH
+        # Whether a search met records that do not decode, which is logged once.
+        self.has_undecodable = False
         self.high_watermark = 0
         if log is not None:
             self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))

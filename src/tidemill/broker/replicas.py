@@ -457,6 +457,12 @@ class Replicas:
             logger.error("cannot note that %s is damaged: %s", tp, error)
         self._on_fatal(f"{tp} is damaged, and other replicas have it: {reason}")
 
+    def report_undecodable(self, partition: Partition, reason: str) -> None:
+        """A batch is as its client wrote it, and its records make no sense. Logged once for each partition."""
+        if not partition.has_undecodable:
+            partition.has_undecodable = True
+            logger.warning("%s holds records that a client encoded wrongly: %s", partition.name, reason)
+
     # -- background work -------------------------------------------------------------------------------------
 
     def start(self) -> None:

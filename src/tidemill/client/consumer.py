@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
 from tidemill.client.connection import Connection
-from tidemill.client.fetch import shown_batches, whole_batches
+from tidemill.client.fetch import decoded, shown_batches, whole_batches
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidemill.protocol.isolation import READ_UNCOMMITTED
-from tidemill.protocol.records import Record, iterate_records
+from tidemill.protocol.records import Record
 from tidemill.types import TopicPartition
 
 PARTITION_BYTES_MAX = 1024 * 1024
@@ -58,7 +58,7 @@ class Consumer:
         for partition, fetched in self.fetch(max_wait_ms).items():
             batches = whole_batches(fetched.batches)
             for header, batch in shown_batches(batches, fetched.aborted):
-                for record in iterate_records(batch, header):
+                for record in decoded(partition, header, batch):
                     if record.offset >= self.positions[partition]:
                         self.positions[partition] = record.offset + 1
                         yield Consumed(partition, record)

@@ -39,9 +39,11 @@ from tidemill.protocol.records import (
     HEADER_SIZE,
     LENGTH_PREFIX,
     BatchHeader,
+    Record,
     checksum_matches,
     header_at,
     is_plausible,
+    iterate_records,
 )
 from tidemill.types import TopicPartition, uuid_text
 
@@ -139,6 +141,17 @@ def shown_batches(batches: Iterable[Batch], aborted: Sequence[tuple[int, int]]) 
             continue
         if not header.attributes & CONTROL:
             yield each
+
+
+def decoded(partition: TopicPartition, header: BatchHeader, batch: memoryview) -> Iterator[Record]:
+    """The records of a batch whose checksum is right; `ProtocolError` names the place where they do not decode."""
+    try:
+        yield from iterate_records(batch, header)
+    except ProtocolError as error:
+        raise ProtocolError(
+            f"{partition}: the batch at offset {header.base_offset} was encoded wrongly by its producer "
+            f"({error}); what follows it begins at offset {header.next_offset}"
+        ) from error
 
 
 class _Buffers:

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.connection import BrokerUnreachable, ConnectionLost
-from tidemill.client.fetch import Batch, shown_batches, whole_batches
+from tidemill.client.fetch import Batch, decoded, shown_batches, whole_batches
 from tidemill.errors import ErrorCode
 from tidemill.gateway.messages import Read
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from tidemill.protocol.records import iterate_records
 from tidemill.types import TopicPartition
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -27,13 +26,17 @@ _PARTITION_BYTES_MIN = 64 * 1024
 class Chunk(NamedTuple):
     """What one partition gave."""
 
-    partition: int
+    place: TopicPartition
     position: int
     batches: list[Batch]
     aborted: list[tuple[int, int]]
     high_watermark: int
     # The position is not, or no longer, one of the partition's.
     is_out_of_range: bool = False
+
+    @property
+    def partition(self) -> int:
+        return self.place.partition
 
     @property
     def next_position(self) -> int:
@@ -43,7 +46,7 @@ class Chunk(NamedTuple):
     def records(self, end: int) -> Iterator[Read]:
         """Those before `end`."""
         for header, batch in shown_batches(self.batches, self.aborted):
-            for record in iterate_records(batch, header):
+            for record in decoded(self.place, header, batch):
                 if self.position <= record.offset < end:
                     yield Read(self.partition, record, header.is_log_append_time)
 
@@ -113,13 +116,14 @@ class Fetcher:
 
     def _chunk(self, data: PartitionData, position: int) -> Chunk | None:
         """None when the partition is to be looked up again."""
+        place = TopicPartition(self._topic, data.partition_index)
         code = known_code(data.error_code)
         if data.error_code and code is not ErrorCode.OFFSET_OUT_OF_RANGE:
             if code.retriable:
                 return None
-            check(data.error_code, f"{TopicPartition(self._topic, data.partition_index)}: {code.message}")
+            check(data.error_code, f"{place}: {code.message}")
         return Chunk(
-            data.partition_index,
+            place,
             position,
             whole_batches(memoryview(data.records or b"")),
             [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],

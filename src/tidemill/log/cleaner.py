@@ -22,12 +22,13 @@ replayed after a crash still knows every retry. Records of aborted transactions 
 needed (`cleaned_transactions.py`).
 
 A batch whose checksum does not match, or whose records make no sense, ends the cleaning with a StorageError before
-anything was swapped: damage is never rewritten under a fresh checksum.
+anything was swapped: damage is never rewritten under a fresh checksum, and what a client encoded wrongly has no keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -193,10 +194,10 @@ def _batches(files: Files, folder: str, source: SourceSegment) -> Iterator[tuple
         raise StorageError(f"{path}: no batch at position {end}")
 
 
-def _records(batch: memoryview, header: BatchHeader, folder: str) -> tuple[bytes, list[RawRecord]]:
+@contextmanager
+def _decoding(header: BatchHeader, folder: str) -> Iterator[None]:
     try:
-        body = records_of(batch, header)
-        return body, list(walk(body, header.record_count))
+        yield
     except ProtocolError as error:
         raise StorageError(f"{folder}: the batch at offset {header.base_offset}: {error}") from error
 
@@ -215,10 +216,11 @@ def _map_keys(files: Files, cleaning: Cleaning) -> tuple[OffsetMap, int]:
             if header.last_offset < start or header.is_control or transactions.is_aborted(header):
                 continue
             base_offset = header.base_offset
-            for _, _, _, offset_delta, key, _ in _records(batch, header, cleaning.folder)[1]:
-                offset = base_offset + offset_delta
-                if start <= offset < end and key is not None and not offset_map.put(key, offset):
-                    return offset_map, offset
+            with _decoding(header, cleaning.folder):
+                for _, _, _, offset_delta, key, _ in walk(records_of(batch, header), header):
+                    offset = base_offset + offset_delta
+                    if start <= offset < end and key is not None and not offset_map.put(key, offset):
+                        return offset_map, offset
     return offset_map, end
 
 
@@ -275,7 +277,8 @@ class _Cleaner:
         for source in group:
             for header, batch in _batches(self._files, self._cleaning.folder, source):
                 is_changed |= dropped is not None
-                cleaned = self._cleaned(header, batch)
+                with _decoding(header, self._cleaning.folder):
+                    cleaned = self._cleaned(header, batch)
                 dropped = header if cleaned is None else None
                 if cleaned is None:
                     continue
@@ -308,8 +311,8 @@ class _Cleaner:
         self._transactions.meet(header)
         kept: list[RawRecord] = []
         if header.record_count and not self._transactions.is_aborted(header):
-            body, records = _records(batch, header, self._cleaning.folder)
-            kept = self._kept(header, records)
+            body = records_of(batch, header)
+            kept = self._kept(header, walk(body, header))
         self.records_removed += header.record_count - len(kept)
         if kept:
             horizon_ms = self._new_delete_horizon(header, kept)
@@ -326,8 +329,8 @@ class _Cleaner:
         if header.record_count:
             horizon_ms = delete_horizon_of(header)
             if horizon_ms is None:
-                body, records = _records(batch, header, self._cleaning.folder)
-                return with_records(header, body, records, self._delete_horizon_ms)
+                body = records_of(batch, header)
+                return with_records(header, body, list(walk(body, header)), self._delete_horizon_ms)
             if horizon_ms > self._cleaning.now_ms:
                 return batch
             self.records_removed += 1
@@ -335,7 +338,7 @@ class _Cleaner:
             return without_records(header) if header.record_count else batch
         return None
 
-    def _kept(self, header: BatchHeader, records: Sequence[RawRecord]) -> list[RawRecord]:
+    def _kept(self, header: BatchHeader, records: Iterable[RawRecord]) -> list[RawRecord]:
         base_offset, end_offset, last_offset_of = header.base_offset, self._end_offset, self._map.get
         drops_tombstones = self._may_drop_tombstones(header)
         kept = []

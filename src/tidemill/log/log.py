@@ -27,11 +27,11 @@ from tidemill.log.segment import (
     SUFFIXES,
     PlacedBatch,
     Segment,
-    TimestampedOffset,
     placed,
     segment_name,
 )
 from tidemill.log.snapshots import ProducerSnapshots
+from tidemill.log.time_search import TimestampedOffset, run_search, search_newest, search_time
 from tidemill.log.transactions import AbortedTransaction, TransactionEnd, build_marker
 from tidemill.protocol.records import CONTROL, LENGTH_PREFIX, BatchHeader, header_at, stamp
 
@@ -66,7 +66,7 @@ class Log:
         self._was_synced = False
         # What was cut off after a `sync_work` was handed out is not made durable by it.
         self._sync_end_max = 0
-        # How often segments were removed or cut: what was planned before then no longer holds.
+        # How often segments were removed, cut or replaced: what was planned before then no longer holds.
         self.removals = 0
         # Called before segments are removed or cut.
         self.before_removal: Callable[[], None] | None = None
@@ -443,23 +443,11 @@ class Log:
         return found
 
     def first_at_or_after(self, timestamp: int) -> TimestampedOffset | None:
-        for segment in self._segments:
-            if segment.max_timestamp >= timestamp:
-                found = segment.first_at_or_after(timestamp, self.log_start_offset)
-                if found is not None:
-                    return found
-        return None
+        return run_search(search_time(self, timestamp))
 
     def newest(self) -> TimestampedOffset | None:
         """The first record with the largest timestamp of the log."""
-        best: TimestampedOffset | None = None
-        for segment in sorted(self._segments, key=lambda segment: -segment.max_timestamp):
-            if best is not None and segment.max_timestamp <= best.timestamp:
-                break
-            found = segment.newest(self.log_start_offset)
-            if found is not None and (best is None or found.timestamp > best.timestamp):
-                best = found
-        return best
+        return run_search(search_newest(self))
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -521,6 +509,7 @@ class Log:
         span = slice(first, first + len(old))
         assert self._segments[span] == list(old), "they are no neighbours any more"
         removed = [path for segment in old for path in segment.mark_deleted()]
+        self.removals += 1
         self.size += new.size - sum(segment.size for segment in old)
         self._segments[span] = [new]
         self._bases[span] = [new.base_offset]

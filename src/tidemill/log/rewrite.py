@@ -22,6 +22,7 @@ from tidemill.protocol.records import (
     HEADER_SIZE,
     BatchHeader,
     assemble,
+    check_fits,
 )
 from tidemill.types import NO_TIMESTAMP
 
@@ -36,14 +37,16 @@ def records_of(batch: memoryview, header: BatchHeader) -> bytes:
     return compression.decompress(header.codec, body, DECOMPRESSED_BYTES_MAX) if header.codec else bytes(body)
 
 
-def walk(body: bytes, count: int) -> Iterator[RawRecord]:
+def walk(body: bytes, header: BatchHeader) -> Iterator[RawRecord]:
     """Every record of a batch, without its value and its headers; `ProtocolError` when they make no sense.
 
     Most varints have one byte: those are decoded in place, because a call costs more than all the rest.
     """
     position, size = 0, len(body)
+    check_fits(header.record_count, size)
+    last_offset_delta = header.last_offset_delta
     try:
-        for _ in range(count):
+        for _ in range(header.record_count):
             start = position
             if (byte := body[position]) < 0x80:
                 length, position = (byte >> 1) ^ -(byte & 1), position + 1
@@ -60,6 +63,8 @@ def walk(body: bytes, count: int) -> Iterator[RawRecord]:
                 offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
             else:
                 offset_delta, position = _varint(body, position)
+            if not 0 <= offset_delta <= last_offset_delta:
+                raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
             if (byte := body[position]) < 0x80:
                 key_length, position = (byte >> 1) ^ -(byte & 1), position + 1
             else:
@@ -105,6 +110,12 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def _check_int64(value: int) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ProtocolError(f"a timestamp of {value} does not fit 64 bits")
+    return value
+
+
 def delete_horizon_of(header: BatchHeader) -> int | None:
     """When the tombstones of this batch may go; None when no cleaning has met them yet."""
     return header.base_timestamp if header.attributes & DELETE_HORIZON else None
@@ -113,10 +124,14 @@ def delete_horizon_of(header: BatchHeader) -> int | None:
 def with_records(
     header: BatchHeader, body: bytes, kept: Sequence[RawRecord], delete_horizon_ms: int | None
 ) -> bytearray:
-    """The batch with only these of its records; `delete_horizon_ms` is set where none is yet."""
+    """The batch with only these of its records; `delete_horizon_ms` is set where none is yet.
+
+    `ProtocolError` when a timestamp of theirs is none.
+    """
     max_timestamp = header.max_timestamp
     if not header.is_log_append_time:
         max_timestamp = header.base_timestamp + max(timestamp_delta for _, _, timestamp_delta, *_ in kept)
+        _check_int64(max_timestamp)
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if delete_horizon_ms is None:
         content = b"".join(_runs(body, kept))
@@ -151,7 +166,7 @@ def _with_timestamp_moved(body: bytes, record: RawRecord, moved_ms: int) -> byte
     start, end, timestamp_delta, *_ = record
     _, attributes_at = _varint(body, start)
     _, rest_at = _varint(body, attributes_at + 1)
-    delta = _encode_varint(timestamp_delta + moved_ms)
+    delta = _encode_varint(_check_int64(timestamp_delta + moved_ms))
     rest = body[rest_at:end]
     length = _encode_varint(1 + len(delta) + len(rest))
     return b"".join((length, body[attributes_at : attributes_at + 1], delta, rest))

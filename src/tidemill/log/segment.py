@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from tidemill.errors import StorageError
 from tidemill.log.files import File, Files, FileSlice
@@ -25,7 +24,6 @@ from tidemill.protocol.records import (
     checksum_matches,
     header_at,
     is_plausible,
-    iterate_records,
 )
 
 logger = logging.getLogger(__name__)
@@ -42,12 +40,6 @@ SUFFIXES = ("log", *INDEX_SUFFIXES, "txnindex")
 _RECENT_APPENDS_MAX = 64
 
 
-class TimestampedOffset(NamedTuple):
-    timestamp: int
-    offset: int
-    leader_epoch: int
-
-
 # What a segment needs to know of a batch that it takes in: base offset, last offset, newest timestamp, size. A plain
 # tuple, because one is made for every batch produced.
 PlacedBatch = tuple[int, int, int, int]
@@ -59,6 +51,12 @@ def placed(header: BatchHeader) -> PlacedBatch:
 
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
+
+
+def can_hold(base_offset: int, header: BatchHeader) -> bool:
+    """Whether it can be the header of a batch in the segment of that base offset. The CRC does not cover the batch's own."""
+    relative = header.base_offset - base_offset
+    return is_plausible(header) and 0 <= relative <= RELATIVE_OFFSET_MAX - header.last_offset_delta
 
 
 def read_batches(file: File, size: int, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
@@ -341,12 +339,7 @@ class Segment:
         if len(data) < HEADER_SIZE:
             return None
         header = header_at(data)
-        return header if self._holds(header) and position + header.size <= self.size else None
-
-    def _holds(self, header: BatchHeader) -> bool:
-        """Whether it can be the header of a batch in this segment. The CRC does not cover the base offset."""
-        relative = header.base_offset - self.base_offset
-        return is_plausible(header) and 0 <= relative <= RELATIVE_OFFSET_MAX - header.last_offset_delta
+        return header if can_hold(self.base_offset, header) and position + header.size <= self.size else None
 
     @property
     def first_timestamp(self) -> int | None:
@@ -432,21 +425,14 @@ class Segment:
     def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Every whole batch from a position on, with its bytes; ends at the first that is not plausible."""
         for found in read_batches(self._file, self.size, position):
-            if not self._holds(found[1]):
+            if not can_hold(self.base_offset, found[1]):
                 return
             yield found
 
-    def first_at_or_after(self, timestamp: int, from_offset: int) -> TimestampedOffset | None:
-        """The first record, at or after an offset, that is not older than a timestamp."""
+    def position_before(self, timestamp: int, from_offset: int) -> int:
+        """Where to look for the first record, at or after an offset, that is not older than a timestamp."""
         entry = self._trusted_time_entry(timestamp)
-        start = max(from_offset, entry.offset if entry else 0)
-        for _, header, batch in self.batches(self.locate(start)):
-            if header.max_timestamp < timestamp or header.last_offset < from_offset:
-                continue
-            for record in iterate_records(batch, header):
-                if record.timestamp >= timestamp and record.offset >= from_offset:
-                    return TimestampedOffset(record.timestamp, record.offset, header.leader_epoch)
-        return None
+        return self.locate(max(from_offset, entry.offset if entry else 0))
 
     def _trusted_time_entry(self, timestamp: int) -> TimeEntry | None:
         """The last entry older than a timestamp, which must be what the batch it names says of itself."""
@@ -458,20 +444,6 @@ class Segment:
             self._repair_indexes()
             return self._time_index.before(timestamp)
         return entry
-
-    def newest(self, from_offset: int) -> TimestampedOffset | None:
-        """The first record, at or after an offset, of those with the newest timestamp."""
-        best = self.first_at_or_after(self.max_timestamp, from_offset) if self.size else None
-        if best is not None or not self.size:
-            return best
-        # The newest record is below the offset, or compaction took it and kept its batch's header.
-        for _, header, batch in self.batches(self.locate(from_offset)):
-            if best is not None and header.max_timestamp <= best.timestamp:
-                continue
-            for record in iterate_records(batch, header):
-                if record.offset >= from_offset and (best is None or record.timestamp > best.timestamp):
-                    best = TimestampedOffset(record.timestamp, record.offset, header.leader_epoch)
-        return best
 
     # -- repairing -------------------------------------------------------------------------------------------
 

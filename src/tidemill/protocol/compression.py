@@ -8,7 +8,7 @@
 
 Decompression never yields more than the caller's limit, nor allocates much more than what the data really
 decompresses to: the output buffer starts at a guess and grows towards the limit, so neither a bomb nor a
-forged length costs memory. Everything that does not decompress is a `ProtocolError`.
+forged length costs memory. Everything that does not decompress is a `DecompressionFailed`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ import cramjam
 
 from tidemill.errors import ProtocolError
 from tidemill.protocol.wire import Buffer
+
+
+class DecompressionFailed(ProtocolError):
+    """Bytes that their codec does not accept, or that become more than the caller allows."""
 
 
 class CompressionType(IntEnum):
@@ -84,7 +88,7 @@ def decompress(codec: int, data: Buffer, limit: int) -> bytes:
             return _decompress_bounded(cramjam.lz4.decompress_into, data, limit)
         case CompressionType.ZSTD:
             return _decompress_bounded(cramjam.zstd.decompress_into, data, limit)
-    raise ProtocolError(f"unknown compression type {codec}")
+    raise DecompressionFailed(f"unknown compression type {codec}")
 
 
 def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
@@ -105,7 +109,7 @@ def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
             return _stream_into(cramjam.lz4.decompress_into, data, out)
         case CompressionType.ZSTD:
             return _stream_into(cramjam.zstd.decompress_into, data, out)
-    raise ProtocolError(f"unknown compression type {codec}")
+    raise DecompressionFailed(f"unknown compression type {codec}")
 
 
 def _stream_into(into: Callable[[Any, Any], int], data: Buffer, out: memoryview | bytearray) -> int | None:
@@ -114,7 +118,7 @@ def _stream_into(into: Callable[[Any, Any], int], data: Buffer, out: memoryview 
     except cramjam.DecompressionError as error:
         # Garbage must fail at once: trying again with more room would cost a forged batch nothing and us much.
         if str(error) != _DOES_NOT_FIT:
-            raise ProtocolError(f"not decompressed: {error}") from None
+            raise DecompressionFailed(f"not decompressed: {error}") from None
         return None
 
 
@@ -144,14 +148,14 @@ def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
     view = memoryview(data)
     position = len(_XERIAL_HEADER)
     if len(view) < position:
-        raise ProtocolError("snappy: the xerial header is cut short")
+        raise DecompressionFailed("snappy: the xerial header is cut short")
     while position < len(view):
         if len(view) - position < _BLOCK_LENGTH.size:
-            raise ProtocolError("snappy: a block's length is cut short")
+            raise DecompressionFailed("snappy: a block's length is cut short")
         (length,) = _BLOCK_LENGTH.unpack_from(view, position)
         position += _BLOCK_LENGTH.size
         if not 0 <= length <= len(view) - position:
-            raise ProtocolError(f"snappy: block of {length} bytes, {len(view) - position} left")
+            raise DecompressionFailed(f"snappy: block of {length} bytes, {len(view) - position} left")
         yield view[position : position + length]
         position += length
 
@@ -180,7 +184,7 @@ def _decompress_snappy_block(data: Buffer, limit: int) -> bytes:
     try:
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
-        raise ProtocolError(str(error)) from None
+        raise DecompressionFailed(str(error)) from None
 
 
 def _snappy_block_into(data: Buffer, out: memoryview) -> int | None:
@@ -190,7 +194,7 @@ def _snappy_block_into(data: Buffer, out: memoryview) -> int | None:
     try:
         cramjam.snappy.decompress_raw_into(data, out[:size])
     except cramjam.DecompressionError as error:
-        raise ProtocolError(str(error)) from None
+        raise DecompressionFailed(str(error)) from None
     return size
 
 
@@ -199,11 +203,11 @@ def _snappy_block_size(data: Buffer) -> int:
     try:
         size: int = cramjam.snappy.decompress_raw_len(data)
     except cramjam.DecompressionError as error:
-        raise ProtocolError(str(error)) from None
+        raise DecompressionFailed(str(error)) from None
     if size > len(data) * _SNAPPY_RATIO_MAX:
-        raise ProtocolError(f"snappy: {len(data)} bytes cannot hold {size}")
+        raise DecompressionFailed(f"snappy: {len(data)} bytes cannot hold {size}")
     return size
 
 
-def _too_large(limit: int) -> ProtocolError:
-    return ProtocolError(f"decompresses to more than {limit} bytes")
+def _too_large(limit: int) -> DecompressionFailed:
+    return DecompressionFailed(f"decompresses to more than {limit} bytes")

@@ -38,5 +38,7 @@ class AbortedBatches:
 
 def is_commit_marker(batch: memoryview, header: BatchHeader) -> bool:
     """Of a control batch: its record's key is a version and a type, two bytes each."""
-    key = next(iterate_records(batch, header)).key or b""
+    record = next(iterate_records(batch, header), None)
+    # Compaction leaves markers without their record behind, which say nothing.
+    key = record.key or b"" if record is not None else b""
     return int.from_bytes(key[2:4], "big") == _COMMIT

@@ -5,8 +5,9 @@ offset and the leader epoch in place: both lie before the checksummed part, so a
 the disk to the consumer without being decoded. Only the few who must look inside (compaction, recompression,
 timestamp search, the metadata log) use `iterate_records`, and only they pay for it.
 
-Two kinds of failure: `ProtocolError` from `iterate_records` means that the bytes cannot be decoded;
-`InvalidBatch` carries the error code a producer is told.
+Two kinds of failure: `ProtocolError` from `iterate_records` means that the records cannot be decoded. In a batch whose
+checksum is right that is the fault of the client that wrote it, never damage. `InvalidBatch` carries the error code that
+a producer gets.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ CONTROL = 0x20
 DELETE_HORIZON = 0x40
 
 NO_SEQUENCE = -1
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+# A length, attributes, two deltas, two more lengths and a count: each has at least one byte.
+RECORD_BYTES_MIN = 7
 # A bound on what one batch may become when decompressed: a bomb is refused, not unpacked.
 DECOMPRESSED_BYTES_MAX = 1 << 28
 
@@ -264,8 +268,16 @@ def _decompressed(batch: memoryview, header: BatchHeader) -> memoryview:
     return body
 
 
+def check_fits(record_count: int, body_bytes: int) -> None:
+    """`ProtocolError` when so many records cannot stand in so many bytes, whatever they are."""
+    if not 0 <= record_count * RECORD_BYTES_MIN <= body_bytes:
+        raise ProtocolError(f"{record_count} records do not fit {body_bytes} bytes")
+
+
 def _iterate(body: memoryview, header: BatchHeader) -> Iterator[Record]:
+    check_fits(header.record_count, len(body))
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    last_offset_delta = header.last_offset_delta
     append_time = header.max_timestamp if header.is_log_append_time else None
     position = 0
     try:
@@ -282,7 +294,11 @@ def _iterate(body: memoryview, header: BatchHeader) -> Iterator[Record]:
             headers, position = _headers(body, position, end)
             if position != end:
                 raise ProtocolError(f"a record claims {length} bytes and has {length + position - end}")
+            if not 0 <= offset_delta <= last_offset_delta:
+                raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
             timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
+            if not _INT64_MIN <= timestamp <= _INT64_MAX:
+                raise ProtocolError(f"a record's timestamp of {timestamp} does not fit 64 bits")
             yield Record(base_offset + offset_delta, timestamp, key, value, headers)
     except IndexError as error:
         raise ProtocolError("a record is cut off") from error

@@ -16,7 +16,7 @@ from tidemill.broker.dispatch import Call, serves
 from tidemill.broker.partition import Partition
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.log.log import Log
-from tidemill.log.segment import TimestampedOffset
+from tidemill.log.time_search import TimestampedOffset
 from tidemill.protocol.api.data import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -33,6 +33,7 @@ from tidemill.protocol.api.data import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
+from tidemill.protocol.compression import DecompressionFailed
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
@@ -108,13 +109,24 @@ def _list_offset(
         is_new = version >= _OFFSET_NOT_AVAILABLE_SINCE
         answer.error_code = ErrorCode.OFFSET_NOT_AVAILABLE if is_new else ErrorCode.LEADER_NOT_AVAILABLE
         return answer
-    except (StorageError, ProtocolError) as failure:
+    except StorageError as failure:
         broker.replicas.report_damage(partition, str(failure))
         answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        return answer
+    except ProtocolError as failure:
+        broker.replicas.report_undecodable(partition, str(failure))
+        answer.error_code = _undecodable(failure)
         return answer
     if found is not None:
         answer.timestamp, answer.offset, answer.leader_epoch = found
     return answer
+
+
+def _undecodable(failure: ProtocolError) -> ErrorCode:
+    """As Kafka: only what was decompressed can be an invalid record."""
+    if isinstance(failure, DecompressionFailed):
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.INVALID_RECORD
 
 
 class _NotKnownYet(Exception):
