@@ -24,6 +24,7 @@ from tidemill.errors import ApiError, ErrorCode, ProtocolError, StorageError
 from tidemill.gateway.fetching import Chunk
 from tidemill.log.log import Log
 from tidemill.protocol.records import header_at, split_batches
+from tidemill.protocol.steps import run_steps
 from tidemill.sim.disk import SimulatedDisk
 from tidemill.spark.decode import SCHEMA, Decoder
 from tidemill.types import TopicPartition
@@ -50,19 +51,20 @@ def _search_the_newest(batch: bytes) -> None:
     _log_with(batch).newest()
 
 
+def _inspect(batch: bytes, config: TopicConfig) -> None:
+    run_steps(ProduceRules("t", config).inspect(memoryview(bytearray(batch)), header_at(batch), T0))
+
+
 def _recompress(batch: bytes) -> None:
-    header = header_at(batch)
-    codec = "gzip" if header.codec != 1 else "zstd"
-    ProduceRules("t", TopicConfig(compression_type=codec)).as_configured(memoryview(batch), header, T0)
+    _inspect(batch, TopicConfig(compression_type="gzip" if header_at(batch).codec != 1 else "zstd"))
 
 
 def _check_keys(batch: bytes) -> None:
-    ProduceRules("t", topic_config()).check_keys(memoryview(batch), header_at(batch))
+    _inspect(batch, topic_config())
 
 
 def _check_timestamps(batch: bytes) -> None:
-    rules = ProduceRules("t", TopicConfig(message_timestamp_before_max_ms=1_000))
-    rules.with_fair_timestamps(memoryview(bytearray(batch)), header_at(batch), T0)
+    _inspect(batch, TopicConfig(message_timestamp_before_max_ms=1_000))
 
 
 def _consume(batch: bytes) -> None:

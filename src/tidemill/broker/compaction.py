@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 
 RunCleaning = Callable[[Cleaning], Awaitable[CleaningResult]]
 
-# Up to here a thread is done before a process would have started.
+# Up to here a thread is done before a process would have started. Few bytes may hold very many records.
 _IN_THREAD_BYTES_MAX = 1 << 20
+_IN_THREAD_RECORDS_MAX = 100_000
 
 
 class Compactor:
@@ -139,7 +140,9 @@ class Compactor:
 
     async def _run_cleaning(self, cleaning: Cleaning) -> CleaningResult:
         size = sum(source.size for source in cleaning.sources)
-        if self._run_elsewhere is None or size <= _IN_THREAD_BYTES_MAX:
+        count = sum(source.end_offset - source.base_offset for source in cleaning.sources)
+        is_small = size <= _IN_THREAD_BYTES_MAX and count <= _IN_THREAD_RECORDS_MAX
+        if self._run_elsewhere is None or is_small:
             result: CleaningResult = await self._run_blocking(partial(clean, self._files, cleaning))
             return result
         return await self._run_elsewhere(cleaning)

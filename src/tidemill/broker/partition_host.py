@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from tidemill.broker.long_work import LongWork
 from tidemill.broker.syncer import Syncer
 from tidemill.replication.leader import ProposeIsr
 
@@ -18,6 +19,9 @@ class Host(Protocol):
     def syncer(self) -> Syncer: ...
     @property
     def lag_time_max_ms(self) -> int: ...
+    @property
+    def long_work(self) -> LongWork: ...
+    def wall_ms(self) -> int: ...
     def steady_ms(self) -> int:
         """Time that does not jump, for lags."""
 

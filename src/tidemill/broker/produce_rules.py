@@ -1,43 +1,52 @@
 """What a topic accepts from producers, and how it wants it stored: checks of one batch before it is appended.
 
-Records are looked into only when the topic's configuration asks for it: a compacted topic refuses records without a key,
-a `compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones. A refusal is an `InvalidBatch` with
-the protocol's error.
+Records are looked into only when the topic's configuration asks for it (a compacted topic refuses records without a key,
+a `compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones) or when a header claims a time that is
+too new. That is done in steps, because a small batch may hold very many records. A refusal is an `InvalidBatch` with the
+protocol's error.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from tidemill.config import TopicConfig
 from tidemill.controller.topic_names import INTERNAL_TOPICS
 from tidemill.errors import ErrorCode
 from tidemill.protocol import compression
+from tidemill.protocol.record_walk import RECORDS_A_STEP, compress_in_steps, records_in_steps, walk
 from tidemill.protocol.records import (
+    COMPRESSION_MASK,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
     BatchHeader,
     InvalidBatch,
-    check_record_count,
+    assemble,
     header_at,
-    iterate_records,
-    recompress,
     restamp,
     sole_batch,
-    stamp_append_time,
 )
+from tidemill.protocol.steps import Steps
+
+# A batch and its header.
+Inspected: TypeAlias = tuple[memoryview, BatchHeader]
 
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _NEVER = (1 << 63) - 1
 _NO_TIMESTAMP = -1
+# Of the records that are to blame so many are named in an answer.
+_RECORD_ERRORS_MAX = 100
 
 
 class ProduceRules:
     __slots__ = (
+        "_after_max_ms",
+        "_always_looks_inside",
         "_codec",
         "_config",
         "_is_internal",
         "_topic",
         "needs_keys",
-        "rewrites_batches",
         "rewrites_timestamps",
     )
 
@@ -47,8 +56,11 @@ class ProduceRules:
         self._is_internal = topic in INTERNAL_TOPICS
         self._codec = _CODECS.get(config.compression_type)
         self.rewrites_timestamps = config.is_log_append_time
-        self.rewrites_batches = self.rewrites_timestamps or self._codec is not None
         self.needs_keys = config.is_compacted
+        self._after_max_ms = config.message_timestamp_after_max_ms
+        self._always_looks_inside = self.needs_keys or (
+            not self.rewrites_timestamps and config.message_timestamp_before_max_ms != _NEVER
+        )
 
     def received(self, data: memoryview, allows_zstd: bool, allows_transactions: bool = False) -> BatchHeader:
         """The batch's header, when it is one that this topic can take at all."""
@@ -83,52 +95,72 @@ class ProduceRules:
             )
         return header
 
-    def with_fair_timestamps(self, data: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
-        """The header, when every record is within the topic's limits; the records are asked only if they must be."""
-        config = self._config
-        newest = now_ms + config.message_timestamp_after_max_ms
-        if (
-            _NO_TIMESTAMP <= header.max_timestamp <= newest
-            and config.message_timestamp_before_max_ms == _NEVER
-        ):
-            return header
-        oldest = now_ms - config.message_timestamp_before_max_ms
-        timestamps = [record.timestamp for record in iterate_records(data, header)]
-        wrong = [
-            (number, f"timestamp {timestamp} is not between {oldest} and {newest}")
-            for number, timestamp in enumerate(timestamps)
-            if timestamp != _NO_TIMESTAMP and not oldest <= timestamp <= newest
-        ]
-        if wrong:
+    def looks_inside(self, header: BatchHeader, now_ms: int) -> bool:
+        """Whether the records must be looked at: because of the topic, or of a header that looks wrong."""
+        if self._always_looks_inside:
+            return True
+        codec = self._codec
+        if codec is not None and (codec != header.attributes & COMPRESSION_MASK or not codec):
+            return True
+        return (
+            not self.rewrites_timestamps
+            and not _NO_TIMESTAMP <= header.max_timestamp <= now_ms + self._after_max_ms
+        )
+
+    def inspect(self, data: memoryview, header: BatchHeader, now_ms: int) -> Steps[Inspected]:
+        """The batch as the topic wants it. `InvalidBatch` or `ProtocolError` when it is not to be had."""
+        body = yield from records_in_steps(data, header)
+        findings = _Findings()
+        check_times, check_keys = not self.rewrites_timestamps, self.needs_keys
+        oldest = now_ms - self._config.message_timestamp_before_max_ms
+        newest = now_ms + self._after_max_ms
+        base_timestamp = header.base_timestamp
+        max_timestamp = _NO_TIMESTAMP
+        for number, (_, _, timestamp_delta, _, key, _) in enumerate(walk(body, header)):
+            if number % RECORDS_A_STEP == RECORDS_A_STEP - 1:
+                yield None
+            timestamp = base_timestamp + timestamp_delta
+            if timestamp > max_timestamp:
+                max_timestamp = timestamp
+            if check_times and timestamp != _NO_TIMESTAMP and not oldest <= timestamp <= newest:
+                findings.add_unfair(number, f"timestamp {timestamp} is not between {oldest} and {newest}")
+            if check_keys and key is None:
+                findings.add_keyless(number, f"{self._topic} is compacted: every record needs a key")
+        findings.refuse(self._topic)
+        if self._codec is not None and header.codec != self._codec:
+            payload = yield from compress_in_steps(self._codec, body)
+            attributes = (header.attributes & ~COMPRESSION_MASK) | self._codec
+            data = memoryview(assemble(header._replace(attributes=attributes), payload))
+            header = header_at(data)
+        if check_times and max_timestamp != header.max_timestamp:
+            header = restamp(data, header._replace(max_timestamp=max_timestamp))
+        return data, header
+
+
+class _Findings:
+    """What is wrong with single records. The first few are named, all are counted."""
+
+    def __init__(self) -> None:
+        self._unfair: list[tuple[int, str]] = []
+        self._unfair_count = 0
+        self._keyless: list[tuple[int, str]] = []
+
+    def add_unfair(self, number: int, reason: str) -> None:
+        self._unfair_count += 1
+        if len(self._unfair) < _RECORD_ERRORS_MAX:
+            self._unfair.append((number, reason))
+
+    def add_keyless(self, number: int, reason: str) -> None:
+        if len(self._keyless) < _RECORD_ERRORS_MAX:
+            self._keyless.append((number, reason))
+
+    def refuse(self, topic: str) -> None:
+        if self._unfair:
             raise InvalidBatch(
                 ErrorCode.INVALID_TIMESTAMP,
-                f"{len(wrong)} record(s) are older or newer than {self._topic} allows "
+                f"{self._unfair_count} record(s) are older or newer than {topic} allows "
                 "(message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
-                wrong,
+                self._unfair,
             )
-        max_timestamp = max(_NO_TIMESTAMP, *timestamps)
-        if max_timestamp != header.max_timestamp:
-            return restamp(data, header._replace(max_timestamp=max_timestamp))
-        return header
-
-    def check_keys(self, data: memoryview, header: BatchHeader) -> None:
-        reason = f"{self._topic} is compacted: every record needs a key"
-        without_key = [
-            (number, reason)
-            for number, record in enumerate(iterate_records(data, header))
-            if record.key is None
-        ]
-        if without_key:
-            raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, without_key)
-
-    def as_configured(
-        self, data: memoryview, header: BatchHeader, now_ms: int
-    ) -> tuple[memoryview, BatchHeader]:
-        if self._codec is not None and header.codec != self._codec:
-            data = memoryview(recompress(data, header, self._codec))
-            header = header_at(data)
-        elif self._codec == compression.CompressionType.NONE:
-            check_record_count(data, header)
-        if self.rewrites_timestamps:
-            header = stamp_append_time(data, header, now_ms)
-        return data, header
+        if self._keyless:
+            raise InvalidBatch(ErrorCode.INVALID_RECORD, self._keyless[0][1], self._keyless)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from tidemill.broker.channel import Channels
 from tidemill.broker.fetchers import Fetchers
 from tidemill.broker.isr_changes import Ask, IsrChanges
+from tidemill.broker.long_work import LongWork
 from tidemill.broker.metrics import Metrics, TopicCounts
 from tidemill.broker.network import Address
 from tidemill.broker.partition import Partition
@@ -84,6 +85,7 @@ class Replicas:
         self.broker_id: int = config.node_id
         self.lag_time_max_ms = config.replication.lag_time_max_ms
         self.followers_serve_consumers = config.replication.selector_class is not None
+        self.long_work = LongWork(platform.run_blocking)
         self._damaged: set[TopicPartition] = set()
         self.early_refusals = EarlyRefusals()
         self.metrics = Metrics()
@@ -487,6 +489,7 @@ class Replicas:
         self._is_closing = True
         self._fetchers.close()
         self._isr_changes.close()
+        self.long_work.close()
         await self._upkeep.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tidemill.broker.guards import Guard, Guards
 from tidemill.broker.partition_host import Host
-from tidemill.broker.produce_rules import ProduceRules
+from tidemill.broker.produce_rules import Inspected, ProduceRules
 from tidemill.broker.refusals import Refusals
 from tidemill.broker.replica import Replica
 from tidemill.config import TopicConfig
@@ -34,7 +34,9 @@ from tidemill.protocol.records import (
     build_batch,
     check_produced,
     header_at,
+    stamp_append_time,
 )
+from tidemill.protocol.steps import NotAtOnce, Steps, run_first_step
 from tidemill.replication.leader import Effect, PartitionLeader
 from tidemill.types import TopicPartition
 
@@ -51,6 +53,7 @@ class WritableReplica(Replica):
         "_is_alone",
         "_isr_size",
         "_leader",
+        "_looked_into",
         "_min_isr",
         "_refusals",
         "_rules",
@@ -77,6 +80,8 @@ class WritableReplica(Replica):
         self._rules = ProduceRules(name.topic, config)
         self._refusals = refusals or Refusals()
         self._guards = Guards()
+        # How many batches wait for their records to be looked at, or behind such a batch.
+        self._looked_into = 0
 
     def _do(self, effects: Sequence[Effect]) -> None:
         """Carry out what the leader's machine says."""
@@ -93,8 +98,14 @@ class WritableReplica(Replica):
         allows_zstd: bool = True,
         allows_transactions: bool = False,
         guard: Guard | None = None,
+        inspected: Inspected | Exception | None = None,
     ) -> ProduceResult:
-        """`guard` is that of a transaction that is not open here yet and may be, as its coordinator says."""
+        """`guard` is that of a transaction that is not open here yet and may be, as its coordinator says.
+
+        `NotAtOnce` when it takes long to look into the batch, or into one that came before it: `append_later` does so.
+        """
+        if self._looked_into and inspected is None:
+            raise NotAtOnce
         log = self._writable
         if log is None:
             return self._refused_for_now(data, *self._not_writable())
@@ -112,10 +123,12 @@ class WritableReplica(Replica):
             return self._refused(error.code, error.reason)
         try:
             check_produced(header)
-            if not rules.rewrites_timestamps:
-                header = rules.with_fair_timestamps(data, header, now_ms)
-            if rules.needs_keys:
-                rules.check_keys(data, header)
+            if isinstance(inspected, Exception):
+                raise inspected
+            if inspected is not None:
+                data, header = inspected
+            elif rules.looks_inside(header, now_ms):
+                data, header = run_first_step(rules.inspect(data, header, now_ms))
             if header.producer_id >= 0:
                 if header.attributes & TRANSACTIONAL:
                     duplicate = self._guards.duplicate_of(log.producers, header, guard)
@@ -126,8 +139,8 @@ class WritableReplica(Replica):
                     return self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks)
                 if self._refusals and log.producers.get(header.producer_id) is None:
                     self._refuse_successor(header)
-            if rules.rewrites_batches:
-                data, header = rules.as_configured(data, header, now_ms)
+            if rules.rewrites_timestamps:
+                header = stamp_append_time(data, header, now_ms)
             base_offset = log.append(data, (header,), self.leader_epoch, now_ms)
             if guard is not None:
                 self._guards.forget(header.producer_id)
@@ -147,6 +160,48 @@ class WritableReplica(Replica):
         counts.bytes_in += size
         self._appended(log, size)
         return self._accepted(log, base_offset, log.log_end_offset, now_ms, acks)
+
+    def append_later(
+        self,
+        data: memoryview,
+        acks: int,
+        settled: Callable[[ProduceResult], None],
+        *,
+        allows_zstd: bool = True,
+        allows_transactions: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
+        """Append what `append` did not append at once. `data` stays as it is; batches keep their order."""
+        self._looked_into += 1
+
+        def inspect() -> Steps[Inspected]:
+            # What has no such header is refused by `append`.
+            header = self._rules.received(data, allows_zstd, allows_transactions)
+            check_produced(header)
+            now_ms = self._host.wall_ms()
+            if self._rules.looks_inside(header, now_ms):
+                return (yield from self._rules.inspect(data, header, now_ms))
+            return data, header
+
+        def inspected(found: Inspected, error: Exception | None) -> None:
+            self._looked_into -= 1
+            if error is not None and not isinstance(error, InvalidBatch | ProtocolError):
+                logger.error("%s: looking into a batch failed", self.name, exc_info=error)
+                settled(self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
+                return
+            settled(
+                self.append(
+                    data,
+                    acks,
+                    self._host.wall_ms(),
+                    allows_zstd=allows_zstd,
+                    allows_transactions=allows_transactions,
+                    guard=guard,
+                    inspected=found if error is None else error,
+                )
+            )
+
+        self._host.long_work.submit(inspect, inspected)
 
     def _appended(self, log: Log, size: int) -> None:
         """A batch stands at the end of the log: who may count on it, and who wants to copy it?"""

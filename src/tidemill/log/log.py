@@ -31,9 +31,10 @@ from tidemill.log.segment import (
     segment_name,
 )
 from tidemill.log.snapshots import ProducerSnapshots
-from tidemill.log.time_search import TimestampedOffset, run_search, search_newest, search_time
+from tidemill.log.time_search import TimestampedOffset, search_newest, search_time
 from tidemill.log.transactions import AbortedTransaction, TransactionEnd, build_marker
 from tidemill.protocol.records import CONTROL, LENGTH_PREFIX, BatchHeader, header_at, stamp
+from tidemill.protocol.steps import run_steps
 
 
 class OffsetOutOfRange(Exception):
@@ -66,7 +67,7 @@ class Log:
         self._was_synced = False
         # What was cut off after a `sync_work` was handed out is not made durable by it.
         self._sync_end_max = 0
-        # How often segments were removed, cut or replaced: what was planned before then no longer holds.
+        # How often segments were removed, cut, replaced or released: what was planned before then no longer holds.
         self.removals = 0
         # Called before segments are removed or cut.
         self.before_removal: Callable[[], None] | None = None
@@ -350,6 +351,7 @@ class Log:
 
     def release(self) -> None:
         """Let go of the files without promising anything about their state."""
+        self.removals += 1
         for segment in self._segments:
             segment.close()
 
@@ -443,11 +445,11 @@ class Log:
         return found
 
     def first_at_or_after(self, timestamp: int) -> TimestampedOffset | None:
-        return run_search(search_time(self, timestamp))
+        return run_steps(search_time(self, timestamp))
 
     def newest(self) -> TimestampedOffset | None:
         """The first record with the largest timestamp of the log."""
-        return run_search(search_newest(self))
+        return run_steps(search_newest(self))
 
     @property
     def segments(self) -> Sequence[Segment]:

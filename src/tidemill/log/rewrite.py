@@ -15,89 +15,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tidemill.errors import ProtocolError
 from tidemill.protocol import compression
+from tidemill.protocol.record_walk import RawRecord, varint_at
 from tidemill.protocol.records import (
     COMPRESSION_MASK,
-    DECOMPRESSED_BYTES_MAX,
     DELETE_HORIZON,
-    HEADER_SIZE,
+    INT64_MAX,
+    INT64_MIN,
     BatchHeader,
     assemble,
-    check_fits,
 )
 from tidemill.types import NO_TIMESTAMP
-
-# (start, end, timestamp delta, offset delta, key, is a tombstone): where a record lies in the decompressed records of its
-# batch, and the little that cleaning asks. A plain tuple: one is made for every record of the log, twice.
-RawRecord = tuple[int, int, int, int, bytes | None, bool]
-
-
-def records_of(batch: memoryview, header: BatchHeader) -> bytes:
-    """The records' bytes, decompressed."""
-    body = batch[HEADER_SIZE : header.size]
-    return compression.decompress(header.codec, body, DECOMPRESSED_BYTES_MAX) if header.codec else bytes(body)
-
-
-def walk(body: bytes, header: BatchHeader) -> Iterator[RawRecord]:
-    """Every record of a batch, without its value and its headers; `ProtocolError` when they make no sense.
-
-    Most varints have one byte: those are decoded in place, because a call costs more than all the rest.
-    """
-    position, size = 0, len(body)
-    check_fits(header.record_count, size)
-    last_offset_delta = header.last_offset_delta
-    try:
-        for _ in range(header.record_count):
-            start = position
-            if (byte := body[position]) < 0x80:
-                length, position = (byte >> 1) ^ -(byte & 1), position + 1
-            else:
-                length, position = _varint(body, position)
-            end = position + length
-            if length < 0 or end > size:
-                raise ProtocolError(f"a record of {length} bytes does not fit its batch")
-            if (byte := body[position + 1]) < 0x80:
-                timestamp_delta, position = (byte >> 1) ^ -(byte & 1), position + 2
-            else:
-                timestamp_delta, position = _varint(body, position + 1)
-            if (byte := body[position]) < 0x80:
-                offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
-            else:
-                offset_delta, position = _varint(body, position)
-            if not 0 <= offset_delta <= last_offset_delta:
-                raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
-            if (byte := body[position]) < 0x80:
-                key_length, position = (byte >> 1) ^ -(byte & 1), position + 1
-            else:
-                key_length, position = _varint(body, position)
-            key = None
-            if key_length >= 0:
-                key = body[position : position + key_length]
-                position += key_length
-            # Of the value only the sign of its length is asked; a varint's first byte has it.
-            if position >= end:
-                raise ProtocolError("a key does not fit its record")
-            yield start, end, timestamp_delta, offset_delta, key, bool(body[position] & 1)
-            position = end
-    except IndexError as error:
-        raise ProtocolError("a record is cut off") from error
-    if position != size:
-        raise ProtocolError(f"{size - position} bytes follow the last record of a batch")
-
-
-def _varint(body: bytes, position: int) -> tuple[int, int]:
-    byte = body[position]
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position + 1
-    value = byte & 0x7F
-    shift = 7
-    while byte & 0x80:
-        if shift > 63:
-            raise ProtocolError("a varint in a record is longer than ten bytes")
-        position += 1
-        byte = body[position]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    return (value >> 1) ^ -(value & 1), position + 1
 
 
 def _encode_varint(value: int) -> bytes:
@@ -110,10 +37,10 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _check_int64(value: int) -> int:
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ProtocolError(f"a timestamp of {value} does not fit 64 bits")
-    return value
+def _check_int64(delta_ms: int) -> int:
+    if not INT64_MIN <= delta_ms <= INT64_MAX:
+        raise ProtocolError(f"a timestamp delta of {delta_ms} does not fit 64 bits")
+    return delta_ms
 
 
 def delete_horizon_of(header: BatchHeader) -> int | None:
@@ -124,14 +51,10 @@ def delete_horizon_of(header: BatchHeader) -> int | None:
 def with_records(
     header: BatchHeader, body: bytes, kept: Sequence[RawRecord], delete_horizon_ms: int | None
 ) -> bytearray:
-    """The batch with only these of its records; `delete_horizon_ms` is set where none is yet.
-
-    `ProtocolError` when a timestamp of theirs is none.
-    """
+    """The batch with only these of its records; `delete_horizon_ms` is set where none is yet."""
     max_timestamp = header.max_timestamp
     if not header.is_log_append_time:
         max_timestamp = header.base_timestamp + max(timestamp_delta for _, _, timestamp_delta, *_ in kept)
-        _check_int64(max_timestamp)
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if delete_horizon_ms is None:
         content = b"".join(_runs(body, kept))
@@ -164,8 +87,8 @@ def _runs(body: bytes, kept: Iterable[RawRecord]) -> Iterator[bytes]:
 
 def _with_timestamp_moved(body: bytes, record: RawRecord, moved_ms: int) -> bytes:
     start, end, timestamp_delta, *_ = record
-    _, attributes_at = _varint(body, start)
-    _, rest_at = _varint(body, attributes_at + 1)
+    _, attributes_at = varint_at(body, start)
+    _, rest_at = varint_at(body, attributes_at + 1)
     delta = _encode_varint(_check_int64(timestamp_delta + moved_ms))
     rest = body[rest_at:end]
     length = _encode_varint(1 + len(delta) + len(rest))

@@ -1,9 +1,8 @@
 """Finding a record by its timestamp: the one search of a log that looks into batches.
 
-A search goes from segment to segment. For each it asks its caller to look through a `Span`: a part of a file as it was at
-that moment. The indexes are read by the log's owner; a span may be looked through in another thread, because what it
-refers to stays readable although the log moves on. Whoever does so looks at `Log.removals` afterwards: when segments were
-removed, cut or replaced meanwhile, the search must begin again.
+It may have to decode a lot, so it is done in steps (`protocol/steps.py`), between which the log goes on. A search reads
+the indexes when it comes to a segment, and then a part of a file as it was at that moment. When segments were removed, cut
+or replaced meanwhile, what it has found no longer holds: `LogChanged`.
 
 Two kinds of failure. A batch that is none, or whose checksum is wrong, is damage: `StorageError`. Records that do not
 decode although the checksum is right are what a client wrote (produce does not decode them): `ProtocolError`, which
@@ -13,19 +12,30 @@ fails this search and says nothing about the disk.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.files import File
 from tidemill.log.segment import Segment, can_hold, read_batches
-from tidemill.protocol.records import BatchHeader, Record, checksum_matches, iterate_records
+from tidemill.protocol.record_walk import RECORDS_A_STEP, records_in_steps, walk
+from tidemill.protocol.records import LOG_APPEND_TIME, BatchHeader, checksum_matches
+from tidemill.protocol.steps import Steps
+
+_BATCHES_A_STEP = 64
 
 
 class TimestampedOffset(NamedTuple):
     timestamp: int
     offset: int
     leader_epoch: int
+
+
+Search: TypeAlias = Steps[TimestampedOffset | None]
+
+
+class LogChanged(Exception):
+    """The search has to begin again."""
 
 
 class Searched(Protocol):
@@ -35,6 +45,8 @@ class Searched(Protocol):
     def segments(self) -> Sequence[Segment]: ...
     @property
     def log_start_offset(self) -> int: ...
+    @property
+    def removals(self) -> int: ...
 
 
 class Span(NamedTuple):
@@ -49,17 +61,40 @@ class Span(NamedTuple):
     # None when the newest record is wanted.
     timestamp: int | None
 
-    def look_through(self) -> TimestampedOffset | None:
+    def look_through(self) -> Search:
         """The first record at or after the timestamp, or the first of the newest ones."""
         best: TimestampedOffset | None = None
-        for header, batch in self._batches():
+        for number, (header, batch) in enumerate(self._batches(), 1):
+            if number % _BATCHES_A_STEP == 0:
+                yield None
             if header.last_offset < self.from_offset or not self._may_improve(header.max_timestamp, best):
                 continue
-            for record in self._records(header, batch):
-                if record.offset >= self.from_offset and self._may_improve(record.timestamp, best):
-                    best = TimestampedOffset(record.timestamp, record.offset, header.leader_epoch)
+            best = yield from self._look_into(header, batch, best)
+            if best is not None and self.timestamp is not None:
+                return best
+            # Its header promised more than its records have. There may be many such.
+            yield None
+        return best
+
+    def _look_into(self, header: BatchHeader, batch: memoryview, best: TimestampedOffset | None) -> Search:
+        try:
+            body = yield from records_in_steps(batch, header)
+            for number, (_, _, timestamp_delta, offset_delta, _, _) in enumerate(walk(body, header), 1):
+                if number % RECORDS_A_STEP == 0:
+                    yield None
+                timestamp = header.base_timestamp + timestamp_delta
+                if header.attributes & LOG_APPEND_TIME:
+                    timestamp = header.max_timestamp
+                offset = header.base_offset + offset_delta
+                if offset >= self.from_offset and self._may_improve(timestamp, best):
+                    best = TimestampedOffset(timestamp, offset, header.leader_epoch)
                     if self.timestamp is not None:
                         return best
+        except ProtocolError as error:
+            place = f"{self.path}: the batch at offset {header.base_offset}"
+            if not checksum_matches(batch, header):
+                raise StorageError(f"{place} is damaged: {error}") from error
+            raise type(error)(f"{place} cannot be decoded: {error}") from error
         return best
 
     def _may_improve(self, timestamp: int, best: TimestampedOffset | None) -> bool:
@@ -77,23 +112,10 @@ class Span(NamedTuple):
         if end != self.size:
             raise StorageError(f"{self.path}: no batch at position {end}")
 
-    def _records(self, header: BatchHeader, batch: memoryview) -> Iterator[Record]:
-        try:
-            yield from iterate_records(batch, header)
-        except ProtocolError as error:
-            place = f"{self.path}: the batch at offset {header.base_offset}"
-            if not checksum_matches(batch, header):
-                raise StorageError(f"{place} is damaged: {error}") from error
-            raise type(error)(f"{place} cannot be decoded: {error}") from error
-
-
-# Yields what is to be looked through, is sent what was found there, returns what the whole search has found.
-Search = Generator[Span, TimestampedOffset | None, TimestampedOffset | None]
-
 
 def search_time(log: Searched, timestamp: int) -> Search:
     """The first record of the log that is not older than a timestamp."""
-    looked_at = -1
+    removals, looked_at = log.removals, -1
     while True:
         # Anew each time: the log may have rolled.
         following = log.segments[bisect_right(log.segments, looked_at, key=lambda each: each.base_offset) :]
@@ -101,13 +123,14 @@ def search_time(log: Searched, timestamp: int) -> Search:
         if segment is None:
             return None
         looked_at = segment.base_offset
-        found = yield _span(log, segment, timestamp)
+        found = yield from _look_through(log, removals, segment, timestamp)
         if found is not None:
             return found
 
 
 def search_newest(log: Searched) -> Search:
     """The first record with the largest timestamp of the log."""
+    removals = log.removals
     best: TimestampedOffset | None = None
     looked_at: set[int] = set()
     while True:
@@ -116,30 +139,28 @@ def search_newest(log: Searched) -> Search:
         if segment is None or (best is not None and segment.max_timestamp <= best.timestamp):
             return best
         looked_at.add(segment.base_offset)
-        found = yield _span(log, segment, segment.max_timestamp)
+        found = yield from _look_through(log, removals, segment, segment.max_timestamp)
         if found is None:
             # The newest record is below the log's start, or compaction took it and kept its batch's header.
-            found = yield _span(log, segment, None)
+            found = yield from _look_through(log, removals, segment, None)
         if found is not None and (best is None or found.timestamp > best.timestamp):
             best = found
 
 
-def _span(log: Searched, segment: Segment, timestamp: int | None) -> Span:
+def _look_through(log: Searched, removals: int, segment: Segment, timestamp: int | None) -> Search:
     from_offset = log.log_start_offset
     if timestamp is None:
         position = segment.locate(from_offset)
     else:
         position = segment.position_before(timestamp, from_offset)
     path, base_offset = segment.path_of("log"), segment.base_offset
-    return Span(path, base_offset, segment.file, position, segment.size, from_offset, timestamp)
-
-
-def run_search(search: Search) -> TimestampedOffset | None:
-    """At once, however long it takes."""
+    span = Span(path, base_offset, segment.file, position, segment.size, from_offset, timestamp)
     try:
-        span = next(search)
-        while True:
-            span = search.send(span.look_through())
-    except StopIteration as end:
-        found: TimestampedOffset | None = end.value
-        return found
+        found = yield from span.look_through()
+    except StorageError:
+        if log.removals != removals:
+            raise LogChanged from None
+        raise
+    if log.removals != removals:
+        raise LogChanged
+    return found

@@ -28,6 +28,10 @@ class DecompressionFailed(ProtocolError):
     """Bytes that their codec does not accept, or that become more than the caller allows."""
 
 
+class TooLarge(DecompressionFailed):
+    """More bytes than the caller allows."""
+
+
 class CompressionType(IntEnum):
     """The low three bits of a batch's attributes."""
 
@@ -209,5 +213,5 @@ def _snappy_block_size(data: Buffer) -> int:
     return size
 
 
-def _too_large(limit: int) -> DecompressionFailed:
-    return DecompressionFailed(f"decompresses to more than {limit} bytes")
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"decompresses to more than {limit} bytes")

@@ -3,7 +3,7 @@
 The broker lives on the 61-byte header. It reads one, checks the CRC over what follows it, and stamps the base
 offset and the leader epoch in place: both lie before the checksummed part, so a batch goes from the producer to
 the disk to the consumer without being decoded. Only the few who must look inside (compaction, recompression,
-timestamp search, the metadata log) use `iterate_records`, and only they pay for it.
+timestamp search: `record_walk.py`; the metadata log: `iterate_records`) pay for it.
 
 Two kinds of failure: `ProtocolError` from `iterate_records` means that the records cannot be decoded. In a batch whose
 checksum is right that is the fault of the client that wrote it, never damage. `InvalidBatch` carries the error code that
@@ -40,9 +40,12 @@ CONTROL = 0x20
 DELETE_HORIZON = 0x40
 
 NO_SEQUENCE = -1
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 # A length, attributes, two deltas, two more lengths and a count: each has at least one byte.
 RECORD_BYTES_MIN = 7
+# What a compressed batch may claim: its records differ in their offsets, so that none of them vanishes altogether.
+_RECORDS_FREE = 100_000
+_RECORDS_A_BYTE_MAX = 16
 # A bound on what one batch may become when decompressed: a bomb is refused, not unpacked.
 DECOMPRESSED_BYTES_MAX = 1 << 28
 
@@ -212,6 +215,7 @@ def check_produced(header: BatchHeader) -> None:
     attributes = header.attributes
     if (
         header.base_offset == 0 < header.record_count == header.last_offset_delta + 1
+        and header.record_count <= header.batch_length
         and not attributes & (CONTROL | TRANSACTIONAL)
         and attributes & COMPRESSION_MASK <= compression.CompressionType.ZSTD
         and (header.producer_id < 0 or header.base_sequence >= 0)
@@ -232,6 +236,14 @@ def check_produced(header: BatchHeader) -> None:
         raise InvalidBatch(
             ErrorCode.INVALID_RECORD,
             f"{header.record_count} records do not match a last offset delta of {header.last_offset_delta}",
+        )
+    body_bytes = header.size - HEADER_SIZE
+    records_max = (
+        _RECORDS_FREE + body_bytes * _RECORDS_A_BYTE_MAX if header.codec else body_bytes // RECORD_BYTES_MIN
+    )
+    if header.record_count > records_max:
+        raise InvalidBatch(
+            ErrorCode.INVALID_RECORD, f"{header.record_count} records do not fit {body_bytes} bytes"
         )
     if header.is_control:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "clients may not write control batches")
@@ -297,7 +309,7 @@ def _iterate(body: memoryview, header: BatchHeader) -> Iterator[Record]:
             if not 0 <= offset_delta <= last_offset_delta:
                 raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
             timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
-            if not _INT64_MIN <= timestamp <= _INT64_MAX:
+            if not INT64_MIN <= timestamp <= INT64_MAX:
                 raise ProtocolError(f"a record's timestamp of {timestamp} does not fit 64 bits")
             yield Record(base_offset + offset_delta, timestamp, key, value, headers)
     except IndexError as error:
@@ -359,30 +371,6 @@ def assemble(header: BatchHeader, payload: bytes | bytearray | memoryview) -> by
     batch[HEADER_SIZE:] = payload
     _UINT32.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
     return batch
-
-
-def recompress(batch: memoryview, header: BatchHeader, codec: int) -> bytearray:
-    """The same records under another codec. `ProtocolError` when they are not what the header says."""
-    body = _decompressed(batch, header)
-    for _ in _iterate(body, header):
-        pass
-    payload = compression.compress(codec, body) if codec else body
-    return assemble(header._replace(attributes=(header.attributes & ~COMPRESSION_MASK) | codec), payload)
-
-
-def check_record_count(batch: memoryview, header: BatchHeader) -> None:
-    """Whether an uncompressed batch holds as many records as it says: `ProtocolError` if not."""
-    position = HEADER_SIZE
-    try:
-        for _ in range(header.record_count):
-            length, position = _varint(batch, position)
-            if length < 0:
-                raise ProtocolError(f"a record of {length} bytes")
-            position += length
-    except IndexError as error:
-        raise ProtocolError("a record is cut off") from error
-    if position != header.size:
-        raise ProtocolError(f"{header.record_count} records do not end where their batch does")
 
 
 def stamp_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:

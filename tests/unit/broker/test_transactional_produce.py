@@ -21,6 +21,7 @@ from tests.unit.broker.transaction_world import (
 from tests.wire.batches import TRANSACTIONAL, Header, encode
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import PartitionProduceData, ProduceRequest, TopicProduceData
+from tidemill.protocol.record_walk import RECORDS_A_STEP
 from tidemill.types import TopicPartition
 
 MakeWorld = Callable[..., World]
@@ -333,3 +334,34 @@ class TestRefusals:
         confirm(world, coordinator)
         assert outcome(world, refused) is ErrorCode.NOT_ENOUGH_REPLICAS
         assert mark(world, is_commit=False) is ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_a_batch_that_takes_long_to_look_into_keeps_its_place_in_the_transaction(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.start()
+    world.create_topic(compression_type="gzip")
+    world.settle()
+    coordinator = verification_of(world)
+    count = 3 * RECORDS_A_STEP
+    header = Header(
+        attributes=TRANSACTIONAL,
+        base_timestamp_ms=0,
+        producer_id=PRODUCER,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    data = PartitionProduceData(index=0, records=encode([b"x"] * count, header))
+    topic = TopicProduceData(topic_id=TOPIC_ID, name=TOPIC, partition_data=[data])
+    request = ProduceRequest(transactional_id="tx", acks=-1, timeout_ms=10_000, topic_data=[topic])
+    first = world.ask(1, request)
+    confirm(world, coordinator)
+    second = send(world, count, version=NEW)
+    while not second.is_there:
+        if coordinator.questions:
+            confirm(world, coordinator)
+        world.settle(0.1)
+    assert [produced(answer).error_code for answer in (first, second)] == [0, 0]
+    assert [produced(answer).base_offset for answer in (first, second)] == [0, count]
+    assert mark(world, is_commit=True) is ErrorCode.NONE

@@ -18,10 +18,8 @@ from tidemill.protocol.records import (
     assemble,
     build_batch,
     check_produced,
-    check_record_count,
     header_at,
     iterate_records,
-    recompress,
     sole_batch,
     split_batches,
     stamp,
@@ -113,17 +111,6 @@ def test_log_append_time_gives_every_record_the_brokers_clock(codec: int) -> Non
     assert again == header
     assert header.is_log_append_time
     assert [record.timestamp for record in iterate_records(memoryview(data))] == [T0 + 99] * 3
-
-
-@pytest.mark.parametrize("old", CODECS)
-@pytest.mark.parametrize("new", CODECS)
-def test_recompressing_keeps_the_records(old: int, new: int) -> None:
-    data = memoryview(batch(5, codec=old, producer=(4, 2, 10)))
-    again = recompress(data, header_at(data), new)
-    (header,) = split_batches(memoryview(again))
-    assert header.codec == new
-    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (4, 2, 10)
-    assert list(iterate_records(memoryview(again))) == list(iterate_records(data))
 
 
 # -- refusing ------------------------------------------------------------------------------------------------
@@ -221,14 +208,6 @@ def test_anything_but_one_batch_is_refused(data: bytearray, code: ErrorCode) -> 
 def test_one_batch_is_that_batch() -> None:
     data = batch(3)
     assert sole_batch(memoryview(data)) == header_at(data)
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 3, 1 << 30])
-def test_records_are_counted(wrong: int) -> None:
-    data = memoryview(batch(2))
-    check_record_count(data, header_at(data))
-    with pytest.raises(ProtocolError):
-        check_record_count(data, header_at(data)._replace(record_count=wrong))
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -4,19 +4,23 @@ The leader answers. Consumers hear of what is committed or, at the isolation lev
 stable offset; replicas of all that the leader has; a debugging client (replica id -2) may ask any replica. A new leader
 that has not heard from its followers yet does not know the latest offset and says so. DeleteRecords is answered when every
 live replica has dropped the records.
+
+A search for a timestamp is answered at once when it is short, as nearly all are; else in steps beside other requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.dispatch import Call, serves
 from tidemill.broker.partition import Partition
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.log.log import Log
-from tidemill.log.time_search import TimestampedOffset
+from tidemill.log.time_search import LogChanged, TimestampedOffset, search_newest, search_time
 from tidemill.protocol.api.data import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -34,6 +38,7 @@ from tidemill.protocol.api.data import (
     OffsetForLeaderTopicResult,
 )
 from tidemill.protocol.compression import DecompressionFailed
+from tidemill.protocol.steps import NotAtOnce, Steps, run_first_step
 
 if TYPE_CHECKING:
     from tidemill.broker.context import Broker
@@ -61,31 +66,99 @@ _DEBUGGER = -2
 _OFFSET_NOT_AVAILABLE_SINCE = 5
 
 
+# How a log is searched for a timestamp, or for the newest record.
+_SearchLog = Callable[[Log, int], TimestampedOffset | None]
+
+
 @serves(ListOffsetsRequest)
-def list_offsets(broker: Broker, call: Call, request: ListOffsetsRequest) -> ListOffsetsResponse:
+def list_offsets(
+    broker: Broker, call: Call, request: ListOffsetsRequest
+) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
     counts = Counter(
         (topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions
     )
     response = ListOffsetsResponse()
+    later: list[_Later] = []
     for topic in request.topics:
-        answers = []
+        answers: list[ListOffsetsPartitionResponse] = []
         for wanted in {wanted.partition_index: wanted for wanted in topic.partitions}.values():
+            answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
             if counts[topic.name, wanted.partition_index] > 1:
-                code = ErrorCode.INVALID_REQUEST
-                answers.append(
-                    ListOffsetsPartitionResponse(partition_index=wanted.partition_index, error_code=code)
-                )
+                answer.error_code = ErrorCode.INVALID_REQUEST
             else:
-                answers.append(_list_offset(broker, call.version, topic.name, wanted, request))
+                try:
+                    _list_offset(broker, call.version, topic.name, wanted, request, answer)
+                except NotAtOnce:
+                    later.append(_Later(topic.name, wanted, answer))
+            answers.append(answer)
         response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return _search_later(broker, call.version, request, response, later) if later else response
+
+
+class _Later(NamedTuple):
+    topic: str
+    wanted: ListOffsetsPartition
+    answer: ListOffsetsPartitionResponse
+
+
+async def _search_later(
+    broker: Broker,
+    version: int,
+    request: ListOffsetsRequest,
+    response: ListOffsetsResponse,
+    later: Sequence[_Later],
+) -> ListOffsetsResponse:
+    for topic, wanted, answer in later:
+        search = await _searched(broker, topic, wanted)
+        # All is checked anew: the search took its time.
+        _list_offset(broker, version, topic, wanted, request, answer, search)
     return response
 
 
+async def _searched(broker: Broker, topic: str, wanted: ListOffsetsPartition) -> _SearchLog:
+    """Search in the background of other requests. Returns what then gives the outcome."""
+    found: TimestampedOffset | None = None
+    failure: Exception | None = None
+    while True:
+        partition, _ = broker.replicas.find((topic, wanted.partition_index))
+        log = partition.log if partition is not None else None
+        if log is None:
+            break
+        try:
+            found = await broker.replicas.long_work.run(partial(_search, log, wanted.timestamp))
+        except LogChanged:
+            continue
+        except (StorageError, ProtocolError) as error:
+            failure = error
+        break
+
+    def outcome(_log: Log, _timestamp: int) -> TimestampedOffset | None:
+        if failure is not None:
+            raise failure
+        return found
+
+    return outcome
+
+
+def _search(log: Log, timestamp: int) -> Steps[TimestampedOffset | None]:
+    return search_newest(log) if timestamp == _MAX_TIMESTAMP else search_time(log, timestamp)
+
+
+def _search_at_once(log: Log, timestamp: int) -> TimestampedOffset | None:
+    return run_first_step(_search(log, timestamp))
+
+
 def _list_offset(
-    broker: Broker, version: int, topic: str, wanted: ListOffsetsPartition, request: ListOffsetsRequest
-) -> ListOffsetsPartitionResponse:
+    broker: Broker,
+    version: int,
+    topic: str,
+    wanted: ListOffsetsPartition,
+    request: ListOffsetsRequest,
+    answer: ListOffsetsPartitionResponse,
+    search: _SearchLog = _search_at_once,
+) -> None:
+    """Fill in the answer; `NotAtOnce` when the search takes longer."""
     replica_id = request.replica_id
-    answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
     partition, error = broker.replicas.find((topic, wanted.partition_index))
     if partition is not None:
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
@@ -97,29 +170,26 @@ def _list_offset(
         error = ErrorCode.KAFKA_STORAGE_ERROR
     if error or partition is None or partition.log is None:
         answer.error_code = error
-        return answer
+        return
     is_consumer = replica_id == _CONSUMER
     end_offset = partition.log.log_end_offset
     if is_consumer:
         is_committed = request.isolation_level == _READ_COMMITTED
         end_offset = partition.last_stable_offset if is_committed else partition.high_watermark
     try:
-        found = _offset_at(partition, partition.log, wanted.timestamp, end_offset, is_consumer)
+        found = _offset_at(partition, partition.log, wanted.timestamp, end_offset, is_consumer, search)
     except _NotKnownYet:
         is_new = version >= _OFFSET_NOT_AVAILABLE_SINCE
         answer.error_code = ErrorCode.OFFSET_NOT_AVAILABLE if is_new else ErrorCode.LEADER_NOT_AVAILABLE
-        return answer
     except StorageError as failure:
         broker.replicas.report_damage(partition, str(failure))
         answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-        return answer
     except ProtocolError as failure:
         broker.replicas.report_undecodable(partition, str(failure))
         answer.error_code = _undecodable(failure)
-        return answer
-    if found is not None:
-        answer.timestamp, answer.offset, answer.leader_epoch = found
-    return answer
+    else:
+        if found is not None:
+            answer.timestamp, answer.offset, answer.leader_epoch = found
 
 
 def _undecodable(failure: ProtocolError) -> ErrorCode:
@@ -134,7 +204,12 @@ class _NotKnownYet(Exception):
 
 
 def _offset_at(
-    partition: Partition, log: Log, timestamp: int, end_offset: int, is_consumer: bool
+    partition: Partition,
+    log: Log,
+    timestamp: int,
+    end_offset: int,
+    is_consumer: bool,
+    search: _SearchLog,
 ) -> TimestampedOffset | None:
     if timestamp == _LATEST:
         if is_consumer and partition.is_high_watermark_behind:
@@ -146,7 +221,7 @@ def _offset_at(
         return TimestampedOffset(-1, start, epoch)
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return None  # nothing is tiered
-    found = log.newest() if timestamp == _MAX_TIMESTAMP else log.first_at_or_after(timestamp)
+    found = search(log, timestamp)
     if found is not None and found.offset >= end_offset:
         if is_consumer and partition.is_high_watermark_behind:
             raise _NotKnownYet

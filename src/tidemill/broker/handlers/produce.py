@@ -4,6 +4,9 @@ The request is walked in place; each partition's batch goes to `Partition.append
 partition succeeded without waiting, the response is packed directly, otherwise it is built as a message. With `acks=all`
 the answer waits until the high watermark has passed the batch; a broker that stops to lead meanwhile says so.
 
+A batch that must be looked into, and holds much, is appended a little later (`Partition.append_later`). What comes for its
+partition meanwhile is appended behind it.
+
 A transactional producer's batches go on with a transaction that is open in their partitions, or wait until its coordinator
 has confirmed that it may begin there. Produce requests of a connection do not wait for each other's answers: what comes
 meanwhile of the same producer for the same partition waits behind.
@@ -15,7 +18,7 @@ librdkafka takes a missing 0–2 for a broker without any codec support, as Kafk
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +40,7 @@ from tidemill.protocol.api.data import (
 from tidemill.protocol.produce import ProduceResult, ProduceWalk, pack_produced, walk_produce
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
 from tidemill.protocol.schema import encode
+from tidemill.protocol.steps import NotAtOnce
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -76,6 +80,7 @@ def produce(broker: Broker, call: Call) -> None:
     now_ms = broker.clock.now_ms()
     results: Results = []
     unsettled: list[Unsettled] = []
+    later: list[tuple[Unsettled, memoryview]] = []
     all_good = True
     for wire_name, partitions in walk.topics:
         hosted = topics.get(wire_name)
@@ -86,7 +91,13 @@ def produce(broker: Broker, call: Call) -> None:
                 batch = frame[start:end] if start >= 0 else None
                 result = _unappendable(broker, version, (wire_name, index), partition, batch)
             else:
-                result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
+                try:
+                    result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
+                except NotAtOnce:
+                    result = _NOT_YET._replace(partition=index)
+                    place = Unsettled(partition, topic_results, len(topic_results))
+                    # The frame is overwritten by what arrives next.
+                    later.append((place, memoryview(bytearray(frame[start:end]))))
                 if result.sync_to is not None or result.commit_to is not None:
                     unsettled.append(Unsettled(partition, topic_results, len(topic_results)))
             if result.error:
@@ -96,8 +107,8 @@ def produce(broker: Broker, call: Call) -> None:
             results.append((wire_name, topic_results))
         if hosted is not None:
             hosted.counts.produce_requests += len(partitions)
-    if unsettled:
-        _Parked(broker, call, acks, results, unsettled, walk.timeout_ms)
+    if unsettled or later:
+        _Parked(broker, call, acks, results, unsettled, walk.timeout_ms, later)
     else:
         _answer(broker, call, acks, results, all_good)
 
@@ -147,22 +158,36 @@ class _Parked:
         results: Results,
         unsettled: list[Unsettled],
         timeout_ms: int,
+        later: Sequence[tuple[Unsettled, memoryview]] = (),
     ) -> None:
+        """`later` are batches that have to be looked into before they are appended."""
         self._broker = broker
         self._call = call
         self._acks = acks
         self._results = results
-        self._unsettled = dict(enumerate(unsettled))
+        self._unsettled = dict(enumerate([*(place for place, _ in later), *unsettled]))
         self._waiters: list[Waiter] = []
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
-        for number, each in enumerate(unsettled):
-            result = each.results[each.position]
-            if result.sync_to is not None:
-                self._waiters.append(
-                    each.partition.when_synced(result.sync_to, partial(self._synced, number))
-                )
-            else:
-                self._synced(number, ErrorCode.NONE)
+        for number, (place, batch) in enumerate(later):
+            place.partition.append_later(
+                batch, acks, partial(self._appended, number), allows_zstd=call.version >= 7
+            )
+        for number in range(len(later), len(self._unsettled)):
+            self._wait_for(number)
+
+    def _appended(self, number: int, result: ProduceResult) -> None:
+        each = self._unsettled.get(number)
+        if each is not None:
+            each.results[each.position] = result
+            self._wait_for(number)
+
+    def _wait_for(self, number: int) -> None:
+        each = self._unsettled[number]
+        result = each.results[each.position]
+        if result.sync_to is not None:
+            self._waiters.append(each.partition.when_synced(result.sync_to, partial(self._synced, number)))
+        else:
+            self._synced(number, ErrorCode.NONE)
 
     def _synced(self, number: int, code: ErrorCode) -> None:
         each = self._unsettled[number]
@@ -195,6 +220,7 @@ class _Parked:
             self._timer.cancel()
         for waiter in self._waiters:
             waiter.cancel()
+        self._unsettled.clear()
         if self._call.is_wanted:
             all_good = not any(result.error for _, results in self._results for result in results)
             _answer(self._broker, self._call, self._acks, self._results, all_good)
@@ -289,15 +315,35 @@ class TransactionalProduce:
         self._settle_one()
 
     def _append(self, place: Unsettled, batch: memoryview, guard: Guard | None) -> None:
-        partition, results, position = place
-        result = results[position] = partition.append(
-            batch,
-            self._walk.acks,
-            self._broker.clock.now_ms(),
-            allows_zstd=self._call.version >= 7,
-            allows_transactions=True,
-            guard=guard,
-        )
+        acks, allows_zstd = self._walk.acks, self._call.version >= 7
+        try:
+            result = place.partition.append(
+                batch,
+                acks,
+                self._broker.clock.now_ms(),
+                allows_zstd=allows_zstd,
+                allows_transactions=True,
+                guard=guard,
+            )
+        except NotAtOnce:
+            self._waiting += 1
+            place.partition.append_later(
+                memoryview(bytearray(batch)),
+                acks,
+                partial(self._appended_later, place),
+                allows_zstd=allows_zstd,
+                allows_transactions=True,
+                guard=guard,
+            )
+            return
+        self._appended(place, result)
+
+    def _appended_later(self, place: Unsettled, result: ProduceResult) -> None:
+        self._appended(place, result)
+        self._settle_one()
+
+    def _appended(self, place: Unsettled, result: ProduceResult) -> None:
+        place.results[place.position] = result
         if result.sync_to is not None or result.commit_to is not None:
             self._unsettled.append(place)
 

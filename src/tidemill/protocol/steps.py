@@ -1,0 +1,42 @@
+"""Long work that gives way: a generator that its driver advances a step at a time.
+
+A step takes well under a millisecond. Between two steps it yields None, or a function that blocks without holding the
+interpreter (decompression): the driver calls it in a thread and sends the result back, or throws what it raised. What
+the generator returns is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Blocking: TypeAlias = Callable[[], Any]
+Steps: TypeAlias = Generator[Blocking | None, Any, T]
+
+
+class NotAtOnce(Exception):
+    """The work takes more than one step."""
+
+
+def run_first_step(steps: Steps[T]) -> T:
+    """The result of what takes one step; `NotAtOnce`, and the rest is given up, when it takes more."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    steps.close()
+    raise NotAtOnce
+
+
+def run_steps(steps: Steps[T]) -> T:
+    """All of it, now."""
+    value = None
+    while True:
+        try:
+            work = steps.send(value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        value = work() if work is not None else None
