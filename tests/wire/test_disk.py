@@ -18,6 +18,7 @@ from tests.wire.connection import Connection, read_all
 MEGABYTE = 1_000_000
 DISK_SIZE = 48 * MEGABYTE
 SEGMENT = {"segment.bytes": "1048576"}
+KAFKA_STORAGE_ERROR = 56
 
 
 @contextlib.contextmanager
@@ -232,3 +233,27 @@ def _whole_size(data: bytes) -> int:
         except BadBatchError:
             break
     return at
+
+
+def test_a_topic_is_made_again_while_records_of_another_are_deleted(
+    target: Broker, connection: Connection, topic: str
+) -> None:
+    """Both write the checkpoints of the data directory."""
+    other = f"{topic}-again"
+    connection.create_topic(topic)
+    connection.create_topic(other)
+    assert connection.produce(topic, encode([b"x"] * 200)).error_code == 0
+    with Connection(target) as deleting:
+        for number in range(1, 26):
+            partitions = [{"partition_index": 0, "offset": number}]
+            topics = [{"name": topic, "partitions": partitions}]
+            asked = [deleting.start("delete_records", 2, topics=topics, timeout=20_000) for _ in range(20)]
+            doomed = [{"name": other, "topic_id": None}]
+            deleted = connection.request("delete_topics", 6, topics=doomed, timeout=20_000)
+            assert deleted.responses[0].error_code == 0
+            connection.create_topic(other)
+            # It may still be the old one that answers; neither may be offline.
+            assert connection.produce(other, encode([b"y"])).error_code != KAFKA_STORAGE_ERROR
+            for each in asked:
+                answer = deleting.finish("delete_records", 2, each)
+                assert answer.topics[0].partitions[0].error_code == 0

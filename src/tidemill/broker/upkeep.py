@@ -199,10 +199,8 @@ class Upkeep:
 
     async def checkpoint(self) -> None:
         async with self._checkpointing:
-            recovery_points, log_starts = self.offsets()
-            await self._platform.run_blocking(
-                partial(self._data_dir.write_checkpoints, recovery_points, log_starts)
-            )
+            self._data_dir.note_checkpoints(*self.offsets())
+            await self._platform.run_blocking(self._data_dir.write_noted_checkpoints)
 
     def offsets(self) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """The recovery points and log starts that may be on disk now."""

@@ -71,8 +71,9 @@ class DataDir:
         except StorageError:
             self._unlock()
             raise
-        # The partitions that a checkpoint on disk names.
-        self._checkpointed = {*self.recovery_points, *self.log_starts}
+        # The recovery points and log starts that the checkpoints have, or will have when they are written next.
+        self._noted = (dict(self.recovery_points), dict(self.log_starts))
+        self._checkpoints_lock = Lock()
         self._first_dirty_lock = Lock()
 
     # -- identity --------------------------------------------------------------------------------------------
@@ -132,9 +133,25 @@ class DataDir:
     def write_checkpoints(
         self, recovery_points: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
     ) -> None:
-        self._checkpointed.update(recovery_points, log_starts)
-        self._write_checkpoint(_RECOVERY_POINTS, recovery_points)
-        self._write_checkpoint(_LOG_STARTS, log_starts)
+        self.note_checkpoints(recovery_points, log_starts)
+        self.write_noted_checkpoints()
+
+    def note_checkpoints(
+        self, recovery_points: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
+    ) -> None:
+        """What is to be written. Only the data directory's owner notes, so that the last one noted is the newest."""
+        self._noted = (dict(recovery_points), dict(log_starts))
+
+    def write_noted_checkpoints(self) -> None:
+        """May be called in a thread.
+
+        Under the lock, of what is noted by then: two writers would take each other's temporary file, and a thread that comes
+        late would bring back the offsets of a topic that was deleted and made again meanwhile.
+        """
+        with self._checkpoints_lock:
+            recovery_points, log_starts = self._noted
+            self._write_checkpoint(_RECOVERY_POINTS, recovery_points)
+            self._write_checkpoint(_LOG_STARTS, log_starts)
 
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._write_checkpoint(_HIGH_WATERMARKS, offsets)
@@ -193,15 +210,12 @@ class DataDir:
     def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
         """Not synced: the first sync of its log does that, and before it nothing in there was promised."""
         folder = self.folder_of(tp)
-        if tp in self._checkpointed and not self._files.exists(folder):
+        if any(tp in offsets for offsets in self._noted) and not self._files.exists(folder):
             # Of an older topic of this name: its offsets would hide the new one's records (failure 21).
-            self._checkpointed.discard(tp)
-            for offsets in (self.recovery_points, self.log_starts):
+            recovery_points, log_starts = map(dict, self._noted)
+            for offsets in (self.recovery_points, self.log_starts, recovery_points, log_starts):
                 offsets.pop(tp, None)
-            for name in (_RECOVERY_POINTS, _LOG_STARTS):
-                kept = self._read_checkpoint(name)
-                kept.pop(tp, None)
-                self._write_checkpoint(name, kept)
+            self.write_checkpoints(recovery_points, log_starts)
         if self._first_dirty.pop(tp, None) is not None:
             # Left by an older topic of this name. Were it believed, tombstones would go before what they hide.
             self.write_first_dirty_offsets()

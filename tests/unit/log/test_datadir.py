@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,45 @@ def test_failure_21_a_recreated_topic_does_not_inherit_checkpoints(disk: Simulat
     again = DataDir(disk.kill(), "/data", 1)
     assert again.recovery_points == {OTHER: 9}
     assert again.log_starts == {OTHER: 2}
+
+
+def test_failure_21_a_checkpoint_that_is_written_late_does_not_bring_them_back(disk: SimulatedDisk) -> None:
+    """A thread was about to write when the topic was deleted and made again."""
+    data_dir = DataDir(disk, "/data", 1)
+    data_dir.create_folder(TP, ID)
+    data_dir.note_checkpoints({TP: 17, OTHER: 9}, {TP: 5, OTHER: 2})
+    disk.remove(data_dir.mark_folder_deleted(TP, ID))
+    data_dir.create_folder(TP, ID[::-1])
+    data_dir.write_noted_checkpoints()
+    again = DataDir(disk.kill(), "/data", 1)
+    assert again.recovery_points == {OTHER: 9}
+    assert again.log_starts == {OTHER: 2}
+
+
+def test_checkpoints_are_written_while_topics_are_made_again(tmp_path: Path) -> None:
+    files = DiskFiles()
+    data_dir = DataDir(files, str(tmp_path / "data"), 1)
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            data_dir.write_noted_checkpoints()
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            for number in range(100):
+                data_dir.create_folder(TP, ID)
+                data_dir.note_checkpoints({TP: number, OTHER: number}, {TP: number, OTHER: number})
+                files.remove(data_dir.mark_folder_deleted(TP, ID))
+                assert not writing.done()
+        finally:
+            is_over.set()
+        writing.result()
+    data_dir.write_noted_checkpoints()
+    data_dir.unlock()
+    again = DataDir(files, str(tmp_path / "data"), 1)
+    assert again.recovery_points == again.log_starts == {TP: 99, OTHER: 99}
 
 
 def test_a_deleted_folder_frees_its_name_and_is_found_again(disk: SimulatedDisk) -> None:
