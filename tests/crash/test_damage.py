@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -95,6 +96,69 @@ def test_a_hole_between_unsynced_segments_is_where_the_log_ends() -> None:
     log = judge(disk, history, CONFIG).logs[TP]
     assert log.log_end_offset == bases[1]
     assert f"{bases[2]:020d}.log.torn" in disk.list(FOLDER)
+
+
+def _logs(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {path: content for path, content in disk.contents().items() if path.endswith(".log")}
+
+
+def _without_a_segment(number: int, *, is_clean: bool) -> tuple[SimulatedDisk, History, int]:
+    """A disk whose owner removed a file, the history of it, and the offset at which that began."""
+    disk = SimulatedDisk()
+    store, history = _synced_store(disk, batches=15, synced=15)
+    base_offset = store.logs[TP].segments[number].base_offset
+    assert len(store.logs[TP].segments) > 3
+    if is_clean:
+        store.shut_down()
+    disk = disk.kill()
+    disk.remove(f"{FOLDER}/{base_offset:020d}.log")
+    return disk, history, base_offset
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_missing_segment_is_damage_and_changes_nothing(number: int, is_clean: bool) -> None:
+    disk, history, base_offset = _without_a_segment(number, is_clean=is_clean)
+    before = _logs(disk)
+    with pytest.raises(StorageError, match=f"ends at offset {base_offset} and the next segment begins at"):
+        Store(disk, history, CONFIG)
+    assert _logs(disk) == before
+
+
+def test_a_missing_first_segment_is_damage_after_a_clean_shutdown() -> None:
+    """After a crash it may be what retention removed: the checkpoint of the log's start is written later."""
+    disk, history, _ = _without_a_segment(0, is_clean=True)
+    before = _logs(disk)
+    with pytest.raises(StorageError, match="but the log began at 0 when it was closed"):
+        Store(disk, history, CONFIG)
+    assert _logs(disk) == before
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_hole_below_the_logs_start_is_what_was_deleted(is_clean: bool) -> None:
+    disk = SimulatedDisk()
+    store, history = _synced_store(disk, batches=15, synced=15)
+    bases = [segment.base_offset for segment in store.logs[TP].segments]
+    for path in store.logs[TP].move_start(bases[3]):
+        disk.remove(path)
+    # A crash brought one of them back.
+    history.partitions[TP].start_max = bases[3]
+    if is_clean:
+        store.shut_down()
+    else:
+        store.checkpoint()
+    disk = disk.kill()
+    disk.open(f"{FOLDER}/{bases[1]:020d}.log", create=True)
+    if is_clean:
+        assert Store(disk, history, CONFIG).logs[TP].log_start_offset == bases[3]
+    else:
+        assert judge(disk, history, CONFIG).logs[TP].log_start_offset == bases[3]
+
+
+def test_a_hole_in_a_compacted_log_may_be_of_kafkas_cleaner() -> None:
+    disk, history, _ = _without_a_segment(2, is_clean=True)
+    log = Store(disk, history, replace(CONFIG, cleanup_policy=("compact",))).logs[TP]
+    assert log.log_end_offset == history.partitions[TP].now.synced_end
 
 
 def test_recovery_may_be_interrupted_at_every_step_by_another_crash() -> None:

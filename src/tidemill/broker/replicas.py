@@ -348,7 +348,7 @@ class Replicas:
             # A folder that the last run did not open has no recovery point: it may be older than the clean mark.
             is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
             recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),
-            log_start_offset=data_dir.log_starts.get(tp, 0),
+            log_start_offset=data_dir.log_starts.get(tp),
         )
         if log.recovered_bytes_cut:
             logger.warning(

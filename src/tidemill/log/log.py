@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from tidemill.config import TopicConfig
 from tidemill.errors import StorageError
@@ -19,7 +20,7 @@ from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import Files, FileSlice
 from tidemill.log.folder import tidy
 from tidemill.log.producers import Producers
-from tidemill.log.recovery import SyncWork, check_reaches, recover
+from tidemill.log.recovery import SyncWork, check_followed, check_reaches, recover
 from tidemill.log.replay import check_continues, learn, replay, save_txn_indexes
 from tidemill.log.retention import count_expired, count_in_excess
 from tidemill.log.segment import (
@@ -51,8 +52,9 @@ class Log:
         now_ms: int,
         is_clean: bool = True,
         recovery_point: int = 0,
-        log_start_offset: int = 0,
+        log_start_offset: int | None = None,
     ) -> None:
+        """`log_start_offset` as it was written down; None when it was not."""
         self._files = files
         self.folder = folder
         self.configure(config)
@@ -75,8 +77,13 @@ class Log:
         self._bases: list[int] = []
         # The first segment whose aborted transactions must be read from its batches.
         self._replay_from: int | None = None
-        self._load_segments(log_start_offset, now_ms)
-        self.log_start_offset = max(log_start_offset, self._bases[0])
+        self._load_segments(log_start_offset or 0, now_ms)
+        self.log_start_offset = max(log_start_offset or 0, self._bases[0])
+        if is_clean and log_start_offset is not None and log_start_offset < self._bases[0]:
+            raise StorageError(
+                f"{folder}: its first segment begins at offset {self._bases[0]}, but the log began at "
+                f"{log_start_offset} when it was closed. Restore the files from a replica or a backup"
+            )
         self.log_end_offset = self._find_end() if is_clean else self._recover()
         self.size = sum(segment.size for segment in self._segments)
         if self.log_start_offset > self.log_end_offset:
@@ -125,6 +132,9 @@ class Log:
     def _find_end(self) -> int:
         for segment in self._segments:
             segment.verify()
+        if not self.config.is_compacted:
+            for segment, following in pairwise(self._segments):
+                check_followed(segment, following.base_offset, self.log_start_offset)
         self._replay_from = next((s.base_offset for s in self._segments if s.txn_index.is_damaged), None)
         end = self.active.next_offset()
         if end is None:
@@ -136,7 +146,12 @@ class Log:
 
     def _recover(self) -> int:
         recovered = recover(
-            self._files, self._segments, self.epochs, self.recovery_point, self.log_start_offset
+            self._files,
+            self._segments,
+            self.epochs,
+            self.recovery_point,
+            self.log_start_offset,
+            may_have_holes=self.config.is_compacted,
         )
         del self._bases[len(self._segments) :]
         self.recovered_bytes_cut = recovered.bytes_cut

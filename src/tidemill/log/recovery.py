@@ -4,7 +4,9 @@ Recovery: each segment that reaches past the recovery point is read whole and cu
 length is wrong; the epochs and the indexes are rebuilt on the way. What follows a torn segment, or a hole between two,
 never was something that anybody could rely on: those segments are set aside as `*.torn`, never deleted. A broken batch
 *below* the recovery point was synced once, so it is no torn tail but damage: the log refuses to open and nothing is
-changed.
+changed. So is a hole between two segments there, after a clean shutdown too: a file is missing. Segments begin where the one
+before ends, and a cleaning leaves a batch at the end of each that says where that is. Apache Kafka's cleaner need not, and
+a folder may come from there: between the segments of a compacted topic a hole proves nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +81,13 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    files: Files, segments: list[Segment], epochs: LeaderEpochs, recovery_point: int, log_start_offset: int
+    files: Files,
+    segments: list[Segment],
+    epochs: LeaderEpochs,
+    recovery_point: int,
+    log_start_offset: int,
+    *,
+    may_have_holes: bool,
 ) -> Recovered:
     """Check what a crash may have torn. Segments that are set aside leave the list."""
     end_offset = segments[0].base_offset
@@ -89,6 +97,8 @@ def recover(
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and following <= recovery_point:
             segment.verify()
+            if not may_have_holes:
+                check_followed(segment, following, log_start_offset)
             continue
         if is_first_read:
             # The file may name epochs of a tail that was cut off since. From here on the batches say it themselves.
@@ -120,6 +130,17 @@ def _goes_on(end_offset: int, following: int | None, log_start_offset: int) -> b
     Below the log's start a hole is what was deleted.
     """
     return following is None or end_offset == following or end_offset < following <= log_start_offset
+
+
+def check_followed(segment: Segment, following: int, log_start_offset: int) -> None:
+    """Refuse a log that lacks a segment between two that are sealed."""
+    end_offset = segment.next_offset()
+    # None is damage in the segment itself, which whoever reads there reports.
+    if end_offset is not None and not _goes_on(end_offset, following, log_start_offset):
+        raise StorageError(
+            f"{segment.path_of('log')} ends at offset {end_offset} and the next segment begins at {following}: a "
+            "segment is missing or cut off. Restore the file from a replica or a backup; nothing was changed"
+        )
 
 
 def check_reaches(segment: Segment, end_offset: int, recovery_point: int) -> None:

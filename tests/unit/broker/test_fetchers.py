@@ -341,6 +341,44 @@ def test_failure_15_damage_is_repaired_from_a_replica(world: World) -> None:
     assert host.values() == [big(number) for number in range(12)]
 
 
+def test_failure_15_a_missing_segment_is_fetched_from_a_replica(world: World) -> None:
+    for number in range(12):
+        write(world, 1, big(number))
+    host = world[2]
+    assert len(host.log.segments) > 2
+    path = host.log.segments[1].path_of("log")
+    world.stop(2)
+    host.disk.remove(path)
+    world.start(2)
+    assert host.partition().log is None
+    assert host.fatal, "it is counted on and cannot serve"
+    world.kill(2)
+    world.change(isr=[1, 3])
+    world.start(2)
+    in_sync(world, 1, 2, 3)
+    assert host.values() == [big(number) for number in range(12)]
+
+
+def test_failure_15_a_sole_replica_without_a_segment_is_offline(
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(1)
+    world.start()
+    world.create_topic([1], segment_bytes=str(1 << 20))
+    world.settle()
+    for number in range(12):
+        write(world, 1, big(number))
+    path = world[1].log.segments[1].path_of("log")
+    world.stop(1)
+    world[1].disk.remove(path)
+    world.start(1)
+    fetched = consume(world, 1, 0).responses[0].partitions[0]
+    assert fetched.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert produced(produce(world, 1, b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert not world[1].fatal, "nobody else could take over"
+    assert any("a segment is missing" in message for message in caplog.messages)
+
+
 def test_failure_15_a_leader_whose_log_is_damaged_gives_way(world: World) -> None:
     for number in range(12):
         write(world, 1, big(number))
