@@ -326,6 +326,12 @@ class Replicas:
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False
     ) -> Log:
         data_dir = self._data_dir
+        if data_dir.restore_topic_id(tp, topic_id):
+            logger.warning(
+                "%s/partition.metadata was damaged; it names topic id %s again, as the metadata does",
+                data_dir.folder_of(tp),
+                uuid_text(topic_id),
+            )
         found_id = data_dir.topic_id_of(tp)
         if found_id is not None and found_id != topic_id:
             # The topic was deleted and made again while this broker was away. What it has is of the old one.

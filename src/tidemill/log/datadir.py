@@ -31,6 +31,8 @@ _STRAY_SUFFIX = "-stray"
 _BROKER_EPOCH = re.compile(rb'"brokerEpoch":\s*"(-?\d+)"')
 _PARTITION_FOLDER = re.compile(r"(?P<topic>[\w.-]+)-(?P<partition>0|[1-9]\d*)", re.ASCII)
 _METADATA_START = "version: 0\ntopic_id: "
+# Of the 22 that an id has in a `partition.metadata`.
+_DAMAGED_BYTES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,22 @@ class DataDir:
                     break
         raise StorageError(f"{path} is damaged: it names no topic id")
 
+    def restore_topic_id(self, tp: TopicPartition, topic_id: bytes) -> bool:
+        """Mend a `partition.metadata` that nearly names this topic, and say whether that was needed.
+
+        The ids of two topics are random and differ nearly everywhere, so that a few wrong bytes are damage. Taken for
+        another topic's, the folder would be set aside and the partition begin anew without its records.
+        """
+        path = f"{self.folder_of(tp)}/partition.metadata"
+        if not self._files.exists(path):
+            return False
+        found, right = self._files.read(path), _metadata_of(topic_id)
+        wrong_bytes = sum(one != other for one, other in itertools.zip_longest(found, right))
+        if not 0 < wrong_bytes <= _DAMAGED_BYTES_MAX:
+            return False
+        self._files.replace(path, right)
+        return True
+
     def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
         """Not synced: the first sync of its log does that, and before it nothing in there was promised."""
         folder = self.folder_of(tp)
@@ -222,7 +240,7 @@ class DataDir:
         self._files.make_folder(folder)
         file = self._files.open(f"{folder}/partition.metadata", create=True)
         file.truncate(0)
-        file.write(f"{_METADATA_START}{uuid_text(topic_id)}\n".encode(), 0)
+        file.write(_metadata_of(topic_id), 0)
         return folder
 
     def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
@@ -274,6 +292,11 @@ def parse_checkpoint(path: str, content: bytes) -> dict[TopicPartition, int]:
     except ValueError as error:
         raise StorageError(f"{path} is damaged ({error}); remove it to recover every log whole") from error
     return offsets
+
+
+def _metadata_of(topic_id: bytes) -> bytes:
+    """What `partition.metadata` says."""
+    return f"{_METADATA_START}{uuid_text(topic_id)}\n".encode()
 
 
 def _is_torn(metadata: bytes) -> bool:

@@ -435,3 +435,44 @@ def test_only_a_partitions_folder_is_set_aside(world: World, caplog: pytest.LogC
     world.settle()
     assert set(folders) <= set(host.disk.list("/data"))
     assert "damaged-0 is not of this broker any more, and stays" in caplog.text
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("bit", [0, 3, 6])
+def test_a_damaged_byte_in_the_partition_metadata_does_not_make_it_begin_anew(
+    make_world: MakeWorld, bit: int, is_clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(1)
+    world.start()
+    world.create_topic([1], topic_id=TOPIC_ID)
+    world.settle()
+    path = f"/data/{TOPIC}-0/partition.metadata"
+    right = world[1].disk.read(path)
+    for position in range(len(right)):
+        assert write(world, 1, b"a") == position
+        if is_clean:
+            world.stop(1)
+        else:
+            world.kill(1)
+        world[1].disk.flip_bit(path, position, bit)
+        caplog.clear()
+        world.start(1)
+        assert world[1].disk.read(path) == right
+        assert world[1].log.log_end_offset == position + 1
+    assert [name for name in world[1].disk.list("/data") if name.startswith(TOPIC)] == [f"{TOPIC}-0"]
+    assert "partition.metadata was damaged" in caplog.text
+
+
+def test_a_partition_metadata_that_names_no_topic_keeps_the_partition_offline(make_world: MakeWorld) -> None:
+    """Whose the records are cannot be told: nothing is begun in their place."""
+    world = make_world(1)
+    world.start()
+    world.create_topic([1])
+    world.settle()
+    write(world, 1, b"a")
+    world.stop(1)
+    world[1].disk.replace(f"/data/{TOPIC}-0/partition.metadata", b"\xff" * 43)
+    world.start(1)
+    assert world[1].partition().log is None
+    assert produced(produce(world, 1, b"b")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert "00000000000000000000.log" in world[1].disk.list(f"/data/{TOPIC}-0")
