@@ -62,13 +62,15 @@ def test_a_group_and_its_consumers(client: httpx.Client, gateway: Gateway, group
 
 def test_lags(client: httpx.Client, gateway: Gateway, group: str, topic: str) -> None:
     path = f"{gateway.v3}/consumer-groups/{group.replace('/', '%2F')}"
-    (lag,) = client.get(f"{path}/lags").json()["data"]
+    lag, uncommitted = client.get(f"{path}/lags").json()["data"]
     assert (lag["topic_name"], lag["partition_id"]) == (topic, 0)
     assert (lag["current_offset"], lag["log_end_offset"], lag["lag"]) == (3, 5, 2)
     assert lag["client_id"] == "reader"
     assert client.get(lag["metadata"]["self"]).json() == lag
-    # Nothing is committed for the other partition.
-    assert client.get(f"{path}/lags/{topic}/partitions/1").status_code == 404
+    # Nothing is committed for the other partition: all of it is yet to be read.
+    assert (uncommitted["partition_id"], uncommitted["current_offset"]) == (1, 0)
+    assert uncommitted["lag"] == uncommitted["log_end_offset"]
+    assert client.get(f"{path}/lags/{topic}/partitions/1").json() == uncommitted
 
     gateway.broker.produce(topic, "one more", partition=0)
     summary = client.get(f"{path}/lag-summary").json()

@@ -193,7 +193,7 @@ def _add_group(
         values = (row.committed_offset, row.lag)
         partitions.add(f'{{{label},topic="{row.topic}",partition="{row.partition}"}}', values)
         summed = sums.setdefault(row.topic, [0, 0])
-        summed[0] += row.committed_offset
+        summed[0] += row.committed_offset or 0
         summed[1] += row.lag or 0
     for topic, totals in sums.items():
         topics.add(f'{{{label},topic="{topic}"}}', totals)

@@ -97,7 +97,7 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("type", group.type),
             ("assignor", group.assignor or None),
             ("members", len(group.members)),
-            ("lag", _total_lag(lags)),
+            ("lag", _lag_text(lags)),
         ]
     )
     if group.members:
@@ -131,6 +131,16 @@ def _total_lag(lags: list[PartitionLag]) -> int:
     return sum(each.lag or 0 for each in lags)
 
 
+def _lag_text(lags: list[PartitionLag]) -> str:
+    uncommitted = _without_commit(lags)
+    text = str(_total_lag(lags))
+    return f"{text} ({plural(uncommitted, 'partition')} without a commit: all of it)" if uncommitted else text
+
+
+def _without_commit(lags: list[PartitionLag]) -> int:
+    return sum(each.committed_offset is None and bool(each.lag) for each in lags)
+
+
 def _member_name(member: GroupMember | None) -> str | None:
     return None if member is None else member.instance_id or member.member_id
 
@@ -149,6 +159,7 @@ def _as_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, obj
         "state": group.state,
         "assignor": group.assignor,
         "total_lag": _total_lag(lags),
+        "partitions_without_commit": _without_commit(lags),
         "members": [
             {
                 "member_id": each.member_id,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster, check, known_code
+from tidemill.client.lag import lag_of, partitions_to_read
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import wire
 from tidemill.protocol.api.groups import (
@@ -70,14 +71,13 @@ class PartitionLag(NamedTuple):
 
     partition: TopicPartition
     committed_offset: int | None
+    start_offset: int | None
     end_offset: int | None
     member: GroupMember | None
 
     @property
     def lag(self) -> int | None:
-        if self.committed_offset is None or self.end_offset is None:
-            return None
-        return max(0, self.end_offset - self.committed_offset)
+        return lag_of(self.committed_offset, self.start_offset, self.end_offset)
 
 
 class GroupAdmin:
@@ -206,19 +206,19 @@ class GroupAdmin:
         self.cluster.retrying(attempt)
 
     def lags(self, group: GroupDescription) -> list[PartitionLag]:
-        """Every partition that the group has committed or is assigned."""
+        """Every partition of the topics that the group has committed or is assigned something of."""
         committed = self.committed(group.group_id)
         owners = {partition: member for member in group.members for partition in member.assignment}
-        partitions = sorted({*committed, *owners})
         admin = Admin(self.cluster)
-        existing = {
-            TopicPartition(name, each.partition_index)
-            for name, topic in admin.existing_topics(sorted({tp.topic for tp in partitions})).items()
-            for each in topic.partitions
-        }
-        ends = admin.end_offsets([partition for partition in partitions if partition in existing])
+        topics = admin.existing_topics(sorted({tp.topic for tp in (*committed, *owners)}))
+        counts = {name: len(topic.partitions) for name, topic in topics.items()}
+        partitions = partitions_to_read((*committed, *owners), counts)
+        existing = [each for each in partitions if each.partition < counts.get(each.topic, 0)]
+        starts = admin.start_offsets([each for each in existing if each not in committed])
+        ends = admin.end_offsets(existing)
         return [
-            PartitionLag(each, committed.get(each), ends.get(each), owners.get(each)) for each in partitions
+            PartitionLag(each, committed.get(each), starts.get(each), ends.get(each), owners.get(each))
+            for each in partitions
         ]
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tidemill.client.cluster_admin import Quorum
 from tidemill.client.group_admin import GroupMember
+from tidemill.client.lag import lag_of, partitions_to_read
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition
 
@@ -209,7 +210,7 @@ class Picture:
     def offset_rows(self, group: GroupFact) -> list[Row]:
         owners = {each: member for member in group.members for each in member.assignment}
         rows = []
-        for partition in sorted({*group.committed, *owners}):
+        for partition in self._read_by(group):
             committed, end = group.committed.get(partition), self.end_of(partition)
             if committed is not None and end is not None:
                 # Ends and commits are asked for at different moments.
@@ -221,7 +222,7 @@ class Picture:
                     "partition": partition.partition,
                     "committed": committed,
                     "end": end,
-                    "lag": None if committed is None or end is None else end - committed,
+                    "lag": lag_of(committed, self.start_of(partition), end),
                     "member_id": owner.member_id if owner else None,
                 }
             )
@@ -246,14 +247,23 @@ class Picture:
                 return size
         return None
 
+    def start_of(self, partition: TopicPartition) -> int | None:
+        return self.start_offsets.get(partition.topic, {}).get(partition.partition)
+
     def lag_of(self, group: GroupFact) -> int | None:
-        """The sum over what is committed; None where nothing is."""
-        lags = []
-        for partition, committed in group.committed.items():
-            end = self.end_of(partition)
-            if end is not None:
-                lags.append(max(0, end - committed))
-        return sum(lags) if lags else None
+        """The sum over the partitions that the group reads; None where nothing is known of any."""
+        lags = [
+            lag_of(group.committed.get(each), self.start_of(each), self.end_of(each))
+            for each in self._read_by(group)
+        ]
+        return sum_known(lags) if lags else None
+
+    def _read_by(self, group: GroupFact) -> list[TopicPartition]:
+        assigned = (each for member in group.members for each in member.assignment)
+        known = {*group.committed, *assigned}
+        topics = self.topology.topics
+        counts = {each.topic: len(topics[each.topic].partitions) for each in known if each.topic in topics}
+        return partitions_to_read(known, counts)
 
     @cached_property
     def broker_bytes(self) -> dict[int, int]:

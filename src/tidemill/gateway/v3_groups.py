@@ -370,7 +370,8 @@ def _lag_fields(cluster: ClusterLinks, group_id: str, lag: PartitionLag) -> Fiel
             "consumer_id": lag.member.member_id if lag.member else "",
             "instance_id": lag.member.instance_id if lag.member else None,
             "client_id": lag.member.client_id if lag.member else "",
-            "current_offset": lag.committed_offset,
+            # Where there is no commit, all of the partition is yet to be read.
+            "current_offset": lag.start_offset if lag.committed_offset is None else lag.committed_offset,
             "log_end_offset": lag.end_offset,
             "lag": lag.lag,
         },

@@ -9,6 +9,7 @@ from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
 from tests.wire.batches import encode
 from tidemill.broker.lag import PartitionLag, lags
 from tidemill.broker.node import Node
+from tidemill.client.lag import lag_of
 
 
 async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -
         await _produce(client, 5)
         await _commit(client, member, 2)
         assert list(lags(node.broker.groups, node.broker.replicas)) == [
-            PartitionLag("billing", "Stable", "orders", 0, committed_offset=2, end_offset=5)
+            PartitionLag("billing", "Stable", "orders", 0, committed_offset=2, start_offset=0, end_offset=5)
         ]
         await _produce(client, 4)
         (found,) = lags(node.broker.groups, node.broker.replicas, "billing")
@@ -42,9 +43,42 @@ async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -
         await node.stop()
 
 
+async def test_a_partition_without_a_commit_is_all_unread(tmp_path: Path) -> None:
+    """So the lag does not rise when the group commits something there."""
+    node = Node(group_config(tmp_path))
+    await node.start()
+    client = Client(*await asyncio.open_connection("127.0.0.1", node.addresses[0][1]))
+    try:
+        topic = {
+            "name": "orders",
+            "num_partitions": 2,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": [],
+        }
+        await client.ask("create_topics", 4, topics=[topic], timeout=10_000)
+        member = await join(client, "billing", SESSION_MS)
+        await _produce(client, 5)
+        await _produce(client, 4, partition=1)
+        await _commit(client, member, 5)
+        found = list(lags(node.broker.groups, node.broker.replicas, "billing"))
+        assert [(each.partition, each.committed_offset, each.lag) for each in found] == [
+            (0, 5, 0),
+            (1, None, 4),
+        ]
+        await _commit(client, member, 1, partition=1)
+        found = list(lags(node.broker.groups, node.broker.replicas, "billing"))
+        assert [each.lag for each in found] == [0, 3]
+    finally:
+        await client.close()
+        await node.stop()
+
+
 def test_a_commit_beyond_the_end_is_no_lag_and_an_unknown_end_gives_none() -> None:
-    assert PartitionLag("g", "Empty", "t", 0, committed_offset=9, end_offset=5).lag == 0
-    assert PartitionLag("g", "Empty", "t", 0, committed_offset=9, end_offset=None).lag is None
+    assert lag_of(committed_offset=9, start_offset=0, end_offset=5) == 0
+    assert lag_of(committed_offset=9, start_offset=None, end_offset=None) is None
+    assert lag_of(committed_offset=None, start_offset=3, end_offset=5) == 2
+    assert lag_of(committed_offset=None, start_offset=None, end_offset=5) is None
 
 
 async def test_a_rebalance_can_be_asked_for_with_its_cause(tmp_path: Path) -> None:
@@ -62,22 +96,22 @@ async def test_a_rebalance_can_be_asked_for_with_its_cause(tmp_path: Path) -> No
         await node.stop()
 
 
-async def _produce(client: Client, count: int) -> None:
-    partition = {"index": 0, "records": encode([b"v"] * count)}
+async def _produce(client: Client, count: int, partition: int = 0) -> None:
+    data = {"index": partition, "records": encode([b"v"] * count)}
     answer = await client.ask(
-        "produce", 7, acks=1, timeout=10_000, topic_data=[{"name": "orders", "partition_data": [partition]}]
+        "produce", 7, acks=1, timeout=10_000, topic_data=[{"name": "orders", "partition_data": [data]}]
     )
     assert answer.responses[0].partition_responses[0].error_code == 0
 
 
-async def _commit(client: Client, member: dict[str, object], offset: int) -> None:
-    partition = {"partition_index": 0, "committed_offset": offset, "committed_metadata": None}
+async def _commit(client: Client, member: dict[str, object], offset: int, partition: int = 0) -> None:
+    commit = {"partition_index": partition, "committed_offset": offset, "committed_metadata": None}
     answer = await client.ask(
         "offset_commit",
         5,
         group_id=member["group_id"],
         generation_id_or_member_epoch=member["generation_id"],
         member_id=member["member_id"],
-        topics=[{"name": "orders", "partitions": [partition]}],
+        topics=[{"name": "orders", "partitions": [commit]}],
     )
     assert answer.topics[0].partitions[0].error_code == 0
