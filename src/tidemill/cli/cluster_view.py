@@ -84,7 +84,8 @@ def partition_health(admin: Admin, topics: list[MetadataResponseTopic]) -> Healt
                 each.leader_id if each.leader_id >= 0 else None,
                 each.replica_nodes,
                 each.isr_nodes,
-                int(minima.get(topic.name or "") or 1),
+                # As the leader counts: more than there are replicas is never asked for.
+                min(int(minima.get(topic.name or "") or 1), len(each.replica_nodes)),
             )
             if row.leader is None:
                 health.offline.append(row)

@@ -32,6 +32,8 @@ T = TypeVar("T")
 DEFAULT_PORT = 9092
 # Whose coordinator FindCoordinator is asked for.
 _GROUP, _TRANSACTION = 0, 1
+# Where coordinators keep what they know.
+_TOPICS = {_GROUP: "__consumer_offsets", _TRANSACTION: "__transaction_state"}
 Connect = Callable[[Address], Connection]
 
 
@@ -186,6 +188,20 @@ class Cluster:
 
     def transaction_coordinator(self, transactional_id: str) -> Connection:
         return self._coordinator(_TRANSACTION, transactional_id)
+
+    def has_groups(self) -> bool:
+        """Whether there can be groups. Asking for a coordinator creates its topic, which only a look should not do."""
+        return self._has_topic(_TOPICS[_GROUP])
+
+    def has_transactions(self) -> bool:
+        """The same, for transactional ids."""
+        return self._has_topic(_TOPICS[_TRANSACTION])
+
+    def _has_topic(self, name: str) -> bool:
+        if name in self._topics:
+            return True
+        (topic,) = self.load_metadata([name]).topics
+        return known_code(topic.error_code) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _coordinator(self, key_type: int, key: str) -> Connection:
         address = self._coordinators.get((key_type, key))

@@ -101,6 +101,8 @@ class GroupAdmin:
         """GROUP_ID_NOT_FOUND when there is no such group of either kind."""
 
         def attempt() -> GroupDescription:
+            if not self.cluster.has_groups():
+                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
             return self._describe_consumer_group(group_id) or self._describe_classic_group(group_id)
 
         return self.cluster.retrying(attempt)

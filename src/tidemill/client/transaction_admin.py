@@ -110,6 +110,8 @@ class TransactionAdmin:
         """TRANSACTIONAL_ID_NOT_FOUND when its coordinator does not know it."""
 
         def attempt() -> TransactionDescription:
+            if not self.cluster.has_transactions():
+                raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
             message = DescribeTransactionsRequest(transactional_ids=[transactional_id])
             connection = self.cluster.transaction_coordinator(transactional_id)
             (state,) = connection.request(message, DescribeTransactionsResponse).transaction_states

@@ -1,0 +1,46 @@
+"""The topics of the coordinators: made when somebody needs them, never by a look, and such that they can be written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tidemill.cli.cluster_view import partition_health
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.transaction_admin import TransactionAdmin
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.testing import InProcessBroker
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with InProcessBroker() as broker, Cluster(broker.bootstrap) as connected:
+        yield connected
+
+
+def _topics(cluster: Cluster) -> list[str]:
+    return [topic.name or "" for topic in cluster.load_metadata(None).topics]
+
+
+def test_looking_creates_no_topic(cluster: Cluster) -> None:
+    with pytest.raises(ApiError) as unknown_id:
+        TransactionAdmin(cluster).describe("nobody")
+    assert unknown_id.value.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    with pytest.raises(ApiError) as unknown_group:
+        GroupAdmin(cluster).describe("nobody")
+    assert unknown_group.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+    assert _topics(cluster) == []
+
+
+def test_one_replica_is_enough_where_there_is_one_broker(cluster: Cluster) -> None:
+    """The topic of transactions asks for two in sync, and may get them when the cluster grows."""
+    cluster.retrying(lambda: cluster.transaction_coordinator("somebody"))
+    admin = Admin(cluster)
+    assert admin.topic_values(["__transaction_state"], "min.insync.replicas") == {"__transaction_state": "2"}
+    assert partition_health(admin, admin.topics()).under_min_isr == []
+    with pytest.raises(ApiError) as unknown_id:
+        TransactionAdmin(cluster).describe("nobody")
+    assert unknown_id.value.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
