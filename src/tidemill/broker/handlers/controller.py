@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @serves(ElectLeadersRequest, scope=Scope.BOTH)
 @serves(AlterPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(ListPartitionReassignmentsRequest, scope=Scope.BOTH)
-@serves(UnregisterBrokerRequest, scope=Scope.BOTH)
+@serves(UnregisterBrokerRequest, scope=Scope.BOTH, gaps=["A broker that is alive is refused: stop it first."])
 async def ask(broker: Broker, call: Call, request: Request) -> Response:
     if broker.is_controller_listener(call.connection.listener_name):
         return await broker.controller.decide(request, call.version)
