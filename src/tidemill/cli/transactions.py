@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 import time
+from typing import Any
 
 from tidemill.cli import group_reset
 from tidemill.cli.failures import CommandError, UsageError
@@ -101,6 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="even if its coordinator knows of it and will end it"
     )
     abort.add_argument("--yes", action="store_true", help="do not ask")
+    _add_end(verbs)
+
+
+def _add_end(verbs: Any) -> None:
     end = add_verb(
         verbs,
         "end",
