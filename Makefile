@@ -86,10 +86,10 @@ spark-jvm: $(VENV)/dev.stamp  ## Spark's own Kafka connector (jars from Maven Ce
 	@$(BIN)/python -m bench.spark.jvm_connector
 	@$(BIN)/python -m pytest tests/spark/test_jvm_connector.py $(ARGS)
 
-spark-kills: $(VENV)/dev.stamp  ## a streaming query through 30 kills of executors, driver and broker, on one broker and on three
+spark-kills: $(VENV)/dev.stamp  ## a streaming query through 60 faults: executors, drivers, brokers, rows, jobs; on one broker and on three
 	@TIDEMILL_TASK_KILLS=$(or $(KILLS),40) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/spark/test_task_kills.py $(ARGS)
-	@TIDEMILL_SPARK_KILLS=$(or $(KILLS),30) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
+	@TIDEMILL_SPARK_KILLS=$(or $(KILLS),60) TIDEMILL_SPARK_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/spark/test_exactly_once.py $(ARGS)
 
 $(VENV)/pipelines/bin/spark-pipelines: $(VENV)/dev.stamp

@@ -146,7 +146,7 @@ class Summary:
     def __str__(self) -> str:
         struck = ", ".join(f"{count} {target}" for target, count in sorted(self.strikes.items()))
         return (
-            f"{self.client}, seed {self.seed}: {self.strikes.total()} kills ({struck}); "
+            f"{self.client}, seed {self.seed}: {self.strikes.total()} faults ({struck}); "
             f"{self.input_records} records in, {self.committed_records} committed, "
             f"{self.aborted_records} aborted; transformers ended by themselves {self.ended_by_themselves} times"
         )

@@ -1,33 +1,37 @@
-"""A streaming query whose executors, driver and brokers are killed while it runs, and the judgement of what it wrote.
+"""A streaming query through faults of every kind while it runs, and the judgement of what it wrote.
 
 The same exactly-once workload as `tests.cluster.exactly_once`, with Spark as the transformer: a producer writes numbered
-records to an input topic, `chaos_query` makes an output topic of it. `Chaos.strike` kills somebody with `kill -9`:
+records to an input topic, `chaos_query` makes an output topic of it. `Chaos.strike` kills somebody with `kill -9`, or has
+the query fail or end in another way:
 
     executor         one JVM of a local cluster, with its Python workers or, to leave those alone for a moment, without
     python worker    the process in which a task of ours runs
     driver           the Python process and the JVM; the executors die with them, or find out by themselves
     broker           any of them; it comes back at once, or later
+    row              one raises in a task, once
+    stop             the query is stopped in the middle of a batch and started again, in its process
+    cancel           all jobs are cancelled, so that the query fails; it is started again in its process
+    decision         the driver and all that it started die in a commit, at a point of `faulty_source`
 
-A driver that was killed, or that ended because its query failed, is started again on its checkpoint. `finish` waits until
-the group has no lag, reads all logs and lets `tidemill.sim.exactly_once` judge them.
+The last four are files in a folder, which whoever does it takes away: a strike is counted when that has happened. A driver
+that was killed, or that ended because its query failed, is started again on its checkpoint. `finish` waits until the group
+has no lag, reads all logs and lets `tidemill.sim.exactly_once` judge them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
-import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from tests.brokers import eventually
 from tests.cluster.clusters import Cluster
-from tests.cluster.exactly_once import PARTITIONS, REPO, Filling, Summary, judge, read_topic
+from tests.cluster.exactly_once import PARTITIONS, Filling, Summary, judge, read_topic
+from tests.spark.faulty_source import POINTS
+from tests.spark.processes import EXECUTOR, STOP_LIMIT_S, WORKER, Driver, Process, descendants
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
@@ -35,120 +39,34 @@ from tidemill.types import TopicPartition
 
 # Executors are processes of their own in the one. In the other, which starts in half the time, their Python workers are.
 EXECUTORS, ONE_PROCESS = "local-cluster[2,1,1024]", "local[2,4]"
-EXECUTOR = "CoarseGrainedExecutorBackend"
-WORKER = "pyspark.daemon"
 # A driver with two executors starts in seconds, or in minutes on a machine with much else to do.
 LIMIT_S = float(os.environ.get("TIDEMILL_SPARK_LIMIT_S", "180"))
-STOP_LIMIT_S = 60.0
 # How much has to be transformed between two strikes.
 PROGRESS = 50
 # When, after progress was seen, and how long a broker stays away: a batch takes about as long.
 STRIKE_DELAY_S_MAX = 2.0
 AWAY_S_MAX = 4.0
-TARGETS = ("executor", "driver", "broker")
-COMPLAINTS_MAX = 4_000
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process that is not mistaken for another one that got its number later."""
-
-    pid: int
-    started: str
-    command: str
-
-    def send(self, number: signal.Signals) -> None:
-        if process_of(self.pid) == self:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send(signal.SIGKILL)
-
-
-def process_of(pid: int) -> Process | None:
-    """None when there is none, or none that still runs."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else Process(pid, fields[19], command)
-
-
-def descendants(pid: int) -> list[Process]:
-    """Parents before their children."""
-    found = []
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    for child in children:
-        if (process := process_of(child)) is not None:
-            found += [process, *descendants(child)]
-    return found
-
-
-@dataclass
-class Driver:
-    """The query's processes, one life after the other."""
-
-    arguments: list[str]
-    log_path: Path
-    process: subprocess.Popen[bytes] | None = None
-    ends: int = 0
-    # Executors that may have outlived their driver.
-    left_alone: list[Process] = field(default_factory=list)
-
-    def start(self) -> None:
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPO
-            )
-
-    def processes(self, part: str) -> list[Process]:
-        """Those whose command says so."""
-        assert self.process is not None
-        return [each for each in descendants(self.process.pid) if part in each.command]
-
-    def kill(self, *, with_executors: bool) -> None:
-        if self.process is None:
-            return
-        family = descendants(self.process.pid)
-        self.process.kill()
-        for process in family:
-            if with_executors or not self._is_of_an_executor(process):
-                process.kill()
-            else:
-                self.left_alone.append(process)
-        self.process.wait(STOP_LIMIT_S)
-        self.process = None
-
-    def _is_of_an_executor(self, process: Process) -> bool:
-        return EXECUTOR in process.command or WORKER in process.command
-
-    def restart_if_ended(self) -> None:
-        if self.process is not None and self.process.poll() is not None:
-            self.ends += 1
-            self.start()
-
-    def stop(self) -> None:
-        assert self.process is not None
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.kill(with_executors=True)
-        self.process = None
-
-    def clean_up(self) -> None:
-        self.kill(with_executors=True)
-        for process in self.left_alone:
-            process.kill()
-
-    def complaints(self) -> str:
-        return self.log_path.read_text(errors="replace")[-COMPLAINTS_MAX:]
+# Brokers: all of them, a single one, three.
+COMMON = {
+    "transaction.state.log.num.partitions": str(PARTITIONS),
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+}
+ONE = {
+    "default.replication.factor": "1",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+}
+THREE = {
+    # A dead broker is noticed soon, but a busy machine does not lose the living.
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "1000",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "offsets.topic.replication.factor": "3",
+}
+TARGETS = ("executor", "driver", "broker", "row", "stop", "cancel", "decision")
 
 
 class Chaos:
@@ -161,6 +79,8 @@ class Chaos:
         self._cluster, self._rng = cluster, random.Random(seed)
         self._input, self._output, self._group = "chaos-input", "chaos-output", "chaos-group"
         self._targets: list[str] = []
+        self._faults = folder / "faults"
+        self._faults.mkdir()
         self._began_s = time.monotonic()
         self._client = ClientCluster(cluster.bootstrap, timeout_s=5.0)
         options = {
@@ -171,6 +91,7 @@ class Chaos:
             "checkpoint": str(folder / "checkpoint"),
             "master": master,
             "scratch": str(folder / "spark"),
+            "faults": str(self._faults),
         }
         words = [word for option, value in options.items() for word in (f"--{option}", value)]
         self._driver = Driver(
@@ -228,7 +149,7 @@ class Chaos:
     # -- strikes ---------------------------------------------------------------------------------------------
 
     def strike(self) -> None:
-        """Kills somebody somewhere in the middle of their work, and waits until the work goes on."""
+        """One fault somewhere in the middle of the work; waits until the work goes on."""
         if not self._targets:
             self._targets = self._rng.sample(TARGETS, len(TARGETS))
         target = self._targets.pop()
@@ -243,6 +164,15 @@ class Chaos:
             case "broker":
                 self._count("broker")
                 self._strike_broker(self._rng.choice(self._cluster.brokers).id)
+            case "decision":
+                point = self._rng.choice(list(POINTS))
+                self._ask_for(point)
+                self._count(POINTS[point])
+                self._driver.wait(STOP_LIMIT_S)
+                self._driver.start()
+            case _:
+                self._ask_for(target)
+                self._count(target)
         self.await_progress()
 
     def _count(self, target: str) -> None:
@@ -250,9 +180,25 @@ class Chaos:
         passed_s = time.monotonic() - self._began_s
         ends = self._driver.ends
         print(
-            f"{passed_s:.0f} s, kill {self.summary.strikes.total()}: {target}; {ends} failed queries",
+            f"{passed_s:.0f} s, fault {self.summary.strikes.total()}: {target}; {ends} failed queries",
             flush=True,
         )
+
+    def _ask_for(self, fault: str) -> None:
+        """Until somebody has taken it upon themselves."""
+        asked = self._faults / fault
+        asked.touch()
+
+        def is_taken() -> bool:
+            # In this order: who dies of it has taken it before.
+            is_ended = self._driver.is_ended
+            if not asked.exists():
+                return True
+            if is_ended:
+                self._driver.restart_if_ended()
+            return False
+
+        eventually(is_taken, f"somebody does what is asked: {fault}", LIMIT_S)
 
     def _strike_executor(self) -> None:
         """A Python worker that is not there now, because no task runs, was not struck."""

@@ -2,7 +2,13 @@
 
 Keys stay, values become upper case, the group shows the progress. It runs until SIGTERM, or until the query fails; then it
 ends with the reason, and whoever started it starts it again on the same checkpoint. With `local-cluster[…]` the
-executors are processes of their own.
+executors are processes of their own. What it is to suffer it finds in the folder of `--faults`, as files that it takes away:
+
+    row       the next row raises
+    stop      the query is stopped in the middle of a batch, and started again
+    cancel    all jobs are cancelled until the query fails of it; it is started again
+
+and the points of `faulty_source`.
 """
 
 from __future__ import annotations
@@ -11,28 +17,32 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.spark.faulty_source import FORMAT, FaultySource, announce_driver
 
 # These processes live for seconds: what a JVM compiles at leisure would be for nobody.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Small enough that a kill falls into a batch, large enough that a slow machine keeps up with the input.
 ROWS_PER_TRIGGER_MAX = 20_000
-STOP_POLL_S = 1
+STOP_POLL_S = 0.2
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    for name in ("bootstrap", "input", "output", "group", "checkpoint", "master", "scratch"):
+    for name in ("bootstrap", "input", "output", "group", "checkpoint", "master", "scratch", "faults"):
         parser.add_argument(f"--{name}", required=True)
     return parser.parse_args()
 
 
-def start_session(master: str, scratch: Path) -> SparkSession:
+def start_session(master: str, scratch: Path, others: Mapping[str, str]) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # The workers of a local cluster look for Spark where the driver found it.
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
@@ -54,9 +64,24 @@ def start_session(master: str, scratch: Path) -> SparkSession:
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
     }
     builder = SparkSession.builder.master(master).appName("tidemill-chaos")
-    for name, value in settings.items():
+    for name, value in (settings | dict(others)).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def raising(flag: str) -> Callable[[str], str]:
+    """A function of a row that fails once, in whichever task is the first."""
+
+    def pass_on(value: str) -> str:
+        if os.path.exists(flag):
+            try:
+                os.unlink(flag)
+            except FileNotFoundError:
+                return value
+            raise ValueError("a row that fails once")
+        return value
+
+    return pass_on
 
 
 def start_query(session: SparkSession, options: argparse.Namespace) -> StreamingQuery:
@@ -69,9 +94,11 @@ def start_query(session: SparkSession, options: argparse.Namespace) -> Streaming
         .option("groupId", options.group)
         .load()
     )
+    values = rows.selectExpr("key", "upper(cast(value as string)) value")
+    checked = udf(raising(str(Path(options.faults) / "row")), useArrow=False)("value")
     return (
-        rows.selectExpr("key", "cast(upper(cast(value as string)) as binary) value")
-        .writeStream.format("tidemill")
+        values.select("key", checked.alias("value"))
+        .writeStream.format(FORMAT)
         .option("kafka.bootstrap.servers", options.bootstrap)
         .option("topic", options.output)
         .option("checkpointLocation", options.checkpoint)
@@ -79,8 +106,34 @@ def start_query(session: SparkSession, options: argparse.Namespace) -> Streaming
     )
 
 
+def obey(session: SparkSession, query: StreamingQuery, options: argparse.Namespace) -> StreamingQuery:
+    """Does what it finds in the folder, when it falls into a batch; returns the query that runs then."""
+    context, faults = session.sparkContext, Path(options.faults)
+    if not context.statusTracker().getActiveJobsIds():
+        return query
+    if (faults / "stop").exists():
+        query.stop()
+        (faults / "stop").unlink()
+        return start_query(session, options)
+    if (faults / "cancel").exists():
+        context.cancelAllJobs()
+    return query
+
+
+def has_ended(query: StreamingQuery, cancel: Path) -> bool:
+    """False when it is cancelled; any other failure raises."""
+    try:
+        # The annotation says int; a part of a second is understood.
+        return bool(query.awaitTermination(STOP_POLL_S))  # type: ignore[arg-type]
+    except PySparkException:
+        if not cancel.exists():
+            raise
+        return False
+
+
 def main() -> int:
     options = arguments()
+    announce_driver(Path(options.faults))
     is_stopping = False
 
     def stop(*_: object) -> None:
@@ -88,11 +141,16 @@ def main() -> int:
         is_stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    session = start_session(options.master, Path(options.scratch))
+    session = start_session(options.master, Path(options.scratch), {})
+    session.dataSource.register(FaultySource)
     query = start_query(session, options)
+    cancel = Path(options.faults) / "cancel"
     try:
-        while not is_stopping and not query.awaitTermination(STOP_POLL_S):
-            pass
+        while not is_stopping and not has_ended(query, cancel):
+            if not query.isActive and cancel.exists():
+                cancel.unlink()
+                query = start_query(session, options)
+            query = obey(session, query, options)
     except PySparkException as failure:
         print(f"the query failed: {failure}", file=sys.stderr, flush=True)
         return 1

@@ -17,6 +17,8 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.brokers import RunningBroker
+from tests.cluster.clusters import Cluster as Brokers
+from tests.spark.chaos import COMMON, THREE
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.spark.session import SparkUnavailable, find_java
@@ -55,6 +57,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module", params=["one broker", pytest.param("three brokers", marks=pytest.mark.long)])
+def bootstrap(
+    request: pytest.FixtureRequest, target: RunningBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    if request.param == "one broker":
+        yield target.bootstrap
+        return
+    with Brokers(3, tmp_path_factory.mktemp("brokers"), settings=COMMON | THREE) as brokers:
+        yield brokers.bootstrap
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from tests.brokers import eventually
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark.sink import Task, Written, write_rows
 from tidemill.spark.sink_options import SinkOptions
@@ -80,6 +81,13 @@ def end_offsets(bootstrap: str, topic: str) -> list[int]:
             return [ends[partition] for partition in partitions] if ends == stable else None
 
         return eventually(ends_if_stable, "the end of every transaction")
+
+
+def assert_nothing_is_open(bootstrap: str, topic: str) -> None:
+    with Cluster(bootstrap) as cluster:
+        admin = TransactionAdmin(cluster)
+        partitions = cluster.partitions_of(topic)
+        eventually(lambda: not admin.open_transactions(partitions), "the end of every transaction")
 
 
 def values(seen: Iterable[Seen]) -> list[str]:

@@ -53,7 +53,7 @@ from tests.cluster.exactly_once import (
     judge,
     read_topic,
 )
-from tests.spark.chaos import Process, process_of
+from tests.spark.processes import Process, process_of
 from tests.spark.task_process import Order
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin

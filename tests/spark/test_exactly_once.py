@@ -1,6 +1,6 @@
-"""A streaming query writes every input exactly once, whoever is killed meanwhile, and its group shows no lag at the end.
+"""A streaming query writes every input exactly once, whatever fails meanwhile, and its group shows no lag at the end.
 
-With `TIDEMILL_SPARK_KILLS=30` for the long run, on one broker and on three, with executors that are processes of their own;
+With `TIDEMILL_SPARK_KILLS=60` for the long run, on one broker and on three, with executors that are processes of their own;
 `TIDEMILL_SPARK_SEED` for another one.
 """
 
@@ -12,33 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.clusters import Cluster
-from tests.cluster.exactly_once import PARTITIONS
-from tests.spark.chaos import EXECUTORS, ONE_PROCESS, Chaos
+from tests.spark.chaos import COMMON, EXECUTORS, ONE, ONE_PROCESS, TARGETS, THREE, Chaos
 from tidemill.spark.session import SparkUnavailable, find_java
 
 KILLS = int(os.environ.get("TIDEMILL_SPARK_KILLS", "0"))
-KILLS_SHORT = 3
+# One of each kind.
+KILLS_SHORT = len(TARGETS)
 MASTER = os.environ.get("TIDEMILL_SPARK_MASTER", EXECUTORS if KILLS else ONE_PROCESS)
 SEED = int(os.environ.get("TIDEMILL_SPARK_SEED", "1"))
-COMMON = {
-    "transaction.state.log.num.partitions": str(PARTITIONS),
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-}
-ONE = {
-    "default.replication.factor": "1",
-    "min.insync.replicas": "1",
-    "offsets.topic.replication.factor": "1",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-}
-THREE = {
-    # A dead broker is noticed soon, but a busy machine does not lose the living.
-    "broker.session.timeout.ms": "4000",
-    "broker.heartbeat.interval.ms": "1000",
-    "transaction.state.log.replication.factor": "3",
-    "transaction.state.log.min.isr": "2",
-    "offsets.topic.replication.factor": "3",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +45,6 @@ def test_one_broker(tmp_path: Path) -> None:
     run(1, ONE, tmp_path)
 
 
-@pytest.mark.skipif(not KILLS, reason="takes minutes: make spark-kills, or TIDEMILL_SPARK_KILLS=30")
+@pytest.mark.skipif(not KILLS, reason="takes minutes: make spark-kills, or TIDEMILL_SPARK_KILLS=60")
 def test_three_brokers(tmp_path: Path) -> None:
     run(3, THREE, tmp_path)

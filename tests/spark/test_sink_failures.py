@@ -1,98 +1,37 @@
 """What fails in the middle of a batch and is not the sink's own process: a row, a worker, a job that is cancelled or
-stopped.
+stopped. What needs a driver of its own is in `test_driver_failures`.
 
 Spark closes the input of a task whose upstream failed, which looks like its end. Nothing of such a task is ever seen;
-when the query or the job comes to its end, every row is there once. What a test waits for is a file that a row
-touches, in the middle of its task: `Gate`.
+when the query or the job comes to its end, every row is there once.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from py4j.protocol import Py4JJavaError
-from pyspark import TaskContext
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.brokers import RunningBroker, eventually
-from tests.cluster.clusters import Cluster as Brokers
-from tests.spark.chaos import WORKER, descendants
-from tests.spark.sinks import create, read, values
-from tests.spark.test_exactly_once import COMMON, THREE
+from tests.brokers import eventually
+from tests.spark.gates import EXPECTED, PADDING, ROWS, Gate, seen
+from tests.spark.processes import WORKER, descendants
+from tests.spark.sinks import assert_nothing_is_open, create, read, values
 from tests.spark.test_sink_stream import LIMIT_S, forget_commit
 from tidemill.client.cluster import Cluster
 from tidemill.client.transaction_admin import TransactionAdmin
-
-ROWS = 40_000
-# Where it fails: when two of four Arrow batches have reached the sink.
-FATAL_ROW = 25_000
-# Enough that half of the rows are more than the sink gathers before it writes.
-PADDING = "x" * 300
-EXPECTED = sorted(f"{number:06d}" for number in range(ROWS))
-
-
-@pytest.fixture(scope="module", params=["one broker", pytest.param("three brokers", marks=pytest.mark.long)])
-def bootstrap(
-    request: pytest.FixtureRequest, target: RunningBroker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    if request.param == "one broker":
-        yield target.bootstrap
-        return
-    with Brokers(3, tmp_path_factory.mktemp("brokers"), settings=COMMON | THREE) as brokers:
-        yield brokers.bootstrap
 
 
 @pytest.fixture
 def name(bootstrap: str, topic: str) -> str:
     create(bootstrap, topic)
     return topic
-
-
-class Gate:
-    """A row that fails or waits, known by the files in a folder that the workers see, too."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self._folder = folder
-
-    def reached(self) -> None:
-        eventually((self._folder / "reached").exists, "the fatal row", LIMIT_S)
-
-    def open(self) -> None:
-        (self._folder / "open").touch()
-
-    def fails(self, *, always: bool) -> Callable[[str], str]:
-        folder = str(self._folder)
-
-        def fail(value: str) -> str:
-            is_first = not os.path.exists(f"{folder}/reached")
-            if int(value[:6]) == FATAL_ROW and not os.path.exists(f"{folder}/open") and (is_first or always):
-                Path(f"{folder}/reached").touch()
-                raise ValueError("a malformed row")
-            return value
-
-        return fail
-
-    def waits(self, *, first_attempt_only: bool = False) -> Callable[[str], str]:
-        folder = str(self._folder)
-
-        def wait(value: str) -> str:
-            if int(value[:6]) == FATAL_ROW:
-                context = TaskContext.get()
-                assert context is not None
-                if not (first_attempt_only and context.attemptNumber()):
-                    Path(f"{folder}/reached").touch()
-                    eventually(lambda: os.path.exists(f"{folder}/open"), "the gate", LIMIT_S)
-            return value
-
-        return wait
 
 
 @pytest.fixture
@@ -124,19 +63,8 @@ def stream(spark: SparkSession, tmp_path: Path, bootstrap: str, name: str) -> Ca
     return start
 
 
-def seen(bootstrap: str, topic: str) -> list[str]:
-    return [each[:6] for each in values(read(bootstrap, topic))]
-
-
 def ended(query: StreamingQuery) -> None:
     assert query.awaitTermination(LIMIT_S), "the query did not end"
-
-
-def assert_nothing_is_open(bootstrap: str, topic: str) -> None:
-    with Cluster(bootstrap) as cluster:
-        admin = TransactionAdmin(cluster)
-        partitions = cluster.partitions_of(topic)
-        eventually(lambda: not admin.open_transactions(partitions), "the end of every transaction")
 
 
 class TestUpstream:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.clusters import Cluster
+from tests.spark.chaos import COMMON, ONE, THREE
 from tests.spark.task_kills import TARGETS, TaskKills
-from tests.spark.test_exactly_once import COMMON, ONE, SEED, THREE
+from tests.spark.test_exactly_once import SEED
 from tidemill.spark.commits import Commits
 
 KILLS = int(os.environ.get("TIDEMILL_TASK_KILLS", "0"))
