@@ -20,7 +20,6 @@ has no lag, reads all logs and lets `tidemill.sim.exactly_once` judge them.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
@@ -31,7 +30,7 @@ from tests.brokers import eventually
 from tests.cluster.clusters import Cluster
 from tests.cluster.exactly_once import PARTITIONS, Filling, Summary, judge, read_topic
 from tests.spark.faulty_source import POINTS
-from tests.spark.processes import EXECUTOR, STOP_LIMIT_S, WORKER, Driver, Process, descendants
+from tests.spark.processes import EXECUTOR, LIMIT_S, STOP_LIMIT_S, WORKER, Driver, Process, descendants
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
@@ -39,8 +38,6 @@ from tidemill.types import TopicPartition
 
 # Executors are processes of their own in the one. In the other, which starts in half the time, their Python workers are.
 EXECUTORS, ONE_PROCESS = "local-cluster[2,1,1024]", "local[2,4]"
-# A driver with two executors starts in seconds, or in minutes on a machine with much else to do.
-LIMIT_S = float(os.environ.get("TIDEMILL_SPARK_LIMIT_S", "180"))
 # How much has to be transformed between two strikes.
 PROGRESS = 50
 # When, after progress was seen, and how long a broker stays away: a batch takes about as long.

@@ -13,9 +13,9 @@ from pathlib import Path
 from pyspark import TaskContext
 
 from tests.brokers import eventually
+from tests.spark.processes import LIMIT_S
 from tests.spark.sinks import read, values
 
-LIMIT_S = 120
 ROWS = 40_000
 # Where it fails: when two of four Arrow batches have reached the sink.
 FATAL_ROW = 25_000

@@ -16,6 +16,8 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WORKER = "pyspark.daemon"
+# A driver with two executors starts in seconds, or in minutes on a machine with much else to do.
+LIMIT_S = float(os.environ.get("TIDEMILL_SPARK_LIMIT_S", "180"))
 STOP_LIMIT_S = 60.0
 COMPLAINTS_MAX = 4_000
 

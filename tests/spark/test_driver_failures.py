@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import eventually
-from tests.spark.chaos import EXECUTORS, LIMIT_S, ONE_PROCESS
+from tests.spark.chaos import EXECUTORS, ONE_PROCESS
 from tests.spark.faulty_source import POINTS
 from tests.spark.gates import EXPECTED, PADDING, ROWS, Gate, seen
-from tests.spark.processes import EXECUTOR, Driver, descendants, kill_family
+from tests.spark.processes import EXECUTOR, LIMIT_S, Driver, descendants, kill_family
 from tests.spark.sinks import assert_nothing_is_open, create
 from tidemill.client.cluster import Cluster
 from tidemill.client.transaction_admin import TransactionAdmin
@@ -36,6 +36,9 @@ SPECULATION = BOTH_EXECUTORS | {
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
+    "spark.speculation.efficiency.enabled": "false",
+    # A second attempt is none that repeats a failed one.
+    "spark.task.maxFailures": "1",
 }
 
 
@@ -186,7 +189,7 @@ def test_a_lost_executor_takes_the_shuffle_with_it(job: Job, gate: Gate) -> None
     """Two of four tasks wait in their transactions; the other two will look for what the dead executor had."""
     driver = job.start(gate, "hold-tasks", master=EXECUTORS, tasks=4, settings=BOTH_EXECUTORS)
     eventually(lambda: len(gate.touched("task-")) == 2, "two tasks that wait", LIMIT_S)
-    assert job.open_transactions() == 2
+    eventually(lambda: job.open_transactions() == 2, "two open transactions", LIMIT_S)
     victim = driver.processes(EXECUTOR)[0]
     for process in (victim, *descendants(victim.pid)):
         process.kill()
