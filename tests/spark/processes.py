@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+import pyspark
+
+from tests.brokers import eventually
 
 REPO = Path(__file__).resolve().parents[2]
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -20,6 +28,7 @@ WORKER = "pyspark.daemon"
 LIMIT_S = float(os.environ.get("TIDEMILL_SPARK_LIMIT_S", "180"))
 STOP_LIMIT_S = 60.0
 COMPLAINTS_MAX = 4_000
+_MASTER = re.compile(r"spark://\S+:\d+")
 
 
 @dataclass(frozen=True)
@@ -75,17 +84,7 @@ class Driver:
     left_alone: list[Process] = field(default_factory=list)
 
     def start(self) -> None:
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=REPO,
-                env=os.environ | {"PYTHONPATH": _with_tests(os.environ.get("PYTHONPATH"))},
-                # A terminal sends Ctrl-C to a whole group, of which the tests are no part.
-                start_new_session=True,
-            )
+        self.process = _start(self.arguments, self.log_path)
 
     def processes(self, part: str) -> list[Process]:
         """Those whose command says so."""
@@ -142,9 +141,64 @@ class Driver:
         return self.log_path.read_text(errors="replace")[-COMPLAINTS_MAX:]
 
 
-def _with_tests(path: str | None) -> str:
-    """Executors work in folders of their own, and import what the driver imports."""
-    return os.pathsep.join([*filter(None, [path]), str(REPO)])
+class Standalone:
+    """Spark's own cluster manager: a master and workers of one core, each at an address of its own.
+
+    A speculative attempt never runs on the host of the first one, and `local-cluster` has one host.
+    """
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._folder, self._workers = folder, workers
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        try:
+            log = self._start("master", "master.Master", "--host", "127.0.0.1", "--port", "0")
+            found = eventually(lambda: _MASTER.search(log.read_text()), "the master's address", LIMIT_S)
+            self.url = found[0]
+            for index in range(self._workers):
+                where = ("--host", f"127.0.0.{index + 2}", "--work-dir", str(self._folder / f"work-{index}"))
+                size = ("--cores", "1", "--memory", "1g")
+                self._start(f"worker-{index}", "worker.Worker", *where, *size, self.url)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _start(self, name: str, role: str, *words: str) -> Path:
+        home = Path(pyspark.__file__).parent
+        log_path = self._folder / f"{name}.log"
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", "--webui-port", "0"]
+        settings = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._processes.append(_start([*command, *words], log_path, settings))
+        return log_path
+
+    def _end(self) -> None:
+        for process in self._processes:
+            kill_family(process.pid)
+            process.wait(STOP_LIMIT_S)
+
+
+def _start(
+    arguments: list[str], log_path: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
+    # Executors work in folders of their own, and import what the driver imports.
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(REPO)])
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=REPO,
+            env=os.environ | {"PYTHONPATH": path, **settings},
+            # A terminal sends Ctrl-C to a whole group, of which the tests are no part.
+            start_new_session=True,
+        )
 
 
 def kill_family(pid: int) -> None:

@@ -19,7 +19,7 @@ from tests.brokers import eventually
 from tests.spark.chaos import EXECUTORS, ONE_PROCESS
 from tests.spark.faulty_source import POINTS
 from tests.spark.gates import EXPECTED, PADDING, ROWS, Gate, seen
-from tests.spark.processes import EXECUTOR, LIMIT_S, Driver, descendants, kill_family
+from tests.spark.processes import EXECUTOR, LIMIT_S, Driver, Standalone, descendants, kill_family
 from tests.spark.sinks import assert_nothing_is_open, create
 from tidemill.client.cluster import Cluster
 from tidemill.client.transaction_admin import TransactionAdmin
@@ -201,10 +201,11 @@ def test_a_lost_executor_takes_the_shuffle_with_it(job: Job, gate: Gate) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("loser", ["first", "second"])
-def test_speculation(job: Job, gate: Gate, loser: str) -> None:
+def test_speculation(job: Job, gate: Gate, loser: str, tmp_path: Path) -> None:
     """The attempt that waits is the one that Spark does not take: nobody opens the gate."""
-    driver = job.start(gate, f"wait-in-{loser}-attempt", master=EXECUTORS, settings=SPECULATION)
-    assert driver.wait(LIMIT_S) == 0, driver.complaints()
+    with Standalone(tmp_path, workers=2) as cluster:
+        driver = job.start(gate, f"wait-in-{loser}-attempt", master=cluster.url, settings=SPECULATION)
+        assert driver.wait(LIMIT_S) == 0, driver.complaints()
     assert gate.touched("attempt-") == ["attempt-0", "attempt-1"]
     job.check()
 
