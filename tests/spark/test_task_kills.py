@@ -53,6 +53,6 @@ def test_three_brokers(tmp_path: Path) -> None:
 def test_a_driver_that_does_not_read_decisions_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Commits, "_last", lambda _: None)
+    monkeypatch.setattr(Commits, "_last_before", lambda *_: None)
     with pytest.raises(AssertionError, match="nothing_is_transformed_twice"):
         run(1, ONE, tmp_path, KILLS_NOTICED)

@@ -103,6 +103,8 @@ class BatchProducer:
         self._sequences: dict[TopicPartition, int] = {}
         self._unacknowledged: dict[TopicPartition, deque[_Batch]] = {}
         self._lanes: dict[int, _Lane] = {}
+        # Where the last batch of each partition that was acknowledged stands; -1 for one that the broker had already.
+        self.acknowledged_at: dict[TopicPartition, int] = {}
         # The first failure since the queues were last sent again; it may pass.
         self._trouble: TidemillError | None = None
 
@@ -258,6 +260,7 @@ class BatchProducer:
         # A duplicate was written by an earlier try whose answer was lost.
         if is_head and code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             queue.popleft()
+            self.acknowledged_at[batch.partition] = answer.base_offset
             return
         text = f"{batch.partition}: {answer.error_message or code.message}"
         is_behind_another = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not is_head

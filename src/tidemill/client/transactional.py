@@ -148,6 +148,11 @@ class TransactionalProducer(BatchProducer):
     def end_taken_over(self, *, is_commit: bool) -> None:
         self._take_identity(self._coordinator.end(self._known_identity(), is_commit=is_commit))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction to end."""
+        return self._is_open
+
     def begin(self) -> None:
         if self._identity is None:
             raise RuntimeError("a transactional producer begins with init()")

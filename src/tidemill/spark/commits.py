@@ -6,13 +6,16 @@ A batch is committed by its record here; the transactions that it names are ende
     {"batch": 7, "transactions": [["spark-…/0-0.0", 4011, 12], …]}     transactional id, and who wrote the transaction
 
 Whoever decides, or ends what may be decided, first calls `fence`: InitProducerId of the query's own transactional id,
-then a read to the end. Decisions are written in transactions of that id, so that nobody who called it earlier can
-decide after that. The read waits for transactions of other queries that are open there; they last milliseconds or,
-when their driver died, until they time out.
+then a record without meaning in a transaction of that id, the barrier, then a read up to there. Decisions are written in
+that very transaction, so that nobody who called `fence` earlier can decide after that; and what is read is everything
+that was decided before, because a leader that was replaced and does not know it cannot acknowledge the barrier. The read
+waits for transactions of other queries that are open before it; they last milliseconds or, when their driver died, until
+they time out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -36,8 +39,10 @@ TOPIC = "_tidemill_spark_commits"
 # A query's partition follows from its id and this number, so it must never change.
 PARTITION_COUNT = 16
 _REPLICAS_MAX = 3
+# The key of records that only mark a place. Compaction keeps the last of them.
+_BARRIER = b""
 # Enough for a failover between the record and its commit; so long others may have to wait for a driver that died.
-_TIMEOUT_MS = 15_000
+_TIMEOUT_MS = 30_000
 
 
 class Transaction(NamedTuple):
@@ -90,61 +95,66 @@ class Commits:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """What is not decided is taken back; who has fenced us did so already."""
+        with contextlib.suppress(TidemillError):
+            if self._producer.is_open:
+                self._producer.abort()
         self._producer.close()
 
     def fence(self) -> Decision | None:
         """The query's last decision. From now on nobody but us makes the next one."""
+        self._ensure_topic()
         self._producer.init()
-        try:
-            return self._last()
-        except UnknownTopic:
-            return None
+        self._producer.begin()
+        self._write(_BARRIER, b"")
+        return self._last_before(self._producer.acknowledged_at[self._partition])
 
     def decide(self, decision: Decision) -> None:
         """`Fenced` when somebody else has called `fence` since. After any failure the decision may have been made."""
-        self._ensure_topic()
         told = {"batch": decision.batch_id, "transactions": decision.transactions}
-        self._write(json.dumps(told, separators=(",", ":")).encode())
+        self._write(self._query_id.encode(), json.dumps(told, separators=(",", ":")).encode())
+        self._producer.commit()
 
     def forget(self) -> None:
         """There is nothing left to do about the last decision, and there will be no other."""
-        self._write(None)
-
-    def _write(self, value: bytes | None) -> None:
-        now_ms = int(time.time() * 1000)
-        batch = build_batch([Record(0, now_ms, self._query_id.encode(), value)])
-        self._producer.begin()
-        self._producer.produce([(self._partition, _Encoded(memoryview(batch)[HEADER_SIZE:], now_ms))])
+        self._write(self._query_id.encode(), None)
         self._producer.commit()
+
+    def _write(self, key: bytes, value: bytes | None) -> None:
+        now_ms = int(time.time() * 1000)
+        batch = build_batch([Record(0, now_ms, key, value)])
+        self._producer.produce([(self._partition, _Encoded(memoryview(batch)[HEADER_SIZE:], now_ms))])
+        self._producer.flush()
 
     # --- the topic ---
 
-    def _last(self) -> Decision | None:
+    def _last_before(self, barrier: int) -> Decision | None:
+        if barrier < 0:
+            # It was written, but the answer that told where was lost.
+            raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no broker told where {self._partition} stands")
         admin = Admin(self._cluster)
+        self._await_stable(admin, barrier)
         start_offset = admin.start_offsets([self._partition])[self._partition]
-        end_offset = self._stable_end(admin)
         found: bytes | None = None
         key = self._query_id.encode()
         for answer in fetch_range(
-            self._cluster, self._partition, start_offset, end_offset, isolation_level=READ_COMMITTED
+            self._cluster, self._partition, start_offset, barrier, isolation_level=READ_COMMITTED
         ):
             for header, batch in answer.batches:
                 for record in iterate_records(batch, header):
-                    if record.key == key and record.offset < end_offset:
+                    if record.key == key and record.offset < barrier:
                         found = record.value
         return None if found is None else _parse(found)
 
-    def _stable_end(self, admin: Admin) -> int:
-        """Where the partition ends, when every transaction before that has ended."""
-        end_offset = admin.end_offsets([self._partition])[self._partition]
+    def _await_stable(self, admin: Admin, barrier: int) -> None:
+        """Returns when every transaction before the barrier has ended."""
         retries = self._cluster.retries(max(self._cluster.timeout_s, 3 * _TIMEOUT_MS / 1000))
-        while admin.end_offsets([self._partition], READ_COMMITTED)[self._partition] < end_offset:
+        while admin.end_offsets([self._partition], READ_COMMITTED)[self._partition] < barrier:
             if not retries.wait():
                 raise TidemillError(
                     f"a transaction in {self._partition} does not end: `tidemill transactions list --hanging "
                     f"--topic {TOPIC}` shows whose it is"
                 )
-        return end_offset
 
     def _ensure_topic(self) -> None:
         try:
@@ -165,8 +175,10 @@ class Commits:
                 TOPIC, partition_count=PARTITION_COUNT, replication_factor=replicas, configs=configs
             )
         except ApiError as error:
+            # The broker that was asked had not heard of it yet.
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
+            self._cluster.forget()
 
 
 def _parse(value: bytes) -> Decision:

@@ -87,6 +87,7 @@ def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequen
     if written:
         with Commits(cluster, query_id) as commits:
             decision = commits.fence()
+            _finish(cluster, query_id, decision)
             if decision is not None and decision.batch_id >= batch_id:
                 logger.warning(
                     "batch %d of query %s is committed already: what was written again is taken back",
@@ -181,6 +182,16 @@ def _held_for_good(cluster: Cluster, transaction: Transaction) -> _Hold:
             f"Nothing of the batch is committed; it is written when the query or the job is started again"
         )
     return hold
+
+
+def _finish(cluster: Cluster, query_id: str, decision: Decision | None) -> None:
+    """Commits what is left of a decision. Another must not take its place before that."""
+    left = set(_ongoing_of(cluster, query_id))
+    for each in decision.transactions if decision is not None else ():
+        if each.transactional_id in left:
+            hold = _hold(cluster, each.transactional_id, two_phase=True)
+            if hold.writer == each.writer:
+                TransactionCoordinator(cluster, each.transactional_id).end(hold.producer, is_commit=True)
 
 
 def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
