@@ -99,6 +99,19 @@ $(VENV)/pipelines/bin/spark-pipelines: $(VENV)/dev.stamp
 spark-declarative: $(VENV)/pipelines/bin/spark-pipelines  ## the example of Spark's declarative pipelines (pyspark[pipelines], in an environment of its own)
 	@TIDEMILL_SPARK_PIPELINES_PYTHON=$(abspath $(VENV))/pipelines/bin/python $(BIN)/python -m pytest tests/spark/test_declarative.py $(ARGS)
 
+# Each in an environment of its own, of some 600 MB: versions need other jars.
+SPARK_VERSIONS ?= 4.0 4.1 4.2 4.3
+$(VENV)/spark-%/bin/pytest: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)/spark-$*
+	@$(VENV)/spark-$*/bin/pip install --quiet --disable-pip-version-check --editable '.[client,spark]' 'pyspark==$*.*' \
+		pytest pytest-asyncio
+	@touch $@
+
+spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write and exactly once on each version of Spark that is supported
+	@for version in $(SPARK_VERSIONS); do \
+		echo "Spark $$version"; $(VENV)/spark-$$version/bin/python -m pytest tests/spark/test_versions.py $(ARGS) || exit 1; \
+	done
+
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
@@ -109,4 +122,4 @@ group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
 		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills spark-declarative bench-spark sim group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim group-schedules

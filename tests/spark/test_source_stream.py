@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.brokers import RunningBroker, eventually
@@ -22,6 +21,7 @@ from tidemill.errors import TidemillError
 from tidemill.spark.behind import offsets_behind_latest
 from tidemill.spark.options import Query, SourceOptions
 from tidemill.spark.source import StreamReader
+from tidemill.spark.versions import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from tidemill.spark.work import Work
 from tidemill.types import TopicPartition
 

@@ -26,11 +26,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tidemill.client.cluster import Cluster
@@ -55,6 +51,7 @@ from tidemill.spark.two_phase import (
     settle,
     task_prefix,
 )
+from tidemill.spark.versions import DataSourceStreamArrowWriter
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger(__name__)

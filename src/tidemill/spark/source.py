@@ -35,13 +35,6 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -72,6 +65,14 @@ from tidemill.spark.offsets import (
 )
 from tidemill.spark.options import Query, SourceOptions
 from tidemill.spark.progress import GroupProgress, InitialOffsets
+from tidemill.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+    stream_reader,
+)
 from tidemill.spark.work import BrokerWork, Work, report_loss
 from tidemill.types import TopicPartition
 
@@ -108,7 +109,7 @@ class TidemillDataSource(DataSource):
         return BatchReader(self._checked(schema, Query.BATCH))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return StreamReader(self._checked(schema, Query.STREAM))
+        return stream_reader(StreamReader(self._checked(schema, Query.STREAM)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidemill.spark.sink import BatchWriter
