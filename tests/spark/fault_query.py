@@ -17,6 +17,7 @@ from tests.spark.chaos_query import start_session
 from tests.spark.faulty_source import FORMAT, FaultySource, announce_driver
 from tests.spark.gates import Gate
 
+TASKS = 2
 ROWS: dict[str, Callable[[Gate], Callable[[str], str]]] = {
     "wait": Gate.waits,
     "wait-in-first-attempt": functools.partial(Gate.waits, first_attempt_only=True),
@@ -30,7 +31,6 @@ def arguments() -> argparse.Namespace:
     for name in ("bootstrap", "topic", "files", "checkpoint", "master", "scratch", "gate", "faults"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--rows", required=True, choices=ROWS)
-    parser.add_argument("--tasks", type=int, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     return parser.parse_args()
 
@@ -48,7 +48,7 @@ def main() -> None:
     session = start_session(options.master, Path(options.scratch), settings)
     session.dataSource.register(FaultySource)
     function = udf(ROWS[options.rows](Gate(Path(options.gate))), useArrow=False)
-    rows = session.readStream.format("text").load(options.files).repartition(options.tasks, "value")
+    rows = session.readStream.format("text").load(options.files).repartition(TASKS, "value")
     query = (
         rows.select(function("value").alias("value"))
         .writeStream.format(FORMAT)

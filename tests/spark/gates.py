@@ -21,7 +21,7 @@ ROWS = 40_000
 FATAL_ROW = 25_000
 # Enough that half of the rows are more than the sink gathers before it writes.
 PADDING = "x" * 300
-# When a task is held that gets a quarter of the rows.
+# Where a task is held that gets half of the rows.
 HELD_AT = 6_000
 EXPECTED = sorted(f"{number:06d}" for number in range(ROWS))
 

@@ -31,6 +31,8 @@ BOTH_EXECUTORS = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{LIMIT_S:.0f}s",
 }
+# A task has not fetched everything when it begins to write.
+ONE_BLOCK_AT_A_TIME = BOTH_EXECUTORS | {"spark.reducer.maxBlocksInFlightPerAddress": "1"}
 SPECULATION = BOTH_EXECUTORS | {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -76,7 +78,6 @@ class Job:
         rows: str = "wait",
         *,
         master: str = ONE_PROCESS,
-        tasks: int = 2,
         settings: dict[str, str] | None = None,
     ) -> Driver:
         name = f"driver-{len(self._drivers)}"
@@ -90,7 +91,6 @@ class Job:
             "gate": str(gate.folder),
             "rows": rows,
             "faults": str(self.faults),
-            "tasks": str(tasks),
         }
         words = [word for option, value in options.items() for word in (f"--{option}", value)]
         words += [f"--set={each}={value}" for each, value in (settings or {}).items()]
@@ -192,8 +192,8 @@ def test_kill_at_the_decision(job: Job, gate: Gate, point: str, left_open: int) 
 
 @pytest.mark.long
 def test_a_lost_executor_takes_the_shuffle_with_it(job: Job, gate: Gate) -> None:
-    """Two of four tasks wait in their transactions; the other two will look for what the dead executor had."""
-    driver = job.start(gate, "hold-tasks", master=EXECUTORS, tasks=4, settings=BOTH_EXECUTORS)
+    """Two tasks wait in their transactions. One dies; the other will look for what the dead executor had."""
+    driver = job.start(gate, "hold-tasks", master=EXECUTORS, settings=ONE_BLOCK_AT_A_TIME)
     eventually(lambda: len(gate.touched("task-")) == 2, "two tasks that wait", LIMIT_S)
     eventually(lambda: job.open_transactions() == 2, "two open transactions", LIMIT_S)
     victim = driver.processes(EXECUTOR)[0]
