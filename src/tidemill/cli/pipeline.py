@@ -1,4 +1,5 @@
-"""`tidemill pipeline`: which pipelines there are, running one on Spark, and beginning one's own.
+"""`tidemill pipeline`: which pipelines there are, running one on Spark, beginning one's own, and packing
+what executors need.
 
 `run` takes a name or a file that ends in .py. The words after it are parsed by a parser of that pipeline's own, which has
 the options that all pipelines share as well; so `tidemill pipeline run NAME --help` shows exactly what NAME takes.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     new.add_argument("file", metavar="FILE.py", type=Path, help="must not exist")
     new.set_defaults(run_verb=_new, program=new.prog)
+    package = _add_plain_verb(
+        verbs,
+        "package",
+        "write Tidemill and what its tasks need to a zip, for executors that have only Python",
+        "tidemill pipeline package tidemill.zip\n"
+        "spark-submit --archives tidemill.zip#tidemill --conf spark.executorEnv.PYTHONPATH=tidemill job.py",
+    )
+    package.add_argument("file", metavar="FILE.zip", type=Path, help="is replaced when it exists")
+    package.set_defaults(run_verb=_package, program=package.prog)
 
 
 def _add_plain_verb(verbs: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
@@ -106,6 +117,19 @@ def _new(arguments: argparse.Namespace) -> int:
 
     write_template(arguments.file)
     print(f"wrote {arguments.file}; change it, then: tidemill pipeline run {arguments.file} --help")
+    return 0
+
+
+def _package(arguments: argparse.Namespace) -> int:
+    from tidemill.spark.packaging import archive_zip
+
+    session.check_packages()
+    try:
+        path = archive_zip(arguments.file)
+    except OSError as error:
+        raise CommandError(f"cannot write {arguments.file}: {error.strerror or error}") from None
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    print(f"wrote {path}, {size_text(path.stat().st_size)}, for {python} on {sysconfig.get_platform()}")
     return 0
 
 

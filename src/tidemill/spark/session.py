@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from tidemill.errors import TidemillError
 from tidemill.spark import use_this_python
+from tidemill.spark.packaging import package_zip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -273,21 +273,6 @@ def _end_jvm(gateway: Any) -> None:
         except subprocess.TimeoutExpired:
             gateway.proc.kill()
             gateway.proc.wait()
-
-
-def package_zip(directory: Path) -> Path:
-    """Tidemill as it is installed here, for `addPyFile` or `spark-submit --py-files`."""
-    import pyspark_tidemill
-    import tidemill
-
-    path = directory / "tidemill.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for module in (tidemill, pyspark_tidemill):
-            assert module.__file__ is not None
-            root = Path(module.__file__).parent
-            for source in sorted(root.rglob("*.py")):
-                archive.write(source, str(Path(root.name) / source.relative_to(root)))
-    return path
 
 
 # --- failures ---

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.spark import session
+from tidemill.spark.packaging import package_zip
 from tidemill.spark.session import Java, SparkUnavailable, find_java, java_warning, line_of
 
 STREAM_FAILED = """[STREAM_FAILED] Query [id = 1-2, runId = 3-4] terminated with exception: Job aborted due to stage failure
@@ -114,7 +115,7 @@ def test_a_state_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: p
 
 
 def test_the_package_holds_both_modules(tmp_path: Path) -> None:
-    with zipfile.ZipFile(session.package_zip(tmp_path)) as package:
+    with zipfile.ZipFile(package_zip(tmp_path)) as package:
         names = set(package.namelist())
     assert {"pyspark_tidemill/__init__.py", "tidemill/spark/source.py", "tidemill/client/cluster.py"} <= names
     assert all(name.endswith(".py") for name in names)
