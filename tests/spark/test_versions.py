@@ -17,6 +17,7 @@ from tests.spark.conftest import Fed, Feed
 from tests.spark.sinks import create, read, values
 from tests.spark.test_sink_stream import forget_commit, run
 from tidemill.spark import versions
+from tidemill.spark.pipelines import dead_letters
 from tidemill.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SparkTooOld
 
 HAS_LIMITS = versions.VERSION >= (4, 2)
@@ -151,3 +152,9 @@ def test_an_old_spark_tells_no_start_and_it_is_known_nevertheless() -> None:
 def test_an_old_spark_has_no_limits() -> None:
     with pytest.raises(SparkTooOld, match=r"maxOffsetsPerTrigger.*needs Spark 4\.2"):
         versions.stream_reader(Recorder(ReadMaxRows(5)))
+
+
+def test_dead_letters_name_the_version_that_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "VERSION", (4, 0))
+    with pytest.raises(SparkTooOld, match=r"dead-letters needs Spark 4\.1"):
+        dead_letters._decided(None, None, is_strict=False)  # type: ignore[arg-type]

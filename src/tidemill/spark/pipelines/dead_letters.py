@@ -284,6 +284,10 @@ def _decided(source: DataFrame, options: argparse.Namespace, *, is_strict: bool)
     """One row for each letter: what it says, and what becomes of it. `is_strict` fails where a letter does."""
     import pyarrow as pa
     from pyspark.sql import functions as sf
+
+    from tidemill.spark.versions import require
+
+    require((4, 1), NAME)
     from pyspark.sql.pandas.functions import arrow_udf
 
     decide_all = _decider(_fix_source(options), options.to_topic, options.max_attempts, is_strict)
