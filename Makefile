@@ -103,7 +103,7 @@ spark-declarative: $(VENV)/pipelines/bin/spark-pipelines  ## the example of Spar
 SPARK_VERSIONS ?= 4.0 4.1 4.2 4.3
 $(VENV)/spark-%/bin/pytest: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)/spark-$*
-	@$(VENV)/spark-$*/bin/pip install --quiet --disable-pip-version-check --editable '.[client,spark]' 'pyspark==$*.*' \
+	@$(VENV)/spark-$*/bin/pip install --quiet --disable-pip-version-check --editable '.[client,spark]' 'pyspark[connect]==$*.*' \
 		pytest pytest-asyncio
 	@touch $@
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from tidemill.spark import versions
 from tidemill.spark.pipelines import dead_letters
 from tidemill.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SparkTooOld
 
+LIMIT_S = 300.0
 HAS_LIMITS = versions.VERSION >= (4, 2)
 
 
@@ -97,6 +102,49 @@ def test_limits_of_a_trigger_hold_or_are_refused(
             PySparkException, match=r"maxOffsetsPerTrigger.* needs Spark 4\.2, and this is 4\."
         ):
             topics.shout(out, maxOffsetsPerTrigger="20")
+
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+
+bootstrap, source, target, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+kafka = {"kafka.bootstrap.servers": bootstrap}
+rows = spark.read.format("tidemill").options(**kafka).option("subscribe", source).load().select("value")
+rows.write.format("tidemill").mode("append").options(**kafka).option("topic", target).save()
+reader = spark.readStream.format("tidemill").options(**kafka).option("subscribe", source)
+loud = reader.option("startingOffsets", "earliest").load().selectExpr("upper(string(value)) AS value")
+writer = loud.writeStream.format("tidemill").options(**kafka).option("topic", target)
+writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+spark.stop()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("topics")
+def test_spark_connect_reads_and_writes(
+    target: RunningBroker, feed: Feed, topic: str, tmp_path: Path
+) -> None:
+    if importlib.util.find_spec("grpc") is None:
+        pytest.skip(
+            "Spark Connect needs 'pyspark[connect]'; `make spark-versions` runs this in environments that have it"
+        )
+    feed(topic, [Fed(b"a%d" % number) for number in range(50)])
+    arguments = [target.bootstrap, topic, f"{topic}-out", str(tmp_path / "checkpoint")]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = sorted(f"{letter}{number}" for letter in "aA" for number in range(50))
+    assert values(read(target.bootstrap, f"{topic}-out")) == expected
 
 
 # --- without a session ---
