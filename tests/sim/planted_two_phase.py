@@ -117,7 +117,8 @@ TWO_PHASE_BUGS: tuple[Bug, ...] = (
     Bug(
         "an end leaves the epoch to who took over",
         an_end_leaves_the_epoch_to_who_took_over,
-        1,
+        7,
+        seeds=20,
         plan=TWO_PHASE,
     ),
     Bug(
