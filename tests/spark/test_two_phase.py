@@ -142,6 +142,18 @@ class TestDriverDies:
         commit_batch(cluster, query, 3, [])
         self.check(sink, cluster, query)
 
+    def test_and_the_next_batch_is_committed_before_anybody_finished_this_one(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next decision takes the place of the last one, which is finished before that."""
+        with monkeypatch.context() as patch:
+            die(patch, two_phase, "_commit")
+            with pytest.raises(DriverDied):
+                self.batch(sink, cluster, query)
+        write_batch(sink, Task(query, 4, 7), [rows("d")])
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "c", "d"]
+
     def test_a_decision_that_nobody_confirmed_is_found(
         self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

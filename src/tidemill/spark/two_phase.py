@@ -87,7 +87,7 @@ def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequen
     if written:
         with Commits(cluster, query_id) as commits:
             decision = commits.fence()
-            _finish(cluster, query_id, decision)
+            _finish(cluster, query_id, decision, written)
             if decision is not None and decision.batch_id >= batch_id:
                 logger.warning(
                     "batch %d of query %s is committed already: what was written again is taken back",
@@ -184,9 +184,12 @@ def _held_for_good(cluster: Cluster, transaction: Transaction) -> _Hold:
     return hold
 
 
-def _finish(cluster: Cluster, query_id: str, decision: Decision | None) -> None:
+def _finish(
+    cluster: Cluster, query_id: str, decision: Decision | None, written: Sequence[Transaction]
+) -> None:
     """Commits what is left of a decision. Another must not take its place before that."""
-    left = set(_ongoing_of(cluster, query_id))
+    # Where a transaction was written since, the one before it has ended.
+    left = set(_ongoing_of(cluster, query_id)) - {each.transactional_id for each in written}
     for each in decision.transactions if decision is not None else ():
         if each.transactional_id in left:
             hold = _hold(cluster, each.transactional_id, two_phase=True)
