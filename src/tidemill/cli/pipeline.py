@@ -79,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs,
         "package",
         "write Tidemill and what its tasks need to a zip, for executors that have only Python",
-        "tidemill pipeline package tidemill.zip\n"
-        "spark-submit --archives tidemill.zip#tidemill --conf spark.executorEnv.PYTHONPATH=tidemill job.py",
+        "tidemill pipeline package tidemill.zip\ntidemill pipeline package tidemill.zip --json",
     )
     package.add_argument("file", metavar="FILE.zip", type=Path, help="is replaced when it exists")
+    package.add_argument("--json", action="store_true", help="print JSON instead of text")
     package.set_defaults(run_verb=_package, program=package.prog)
 
 
@@ -128,8 +128,15 @@ def _package(arguments: argparse.Namespace) -> int:
         path = archive_zip(arguments.file)
     except OSError as error:
         raise CommandError(f"cannot write {arguments.file}: {error.strerror or error}") from None
-    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-    print(f"wrote {path}, {size_text(path.stat().st_size)}, for {python} on {sysconfig.get_platform()}")
+    python, platform = f"{sys.version_info.major}.{sys.version_info.minor}", sysconfig.get_platform()
+    size_bytes = path.stat().st_size
+    if arguments.json:
+        print_json({"path": str(path), "size_bytes": size_bytes, "python": python, "platform": platform})
+    else:
+        print(
+            f"wrote {path}, {size_text(size_bytes)}, for Python {python} on {platform}; then:\n"
+            f"spark-submit --archives {path.name}#tidemill --conf spark.executorEnv.PYTHONPATH=tidemill JOB.py"
+        )
     return 0
 
 
