@@ -9,8 +9,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tidemill.broker import handlers
-from tidemill.broker.dispatch import TABLE, Scope
+from tidemill.broker.requests import handlers
+from tidemill.broker.requests.dispatch import TABLE, Scope
 from tidemill.protocol.api import API_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tidemill.config import BROKER_KEYS, BrokerLayers, brokers, load_broker_config
-from tidemill.config.broker_keys_groups import GROUPS_KEYS
-from tidemill.config.broker_keys_log import LOG_KEYS
-from tidemill.config.broker_keys_node import NODE_KEYS
-from tidemill.config.broker_keys_topics import TOPICS_KEYS
 from tidemill.config.definitions import ConfigKey, UpdateMode
 from tidemill.config.group_configs import GROUP_KEYS
-from tidemill.config.topic_keys import TOPIC_KEYS
+from tidemill.config.keys.broker_topics import TOPICS_KEYS
+from tidemill.config.keys.groups import GROUPS_KEYS
+from tidemill.config.keys.log import LOG_KEYS
+from tidemill.config.keys.node import NODE_KEYS
+from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.values import Values
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"

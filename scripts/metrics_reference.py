@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidemill.broker.metric_names import QUANTILES, SECTIONS
-from tidemill.broker.metrics import LATENCY_BOUNDS_S
+from tidemill.broker.metrics.names import QUANTILES, SECTIONS
+from tidemill.broker.metrics.registry import LATENCY_BOUNDS_S
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 

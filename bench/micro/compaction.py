@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tidemill.broker.cleaning_process import clean_in_process
+from tidemill.broker.disk.cleaning_process import clean_in_process
 from tidemill.config import TopicConfig
 from tidemill.log.cleanable import find_dirt, plan_cleaning
 from tidemill.log.cleaner import Cleaning, clean

@@ -2,7 +2,7 @@
 
 A *protocol machine* (Raft, partition leader, partition follower) is stepped with events and answers with
 effects. A *replicated machine* (controller, groups, transactions) turns a request into records and a reply;
-the runtime around it (`coordinator/shard.py`, `broker/driver.py`) makes the records durable and feeds them back
+the runtime around it (`coordinator/shard.py`, `broker/quorum/driver.py`) makes the records durable and feeds them back
 through `replay`, which alone changes state.
 Neither sees a clock, a socket, a file or a random number: whoever drives it passes those in, so that a whole
 cluster can run in one process on virtual time and be replayed from a seed.

@@ -1,4 +1,4 @@
-"""A broker's storage without the broker: what `broker/replicas.py` does with a data directory, in the same order.
+"""A broker's storage without the broker: what `broker/partitions/replicas.py` does with a data directory, in the same order.
 
 `Store` writes down in a `History` what it is about to do and what is done, so that the survivor of a crash can be judged
 by `judge`: everything synced is there byte for byte, what is there is a prefix of what was appended, and all that is

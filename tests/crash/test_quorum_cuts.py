@@ -13,9 +13,9 @@ from random import Random
 import pytest
 
 from tests.unit.broker.quorum_world import World, in_virtual_time
-from tidemill.broker.quorum_log import MetadataLog
-from tidemill.broker.quorum_records import data_batch
-from tidemill.broker.quorum_snapshots import SnapshotFiles
+from tidemill.broker.quorum.log import MetadataLog
+from tidemill.broker.quorum.records import data_batch
+from tidemill.broker.quorum.snapshots import SnapshotFiles
 from tidemill.raft.log import SnapshotKey
 from tidemill.raft.voters import VoterSet
 from tidemill.sim.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point

@@ -17,7 +17,7 @@ from tests.gateway.test_console_cluster import API, await_true, get
 from tests.gateway.test_console_messages import events
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
-from tidemill.gateway import cluster_view, history, live, trends
+from tidemill.gateway.console_api import cluster_view, history, live, trends
 from tidemill.gateway.settings import Settings
 from tidemill.testing import InProcessBroker
 from tidemill.types import TopicPartition

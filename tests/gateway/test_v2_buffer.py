@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.v2_buffer import Buffer
+from tidemill.gateway.rest_v2.buffer import Buffer
 from tidemill.types import TopicPartition
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.scenarios.consumer_world import ClassicConsumer, Consumer, ConsumerWorld
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.group import GroupType
+from tidemill.coordinator.groups.group import GroupType
 from tidemill.errors import ErrorCode
 from tidemill.types import TopicId
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.property.offset_ledger import Ledger, committed_offsets
 from tests.scenarios.groups_world import World
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.classic import ClassicGroup
-from tidemill.coordinator.group import TopicsChanged
+from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.coordinator.groups.group import TopicsChanged
 from tidemill.errors import ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.groups import (

@@ -14,7 +14,7 @@ from tests.property.offset_ledger import Ledger, committed_offsets
 from tests.scenarios.groups_world import World
 from tests.unit.coordinator.drive import answer_of
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.group import TopicsChanged
+from tidemill.coordinator.groups.group import TopicsChanged
 from tidemill.errors import ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.groups import DeleteGroupsRequest

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.scenarios.transactions_world import Asked, World
 from tidemill.config import TransactionsConfig
-from tidemill.coordinator.transaction import Transaction, TransactionState
-from tidemill.coordinator.transaction_records import TransactionRecord, decode
-from tidemill.coordinator.transactions import MarkersWritten
+from tidemill.coordinator.transactions.machine import MarkersWritten
+from tidemill.coordinator.transactions.records import TransactionRecord, decode
+from tidemill.coordinator.transactions.transaction import Transaction, TransactionState
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import (
     AddOffsetsToTxnRequest,

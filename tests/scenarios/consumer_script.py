@@ -15,8 +15,8 @@ from tests.scenarios.groups_script import Client, Script, duration_ms, show_answ
 from tests.scenarios.groups_world import Asked
 from tests.scenarios.transcripts import Command
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.consumer_embedded import decode_assignment, encode_assignment
-from tidemill.coordinator.consumer_member import MemberState
+from tidemill.coordinator.consumer_groups.embedded import decode_assignment, encode_assignment
+from tidemill.coordinator.consumer_groups.member import MemberState
 from tidemill.coordinator.records import decode
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.coordinator_records import (

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.scenarios.groups_world import FakeTopics, World
-from tidemill.coordinator.consumer import ConsumerGroup
-from tidemill.coordinator.consumer_embedded import (
+from tidemill.coordinator.consumer_groups.embedded import (
     by_topic_id,
     decode_assignment,
     decode_subscription,
     encode_assignment,
 )
-from tidemill.coordinator.consumer_protocol import ConsumerGroupProtocol
-from tidemill.coordinator.group import Environment, TopicsChanged
-from tidemill.coordinator.groups import Groups
+from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
+from tidemill.coordinator.consumer_groups.protocol import ConsumerGroupProtocol
+from tidemill.coordinator.groups.group import Environment, TopicsChanged
+from tidemill.coordinator.groups.machine import Groups
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
     ConsumerGroupHeartbeatRequest,

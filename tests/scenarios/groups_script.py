@@ -9,7 +9,7 @@ from typing import Any
 from tests.scenarios.groups_world import Asked, World, Written
 from tests.scenarios.transcripts import Command
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.group import TopicsChanged
+from tidemill.coordinator.groups.group import TopicsChanged
 from tidemill.coordinator.records import decode
 from tidemill.errors import ErrorCode
 from tidemill.log.transactions import TransactionEnd

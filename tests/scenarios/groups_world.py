@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.group import Caller, Environment, GroupCall, RebalanceEvent
-from tidemill.coordinator.groups import Groups
+from tidemill.coordinator.groups.group import Caller, Environment, GroupCall, RebalanceEvent
+from tidemill.coordinator.groups.machine import Groups
 from tidemill.coordinator.records import Record, decode
 from tidemill.coordinator.responses import error_response
 from tidemill.coordinator.shard import RawRecord, Shard, Writer

@@ -14,9 +14,9 @@ from tests.scenarios.groups_script import duration_ms
 from tests.scenarios.transactions_world import Asked, World
 from tests.scenarios.transcripts import Command
 from tidemill.config import TransactionsConfig
-from tidemill.coordinator.transaction import TransactionState
-from tidemill.coordinator.transaction_records import TransactionRecord, decode
-from tidemill.coordinator.transactions import MarkersWritten, WriteMarkers
+from tidemill.coordinator.transactions.machine import MarkersWritten, WriteMarkers
+from tidemill.coordinator.transactions.records import TransactionRecord, decode
+from tidemill.coordinator.transactions.transaction import TransactionState
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import (
     AddOffsetsToTxnRequest,

@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.config import TransactionsConfig
-from tidemill.coordinator.group import Caller
+from tidemill.coordinator.groups.group import Caller
 from tidemill.coordinator.shard import RawRecord, Shard, Writer
-from tidemill.coordinator.transaction_records import TransactionRecord
-from tidemill.coordinator.transaction_responses import error_response
-from tidemill.coordinator.transactions import MarkersWritten, TransactionCall, Transactions, WriteMarkers
+from tidemill.coordinator.transactions.machine import (
+    MarkersWritten,
+    TransactionCall,
+    Transactions,
+    WriteMarkers,
+)
+from tidemill.coordinator.transactions.records import TransactionRecord
+from tidemill.coordinator.transactions.responses import error_response
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.schema import Request

@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tidemill.broker import driver, fetchers, partition, quorum_log, quorum_state, replica_fetch, waiters
-from tidemill.broker.hosting import HostedShard
+from tidemill.broker.coordinators.hosting import HostedShard
+from tidemill.broker.partitions import fetchers, partition, waiters
+from tidemill.broker.quorum import driver
+from tidemill.broker.quorum import log as quorum_log
+from tidemill.broker.quorum import state as quorum_state
+from tidemill.broker.requests import replica_fetch
 from tidemill.controller import alter_partition, brokers
 from tidemill.errors import ErrorCode
 from tidemill.log import producers, segment
@@ -136,7 +140,7 @@ def duplicates_are_not_found(replace: Replace) -> None:
 
 def consumers_read_to_the_logs_end(replace: Replace) -> None:
     """Fetch serves what is not committed (failure 13)."""
-    from tidemill.broker.handlers import fetch
+    from tidemill.broker.requests.handlers import fetch
 
     original = fetch._Fetch._read_partition
 

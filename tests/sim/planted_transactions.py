@@ -10,8 +10,11 @@ from dataclasses import replace as replace_
 from typing import Any
 
 from tests.sim.planted import Bug, Replace
-from tidemill.broker import verification
-from tidemill.coordinator import offsets, transaction, transaction_rules, transactions
+from tidemill.broker.coordinators import verification
+from tidemill.coordinator.groups import offsets
+from tidemill.coordinator.transactions import machine as transactions
+from tidemill.coordinator.transactions import rules as transaction_rules
+from tidemill.coordinator.transactions import transaction
 from tidemill.errors import ErrorCode
 from tidemill.log import log, producers, replay
 from tidemill.protocol.api.transactions import InitProducerIdRequest

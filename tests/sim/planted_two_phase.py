@@ -7,7 +7,10 @@ from typing import Any
 
 from tests.sim.planted import Bug, Replace
 from tests.sim.planted_transactions import TRANSACTIONAL
-from tidemill.coordinator import transaction, transaction_records, transaction_rules, transactions
+from tidemill.coordinator.transactions import machine as transactions
+from tidemill.coordinator.transactions import records as transaction_records
+from tidemill.coordinator.transactions import rules as transaction_rules
+from tidemill.coordinator.transactions import transaction
 from tidemill.sim.clients import two_phase
 from tidemill.sim.clients.transactor import Transactor
 

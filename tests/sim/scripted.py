@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
-from tidemill.broker.quorum import Quorum
+from tidemill.broker.quorum.quorum import Quorum
 from tidemill.controller.image import MetadataImage, PartitionImage
 from tidemill.protocol.schema import Request, Response
 from tidemill.sim.checker import Drained, Found

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.sim.scripted import Stage, play
-from tidemill.broker.isr_changes import IsrChanges
-from tidemill.broker.lifecycle import Lifecycle
-from tidemill.broker.quorum_log import MetadataLog
-from tidemill.broker.upkeep import Upkeep
+from tidemill.broker.partitions.isr_changes import IsrChanges
+from tidemill.broker.partitions.upkeep import Upkeep
+from tidemill.broker.quorum.lifecycle import Lifecycle
+from tidemill.broker.quorum.log import MetadataLog
 from tidemill.controller.controller import Controller
 from tidemill.log.log import Log
 from tidemill.log.recovery import SyncWork

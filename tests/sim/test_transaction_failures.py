@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.scripted import Stage, play
-from tidemill.broker.partition import Partition
-from tidemill.coordinator.transactions import Transactions
+from tidemill.broker.partitions.partition import Partition
+from tidemill.coordinator.transactions.machine import Transactions
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     PartitionProduceData,

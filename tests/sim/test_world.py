@@ -81,7 +81,7 @@ def test_another_seed_gives_another_trace() -> None:
 def test_a_broken_promise_names_the_seed_and_how_to_replay_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidemill.broker import quorum_state
+    from tidemill.broker.quorum import state as quorum_state
     from tidemill.sim import __main__ as command
 
     monkeypatch.setattr(quorum_state.QuorumStateFile, "write", lambda *_: None)

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.brokers import Broker, start_broker
-from tidemill.broker.metric_names import SECTIONS
+from tidemill.broker.metrics.names import SECTIONS
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

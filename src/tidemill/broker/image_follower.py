@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tidemill.broker.hosting import ShardHost
-from tidemill.broker.replicas import Replicas
+from tidemill.broker.coordinators.hosting import ShardHost
+from tidemill.broker.partitions.replicas import Replicas
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 

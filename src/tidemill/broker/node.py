@@ -12,29 +12,29 @@ import asyncio
 import logging
 import uuid
 
-from tidemill.broker import handlers
-from tidemill.broker.channel import Channels
-from tidemill.broker.cleaning_process import clean_in_process
-from tidemill.broker.compaction import Compactor
-from tidemill.broker.context import Broker
-from tidemill.broker.coordinators import GroupCoordinators
-from tidemill.broker.dispatch import Dispatcher, Scope
-from tidemill.broker.driver import ControllerDriver
-from tidemill.broker.handlers.producers import write_markers
-from tidemill.broker.handlers.transactions import add_partitions
+from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.coordinators.producer_ids import ProducerIds
+from tidemill.broker.coordinators.transactions import TransactionCoordinators
+from tidemill.broker.coordinators.verification import Verification
+from tidemill.broker.disk.cleaning_process import clean_in_process
+from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.image_follower import ImageFollower
-from tidemill.broker.lifecycle import LastRegistration, Lifecycle
-from tidemill.broker.network import ServerLimits
+from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.network import ServerLimits
+from tidemill.broker.partitions.compaction import Compactor
+from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.platform import Platform, real_platform
-from tidemill.broker.producer_ids import ProducerIds
-from tidemill.broker.quorum import Quorum
-from tidemill.broker.replicas import Replicas
-from tidemill.broker.sessions import FetchSessions
-from tidemill.broker.syncer import Syncer
-from tidemill.broker.transactions import TransactionCoordinators
-from tidemill.broker.verification import Verification
+from tidemill.broker.quorum.driver import ControllerDriver
+from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle
+from tidemill.broker.quorum.quorum import Quorum
+from tidemill.broker.requests import handlers
+from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.dispatch import Dispatcher, Scope
+from tidemill.broker.requests.fetch_sessions import FetchSessions
+from tidemill.broker.requests.handlers.producers import write_markers
+from tidemill.broker.requests.handlers.transactions import add_partitions
 from tidemill.config import BrokerConfig, Listener
-from tidemill.coordinator.group import Caller
+from tidemill.coordinator.groups.group import Caller
 from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tidemill.broker.clock import Clock, SystemClock
-from tidemill.broker.network import Network
-from tidemill.broker.sockets import SocketNetwork
-from tidemill.broker.syncer import RunBlocking
+from tidemill.broker.disk.syncer import RunBlocking
+from tidemill.broker.net.network import Network
+from tidemill.broker.net.sockets import SocketNetwork
 from tidemill.log.files import DiskFiles, Files
 
 _BLOCKING_THREADS = 8

@@ -24,7 +24,7 @@ import uvloop
 
 from tidemill import __version__
 from tidemill.broker.node import Node
-from tidemill.broker.status import StatusServer
+from tidemill.broker.status.server import StatusServer
 from tidemill.cli.addresses import dialled, listen_address
 from tidemill.cli.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
 from tidemill.cli.logs import add_log_arguments, configure_logging

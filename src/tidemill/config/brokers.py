@@ -21,9 +21,9 @@ from tidemill.config.cluster import (
 )
 from tidemill.config.definitions import invalid_value
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
+from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.network import NetworkConfig, load_network
-from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.config.topics import TopicConfig, resolve_topic_config
 from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import dropwhile
 
 from tidemill.config.definitions import ConfigKey, ConfigSource, ConfigType, render
+from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
-from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.config.topics import TOPIC_KEYS_BY_NAME, effective_topic_text
 
 # Broker keys for which a coarser key stands in when they are not set.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tidemill.config.broker_keys_groups import GROUPS_KEYS
-from tidemill.config.broker_keys_log import LOG_KEYS
-from tidemill.config.broker_keys_node import NODE_KEYS
-from tidemill.config.broker_keys_topics import TOPICS_KEYS
 from tidemill.config.definitions import ConfigKey, ConfigSource, Synonym
+from tidemill.config.keys.broker_topics import TOPICS_KEYS
+from tidemill.config.keys.groups import GROUPS_KEYS
+from tidemill.config.keys.log import LOG_KEYS
+from tidemill.config.keys.node import NODE_KEYS
 
 BROKER_KEYS: dict[str, ConfigKey] = {
     key.name: key

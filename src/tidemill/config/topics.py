@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tidemill.config.definitions import LONG_MAX, ConfigKey, Value, invalid_value
+from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.layers import BrokerLayers
-from tidemill.config.topic_keys import TOPIC_KEYS
 from tidemill.errors import ConfigError
 
 TOPIC_KEYS_BY_NAME: dict[str, ConfigKey] = {key.name: key for key in TOPIC_KEYS}

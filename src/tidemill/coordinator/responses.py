@@ -7,7 +7,7 @@ this for what it finds out itself (not the coordinator, not authorized) and for 
 
 from __future__ import annotations
 
-from tidemill.coordinator.classic_protocol import leave_response, leaving_members
+from tidemill.coordinator.groups.classic_protocol import leave_response, leaving_members
 from tidemill.errors import ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol import error_responses as generic

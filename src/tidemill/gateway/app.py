@@ -30,14 +30,19 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from tidemill.errors import TidemillError
-from tidemill.gateway import console_api, instances, pages, simple, v2, v3
+from tidemill.gateway import pages
 from tidemill.gateway.backend import Backend
 from tidemill.gateway.connection import bounded_connection
+from tidemill.gateway.console_api import routes as console_api
 from tidemill.gateway.guards import Guards
 from tidemill.gateway.openapi import ApiRoute, document
 from tidemill.gateway.problems import Problem, problem_of
+from tidemill.gateway.rest_v2 import instances
+from tidemill.gateway.rest_v2 import routes as v2
+from tidemill.gateway.rest_v3 import routes as v3
 from tidemill.gateway.router import Operations
 from tidemill.gateway.settings import Settings
+from tidemill.gateway.simple import routes as simple
 
 _PARTS: Sequence[Any] = (v3, v2, instances, simple, console_api, pages)
 _CONSOLE = Path(__file__).parent / "console"

@@ -24,7 +24,7 @@ from tidemill.client.group_admin import (
     consumer_description,
 )
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.gateway.picture import BrokerFact, ByPartition, GroupFact, Topology
+from tidemill.gateway.console_api.picture import BrokerFact, ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataResponse
 from tidemill.protocol.api.data import (
     ListOffsetsPartition,

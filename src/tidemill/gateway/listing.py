@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from tidemill.gateway.picture import Row
+from tidemill.gateway.console_api.picture import Row
 from tidemill.gateway.problems import Problem
 
 LIMIT_DEFAULT = 100

@@ -17,7 +17,7 @@ import json
 import re
 from typing import NamedTuple
 
-from tidemill.gateway.picture import Row
+from tidemill.gateway.console_api.picture import Row
 from tidemill.protocol.records import Record
 
 SHOWN_BYTES_MAX = 64 * 1024

@@ -1,1 +1,1 @@
-"""What a leader and a follower of a partition decide. Machines without I/O; `broker/partition.py` drives them."""
+"""What a leader and a follower of a partition decide. Machines without I/O; `broker/partitions/partition.py` drives them."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tidemill.broker.network import Address
+from tidemill.broker.net.network import Address
 from tidemill.broker.node import Node
 from tidemill.config import BrokerConfig, load_broker_config
 from tidemill.sim.disk import SimulatedDisk

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from tidemill.broker.quorum_log import METADATA_FOLDER
+from tidemill.broker.quorum.log import METADATA_FOLDER
 from tidemill.log.segment import read_batches
 from tidemill.sim.cluster import Cluster, Machine
 

@@ -14,8 +14,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tidemill.broker.partition import Partition
-from tidemill.broker.quorum import Quorum
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.quorum.quorum import Quorum
 from tidemill.log.log import Log
 from tidemill.protocol.records import BatchHeader, InvalidBatch, split_batches
 from tidemill.raft.core import RaftMachine

@@ -1,6 +1,6 @@
 """A network in which anything may be slow and any connection may break, on virtual time.
 
-Implements `Network` of `broker/network.py` for simulated processes. What TCP promises holds: the frames of one direction
+Implements `Network` of `broker/net/network.py` for simulated processes. What TCP promises holds: the frames of one direction
 of a connection arrive in order, each once, or the connection breaks. All else is up to chance: how long a frame takes,
 which of two connections is faster, how much of what was under way still arrives when a connection breaks. A lost packet
 shows as delay, a lost connection as a request that its sender repeats on another: that is how requests are dropped and
@@ -20,10 +20,10 @@ from functools import partial
 from random import Random
 from zlib import crc32
 
-from tidemill.broker.connection import Part, Reply
-from tidemill.broker.dispatch import Peer, order_of
-from tidemill.broker.network import Address, Link, Listening, ServerLimits
-from tidemill.broker.request_order import InFlight, Order
+from tidemill.broker.net.connection import Part, Reply
+from tidemill.broker.net.network import Address, Link, Listening, ServerLimits
+from tidemill.broker.net.request_order import InFlight, Order
+from tidemill.broker.requests.dispatch import Peer, order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.sim.loops import Scheduler, SimulatedLoop

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.broker.transactions import TransactionCoordinators
+from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.protocol.records import iterate_records
 from tidemill.sim.cluster import Machine
 

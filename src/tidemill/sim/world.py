@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tidemill.broker import driver, markers
-from tidemill.broker.coordinators import OFFSETS_TOPIC
+from tidemill.broker.coordinators import markers
+from tidemill.broker.coordinators.groups import OFFSETS_TOPIC
+from tidemill.broker.quorum import driver
 from tidemill.coordinator.partitions import partition_for_group
 from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.broker.connection import Part
-from tidemill.broker.dispatch import Call, Peer
-from tidemill.broker.network import Address, Link, Listening, Network, ServerLimits
+from tidemill.broker.net.connection import Part
+from tidemill.broker.net.network import Address, Link, Listening, Network, ServerLimits
+from tidemill.broker.requests.dispatch import Call, Peer
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
@@ -25,7 +25,7 @@ from tidemill.testing.faults import Fault, Faults, Strike
 from tidemill.testing.refusals import NameOf, refusal, refused_metadata, topics_of
 
 if TYPE_CHECKING:
-    from tidemill.broker.connection import Reply
+    from tidemill.broker.net.connection import Reply
 
 CLIENT_LISTENER = "PLAINTEXT"
 # Of the fixture's own helpers: the test's hands, not the code under test.

@@ -19,9 +19,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from tidemill.broker.net.sockets import SocketNetwork
 from tidemill.broker.node import Node
 from tidemill.broker.platform import Platform, boot_id
-from tidemill.broker.sockets import SocketNetwork
 from tidemill.config import BrokerConfig
 from tidemill.errors import TidemillError
 from tidemill.testing.clock import TravelClock, TravelLoop

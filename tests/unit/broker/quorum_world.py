@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from tidemill.broker.channel import Channels
-from tidemill.broker.dispatch import Call
-from tidemill.broker.network import Address, Link
+from tidemill.broker.disk.syncer import Syncer
+from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.network import Address, Link
 from tidemill.broker.platform import Platform
-from tidemill.broker.quorum import Quorum
-from tidemill.broker.syncer import Syncer
+from tidemill.broker.quorum.quorum import Quorum
+from tidemill.broker.requests.dispatch import Call
 from tidemill.config import BrokerConfig, load_broker_config
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.brokers import Listener

@@ -14,14 +14,14 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidemill.broker import handlers
-from tidemill.broker.channel import Channels
-from tidemill.broker.dispatch import TABLE, Dispatcher, Scope
-from tidemill.broker.network import ServerLimits
-from tidemill.broker.partition import Partition
-from tidemill.broker.replicas import Replicas
-from tidemill.broker.sessions import FetchSessions
-from tidemill.broker.syncer import Syncer
+from tidemill.broker.disk.syncer import Syncer
+from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.network import ServerLimits
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.requests import handlers
+from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.config import load_broker_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage, PartitionImage

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from tidemill.broker.network import Address
+from tidemill.broker.net.network import Address
 from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
 from tidemill.protocol.frames import RequestHeader, parse_request_header, response_frame
 from tidemill.protocol.schema import Response

@@ -10,10 +10,10 @@ import pytest
 
 from tests.brokers import RunningBroker
 from tests.unit.broker.scripted_peer import LOOPS, ScriptedPeer, run_in
-from tidemill.broker import channel as channel_module
-from tidemill.broker.channel import Channel, Channels, PeerUnavailable
-from tidemill.broker.network import Address
-from tidemill.broker.sockets import SocketNetwork
+from tidemill.broker.net import channel as channel_module
+from tidemill.broker.net.channel import Channel, Channels, PeerUnavailable
+from tidemill.broker.net.network import Address
+from tidemill.broker.net.sockets import SocketNetwork
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataResponse, MetadataResponseTopic
 from tidemill.protocol.api.data import FetchRequest, FetchResponse
 from tidemill.protocol.api.transactions import InitProducerIdRequest

@@ -27,9 +27,9 @@ from tests.unit.log.compacted import (
     seal,
     topic_config,
 )
-from tidemill.broker.cleaning_process import clean_in_process
-from tidemill.broker.compaction import Compactor
-from tidemill.broker.partition import Partition
+from tidemill.broker.disk.cleaning_process import clean_in_process
+from tidemill.broker.partitions.compaction import Compactor
+from tidemill.broker.partitions.partition import Partition
 from tidemill.config import TopicConfig, load_broker_config
 from tidemill.errors import StorageError
 from tidemill.log.cleanable import find_dirt, plan_cleaning
@@ -347,7 +347,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / f"{segment_name(0)}.log")
     request = pickle.dumps(replace(cleaning, folder=str(tmp_path), sources=(source,)))
     with subprocess.Popen(
-        [sys.executable, "-m", "tidemill.broker.cleaning_process"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "tidemill.broker.disk.cleaning_process"], stdin=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         process.stdin.write(len(request).to_bytes(8, "big") + request)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker import handlers
-from tidemill.broker.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests import handlers
+from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.api import admin

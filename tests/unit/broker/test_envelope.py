@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.broker.context import Broker
-from tidemill.broker.dispatch import Call
-from tidemill.broker.handlers.controller import envelope
+from tidemill.broker.requests.context import Broker
+from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.handlers.controller import envelope
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (
     CreatableTopic,

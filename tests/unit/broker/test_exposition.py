@@ -8,9 +8,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.broker.node_client import LIMIT_S, Client, group_config
-from tidemill.broker import exposition, metric_rows
-from tidemill.broker.metrics import Recent
+from tidemill.broker.metrics.registry import Recent
 from tidemill.broker.node import Node
+from tidemill.broker.status import exposition
+from tidemill.broker.status import rows as metric_rows
 
 PARTITIONS = 300
 

@@ -17,8 +17,8 @@ from tests.unit.broker.replica_world import (
     read,
     write,
 )
-from tidemill.broker.fetchers import _FetchLoop
-from tidemill.broker.replica_fetch import ReplicaFetch
+from tidemill.broker.partitions.fetchers import _FetchLoop
+from tidemill.broker.requests.replica_fetch import ReplicaFetch
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
 from tidemill.protocol.api.data import (

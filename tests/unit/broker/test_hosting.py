@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.broker.hosting import _LOAD_BATCHES_AT_ONCE, HostedShard
-from tidemill.broker.partition import Partition
+from tidemill.broker.coordinators.hosting import _LOAD_BATCHES_AT_ONCE, HostedShard
+from tidemill.broker.partitions.partition import Partition
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.records import BatchHeader, Record, build_batch, header_at, stamp
 

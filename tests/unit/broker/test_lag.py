@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
 from tests.wire.batches import encode
-from tidemill.broker.lag import PartitionLag, lags
 from tidemill.broker.node import Node
+from tidemill.broker.status.lag import PartitionLag, lags
 from tidemill.client.lag import lag_of
 
 

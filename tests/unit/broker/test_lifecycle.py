@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.broker.lifecycle import LastRegistration, Lifecycle
+from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle
 from tidemill.config import load_broker_config
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.log.datadir import Identity

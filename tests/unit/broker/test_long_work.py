@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.broker.long_work import LongWork
+from tidemill.broker.disk.long_work import LongWork
 from tidemill.protocol.steps import Steps
 
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.broker.channel import Channels, PeerUnavailable
-from tidemill.broker.markers import Markers, ShardKey
-from tidemill.broker.network import Address
+from tidemill.broker.coordinators.markers import Markers, ShardKey
+from tidemill.broker.net.channel import Channels, PeerUnavailable
+from tidemill.broker.net.network import Address
 from tidemill.controller.image import MetadataImage
-from tidemill.coordinator.transactions import WriteMarkers
+from tidemill.coordinator.transactions.machine import WriteMarkers
 from tidemill.errors import ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.transactions import (

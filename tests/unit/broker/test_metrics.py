@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.broker.metrics import LATENCY_BOUNDS_S, Histogram, Metrics, Recent, quantile
+from tidemill.broker.metrics.registry import LATENCY_BOUNDS_S, Histogram, Metrics, Recent, quantile
 
 SECONDS = st.lists(st.floats(0, 40), min_size=1, max_size=60)
 

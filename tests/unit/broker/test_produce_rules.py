@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.log.batches import T0, batch
-from tidemill.broker.produce_rules import ProduceRules
+from tidemill.broker.partitions.produce_rules import ProduceRules
 from tidemill.config import TopicConfig
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.compression import CompressionType, compress

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tidemill.broker.producer_ids import ProducerIds
+from tidemill.broker.coordinators.producer_ids import ProducerIds
 from tidemill.errors import ApiError, ErrorCode
 
 

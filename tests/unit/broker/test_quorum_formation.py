@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from tests.unit.broker.quorum_world import TestNode, World, in_virtual_time
-from tidemill.broker.network import Address
+from tidemill.broker.net.network import Address
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.broker.quorum_state import QuorumStateFile
+from tidemill.broker.quorum.state import QuorumStateFile
 from tidemill.errors import StorageError
 from tidemill.raft.effects import ElectionState
 from tidemill.raft.state import EPOCH_END

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tidemill.broker.recovery_point import RecoveryPoint
+from tidemill.broker.disk.recovery_point import RecoveryPoint
 from tidemill.errors import StorageError
 from tidemill.sim.disk import SimulatedDisk, every_cut_point
 

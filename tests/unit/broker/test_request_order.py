@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from tidemill.broker import handlers
-from tidemill.broker.dispatch import TABLE, Scope, order_of
-from tidemill.broker.request_order import InFlight, Order
+from tidemill.broker.net.request_order import InFlight, Order
+from tidemill.broker.requests import handlers
+from tidemill.broker.requests.dispatch import TABLE, Scope, order_of
 
 assert handlers  # importing them fills the dispatch table
 

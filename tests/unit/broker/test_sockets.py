@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.unit.broker.scripted_peer import LOOPS, run_in
-from tidemill.broker import sockets
-from tidemill.broker.dispatch import Peer
-from tidemill.broker.network import Address, Link, ServerLimits
-from tidemill.broker.sockets import SocketNetwork
+from tidemill.broker.net import sockets
+from tidemill.broker.net.network import Address, Link, ServerLimits
+from tidemill.broker.net.sockets import SocketNetwork
+from tidemill.broker.requests.dispatch import Peer
 
 FRAME_BYTES_MAX = 64 << 20
 

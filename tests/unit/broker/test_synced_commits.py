@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
-from tidemill.broker.coordinators import OFFSETS_TOPIC
+from tidemill.broker.coordinators.groups import OFFSETS_TOPIC
 from tidemill.broker.node import Node
 from tidemill.log.recovery import SyncWork
 

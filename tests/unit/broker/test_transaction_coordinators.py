@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.node_client import LIMIT_S, Client, group_config
-from tidemill.broker import transactions
+from tidemill.broker.coordinators import transactions
+from tidemill.broker.coordinators.transactions import TRANSACTIONS_TOPIC
 from tidemill.broker.node import Node
-from tidemill.broker.transactions import TRANSACTIONS_TOPIC
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import ConfigResource, ResourceType
 from tidemill.errors import ErrorCode

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.broker.channel import PeerUnavailable
-from tidemill.broker.network import Address
-from tidemill.broker.verification import Verification
+from tidemill.broker.coordinators.verification import Verification
+from tidemill.broker.net.channel import PeerUnavailable
+from tidemill.broker.net.network import Address
 from tidemill.config import load_broker_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.coordinator.assignors import ASSIGNORS, AssignmentSpec, Partitions, assign_range, assign_uniform
+from tidemill.coordinator.groups.assignors import (
+    ASSIGNORS,
+    AssignmentSpec,
+    Partitions,
+    assign_range,
+    assign_uniform,
+)
 from tidemill.types import TopicId
 
 T = [TopicId(bytes([index]) * 16) for index in range(1, 6)]

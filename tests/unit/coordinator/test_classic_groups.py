@@ -17,8 +17,8 @@ from tests.unit.coordinator.drive import (
     sync_request,
 )
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.classic import ClassicGroup
-from tidemill.coordinator.group import EVENTS_PER_GROUP_MAX, TopicsChanged
+from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.coordinator.groups.group import EVENTS_PER_GROUP_MAX, TopicsChanged
 from tidemill.coordinator.responses import in_version
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (

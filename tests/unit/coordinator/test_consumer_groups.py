@@ -6,11 +6,11 @@ import pytest
 
 from tests.scenarios.consumer_world import ClassicConsumer, Consumer, ConsumerWorld
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.classic import ClassicGroup
-from tidemill.coordinator.consumer import ConsumerGroup
-from tidemill.coordinator.consumer_member import ConsumerMember, MemberState
-from tidemill.coordinator.consumer_records import target_epoch_record
-from tidemill.coordinator.group import Committer, GroupType
+from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
+from tidemill.coordinator.consumer_groups.member import ConsumerMember, MemberState
+from tidemill.coordinator.consumer_groups.records import target_epoch_record
+from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.coordinator.groups.group import Committer, GroupType
 from tidemill.coordinator.records import Record
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (

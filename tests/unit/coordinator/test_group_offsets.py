@@ -8,7 +8,7 @@ import pytest
 
 from tests.scenarios.groups_world import World
 from tests.unit.coordinator.drive import answer_of, commit, fetch
-from tidemill.coordinator.group import TopicsChanged
+from tidemill.coordinator.groups.group import TopicsChanged
 from tidemill.coordinator.responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.log.transactions import TransactionEnd

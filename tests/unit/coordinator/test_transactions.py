@@ -10,11 +10,16 @@ import pytest
 from tests.scenarios.transactions_world import MemoryLog, World
 from tidemill.config import TransactionsConfig, load_broker_config
 from tidemill.coordinator.shard import RawRecord, Writer
-from tidemill.coordinator.transaction import EPOCH_BUMP_SINCE, Producer, Transaction, TransactionState
-from tidemill.coordinator.transaction_records import TransactionRecord, decode, encode
-from tidemill.coordinator.transaction_responses import error_response
-from tidemill.coordinator.transaction_rules import Ending, bumping_ending
-from tidemill.coordinator.transactions import MarkersWritten, WriteMarkers
+from tidemill.coordinator.transactions.machine import MarkersWritten, WriteMarkers
+from tidemill.coordinator.transactions.records import TransactionRecord, decode, encode
+from tidemill.coordinator.transactions.responses import error_response
+from tidemill.coordinator.transactions.rules import Ending, bumping_ending
+from tidemill.coordinator.transactions.transaction import (
+    EPOCH_BUMP_SINCE,
+    Producer,
+    Transaction,
+    TransactionState,
+)
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.transactions import (

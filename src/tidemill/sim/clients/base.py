@@ -1,6 +1,6 @@
 """What every simulated client does: find the cluster, know its leaders, ask again when it should.
 
-A client is a process with an event loop and a host of its own; its requests go through `broker/channel.py` over the
+A client is a process with an event loop and a host of its own; its requests go through `broker/net/channel.py` over the
 simulated network. It knows the cluster only by what Metadata and FindCoordinator say, and asks anew after every refusal.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from tidemill.broker.channel import Channel, Channels, PeerUnavailable
-from tidemill.broker.network import Address
+from tidemill.broker.net.channel import Channel, Channels, PeerUnavailable
+from tidemill.broker.net.network import Address
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.cluster import (
     FindCoordinatorRequest,

@@ -1,0 +1,414 @@
+"""The shell around replicated machines: one shard for each partition of an internal topic that this broker leads.
+
+It makes the topic when somebody first asks where a coordinator is, finds the shard of a key, loads shards from their
+partitions, tells them what is committed and what time it is, and carries answers back to the requests that wait. The
+deciding is all in `coordinator/`; `coordinators.py` and `transactions.py` say what is hosted. The time of the shards is
+steady: they keep deadlines as points in time, which must not all come when somebody sets the clock.
+
+A shard loads in pieces beside the serving of requests; until it is done it answers COORDINATOR_LOAD_IN_PROGRESS. What it
+replays is everything up to the log's end, committed or not: it is the leader's log, so none of it is taken back while
+this broker leads. A shard belongs to one leader epoch: in the next one there is a new shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from tidemill.broker.clock import Clock, SteadyClock
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.quorum.driver import ControllerDriver
+from tidemill.config import BrokerConfig
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage
+from tidemill.coordinator.partitions import partition_for_group
+from tidemill.coordinator.shard import Machine, RawRecord, Shard, Writer
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.log.log import Log
+from tidemill.log.transactions import TransactionEnd, marker_of
+from tidemill.protocol.api.admin import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from tidemill.protocol.records import BatchHeader, iterate_records
+
+logger = logging.getLogger(__name__)
+
+_LOAD_BATCHES_AT_ONCE = 64
+NO_TOKEN = 0
+_DESERTED_RECHECK_MS = 1_000
+# No machine answers with this; one may answer with None.
+_NOT_YET = object()
+
+MachineT = TypeVar("MachineT", bound=Machine[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTopic:
+    """As it is created on first use."""
+
+    name: str
+    num_partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+
+
+class ShardHost(Generic[MachineT]):
+    """What is common to the coordinators; a subclass makes the machines and hears their effects."""
+
+    def __init__(
+        self,
+        topic: InternalTopic,
+        config: BrokerConfig,
+        clock: Clock,
+        replicas: Replicas,
+        controller: ControllerDriver,
+    ) -> None:
+        self.topic = topic
+        self._config = config
+        self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
+        self._replicas = replicas
+        self._controller = controller
+        self._shards: dict[int, HostedShard[MachineT]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._last_token = NO_TOKEN
+        # The request that a shard is handling, and its answer if that came before the shard returned.
+        self._asking = NO_TOKEN
+        self._answered_now: Any = _NOT_YET
+        self._creation: asyncio.Task[None] | None = None
+        self._loads: set[asyncio.Task[None]] = set()
+
+    # -- what a subclass says --------------------------------------------------------------------------------
+
+    def _machine(self, partition_index: int, leader_epoch: int) -> MachineT:
+        """A machine that knows nothing yet, for one partition in one epoch."""
+        raise NotImplementedError
+
+    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
+        """What a machine wants done, or wants to be known."""
+        raise NotImplementedError
+
+    def _returned(self, machine: MachineT, now_ms: int) -> None:
+        """The machine was not asked for a while, because another broker might have had its place, and nobody had."""
+
+    def _shard_closed(self, partition_index: int, leader_epoch: int) -> None:
+        """This broker no longer leads the partition in that epoch."""
+
+    # -- where a key is --------------------------------------------------------------------------------------
+
+    @property
+    def partition_count(self) -> int:
+        topic = self._controller.image.topics_by_name.get(self.topic.name)
+        return len(topic.partitions) if topic else self.topic.num_partitions
+
+    def partition_of(self, key: str) -> int:
+        return partition_for_group(key, self.partition_count)
+
+    async def leader_of(self, key: str) -> int:
+        """The broker that coordinates what `key` names; creates the topic if it is not there."""
+        await self.ensure_topic()
+        partition = self._controller.image.partition(self.topic.name, self.partition_of(key))
+        if partition is None or not partition.has_leader:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return partition.leader
+
+    async def ensure_topic(self) -> None:
+        if self.topic.name in self._controller.image.topics_by_name:
+            return
+        if self._creation is None or self._creation.done():
+            self._creation = asyncio.get_running_loop().create_task(self._create_topic())
+        await self._creation
+
+    async def _create_topic(self) -> None:
+        topic = self.topic
+        brokers = sum(1 for broker in self._controller.image.brokers.values() if not broker.is_fenced)
+        request = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=topic.name,
+                    num_partitions=topic.num_partitions,
+                    # A single node coordinates, too; the topic gets more replicas when there are more brokers.
+                    replication_factor=min(topic.replication_factor, max(1, brokers)),
+                    configs=[
+                        CreatableTopicConfig(name=name, value=value) for name, value in topic.configs.items()
+                    ],
+                )
+            ]
+        )
+        await self._controller.ask(request)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def shard_of(self, key: str) -> HostedShard[MachineT]:
+        return self.shard_at(self.partition_of(key))
+
+    def shard_at(self, partition_index: int) -> HostedShard[MachineT]:
+        """`ApiError` when another broker coordinates this partition, or may do so by now."""
+        shard = self._shards.get(partition_index)
+        if shard is None:
+            is_coming = self._will_host(partition_index)
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_coming else ErrorCode.NOT_COORDINATOR
+            raise ApiError(code)
+        if shard.is_deserted:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return shard
+
+    def _will_host(self, partition_index: int) -> bool:
+        """Whether the image, which clients are told, is ahead of the partitions that this broker has opened."""
+        image = self._controller.image.partition(self.topic.name, partition_index)
+        partition, _ = self._replicas.find((self.topic.name, partition_index))
+        is_offline = partition is not None and partition.log is None
+        return image is not None and image.leader == self._config.node_id and not is_offline
+
+    def ask_shard(self, handle: Callable[[int], None]) -> Any | asyncio.Future[Any]:
+        """What a shard answers to `handle(token)`; a future where that has to be waited for.
+
+        `ApiError`, now or awaited, when the shard says so.
+        """
+        self._last_token = token = self._last_token + 1
+        self._asking = token
+        handle(token)
+        response, self._answered_now = self._answered_now, _NOT_YET
+        self._asking = NO_TOKEN
+        if response is _NOT_YET:
+            later = self._waiting[token] = asyncio.get_running_loop().create_future()
+            return later
+        if isinstance(response, ApiError):
+            raise response
+        return response
+
+    async def ask_every_shard(self, request: Any) -> list[Any]:
+        """The same request to every shard of this broker."""
+        shards = [self.shard_at(index) for index in list(self._shards)]
+        answers = [self.ask_shard(partial(shard.handle, request)) for shard in shards]
+        return [await answer if isinstance(answer, Awaitable) else answer for answer in answers]
+
+    def _respond(self, token: int, response: Any) -> None:
+        if token == NO_TOKEN:
+            return  # the answer to what the shell told by itself, which nobody waits for
+        if token == self._asking:
+            self._answered_now = response
+            return
+        answer = self._waiting.pop(token, None)
+        if answer is None or answer.done():
+            return
+        if isinstance(response, ApiError):
+            answer.set_exception(response)
+        else:
+            answer.set_result(response)
+
+    def machines(self) -> Iterator[MachineT]:
+        """The machines of the shards that are loaded, for the broker's own questions."""
+        for shard in self._shards.values():
+            if shard.is_active:
+                yield shard.machine
+
+    # -- following the metadata ------------------------------------------------------------------------------
+
+    def load(self, image: MetadataImage) -> None:
+        self._host(image)
+
+    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:  # noqa: ARG002
+        self._host(image)
+
+    def tell_all(self, request: Any) -> None:
+        """Something that every machine has to know and that nobody waits for."""
+        for shard in list(self._shards.values()):
+            shard.handle(request, NO_TOKEN)
+
+    def _host(self, image: MetadataImage) -> None:
+        """A shard for every partition that this broker leads, in the epoch in which it leads it."""
+        topic = image.topics_by_name.get(self.topic.name)
+        led = {
+            index: partition
+            for index, partition in enumerate(topic.partitions if topic else ())
+            if partition.leader == self._config.node_id
+        }
+        for index in list(self._shards):
+            if index not in led or led[index].leader_epoch != self._shards[index].leader_epoch:
+                self._close_shard(index)
+        for index, image_of_partition in led.items():
+            if index in self._shards:
+                continue
+            partition, _ = self._replicas.find((self.topic.name, index))
+            if partition is not None and partition.log is not None:
+                self._open_shard(index, partition, image_of_partition.leader_epoch)
+
+    def _open_shard(self, index: int, partition: Partition, leader_epoch: int) -> None:
+        shard = self._shards[index] = HostedShard(
+            partition,
+            leader_epoch,
+            self._machine(index, leader_epoch),
+            self._clock,
+            respond=self._respond,
+            report=partial(self._report, index, leader_epoch),
+            is_deserted=partial(self._replicas.is_deserted, partition, self._replicas.steady_ms()),
+            returned=self._returned,
+        )
+        task = asyncio.get_running_loop().create_task(shard.load())
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+
+    def _close_shard(self, index: int) -> None:
+        shard = self._shards.pop(index)
+        self._shard_closed(index, shard.leader_epoch)
+        shard.close()
+
+    def close(self) -> None:
+        for task in self._loads:
+            task.cancel()
+        for index in list(self._shards):
+            self._close_shard(index)
+
+
+class HostedShard(Generic[MachineT]):
+    """A shard, its partition and its one timer."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        leader_epoch: int,
+        machine: MachineT,
+        clock: Clock,
+        *,
+        respond: Callable[[int, Any], None],
+        report: Callable[[Any], None],
+        is_deserted: Callable[[], bool],
+        returned: Callable[[MachineT, int], None],
+    ) -> None:
+        self._partition = partition
+        self.leader_epoch = leader_epoch
+        self.machine = machine
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._shard: Shard[Any] = Shard(machine, self, respond, report)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._is_deserted = is_deserted
+        self._was_deserted = False
+        self._is_closed = False
+        self._returned = returned
+        partition.wait(self._grew)
+
+    @property
+    def is_active(self) -> bool:
+        return self._shard.is_active
+
+    # -- the log of the shard --------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+        return self._partition.append_internal(records, now_ms, writer)
+
+    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+        return self._partition.append_marker(end, now_ms)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether another broker may coordinate these keys by now, without this one having heard of it.
+
+        Such a coordinator decides nothing and confirms nothing: its clients have theirs elsewhere (failure 11).
+        """
+        is_deserted = self._is_deserted()
+        if self._was_deserted and not is_deserted and self._shard.is_active:
+            self._returned(self.machine, self._clock.now_ms())
+        self._was_deserted = is_deserted
+        return is_deserted
+
+    def handle(self, request: Any, token: int) -> None:
+        self._shard.handle(request, token, self._clock.now_ms())
+        self._schedule()
+
+    def end_transaction(self, end: TransactionEnd, token: int) -> None:
+        self._shard.end_transaction(end, token, self._clock.now_ms())
+        self._schedule()
+
+    def _grew(self, _added_bytes: int) -> None:
+        if self._partition.log is None:
+            self._shard.fail(ErrorCode.NOT_COORDINATOR)
+        else:
+            self._shard.committed(self._partition.high_watermark)
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """One timer for the earliest deadline. A deadline that moved back is found out when the timer fires."""
+        deadline_ms = self._shard.deadline_ms
+        if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, deadline_ms - self._clock.now_ms()) / 1000
+        self._timer_ms = deadline_ms
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.is_deserted:
+            self._timer_ms = self._clock.now_ms() + _DESERTED_RECHECK_MS
+            self._timer = self._loop.call_later(_DESERTED_RECHECK_MS / 1000, self._tick)
+            return
+        self._shard.tick(self._clock.now_ms())
+        self._schedule()
+
+    # -- its life --------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Replay the partition, a few batches at a time."""
+        log = self._partition.log
+        if log is None or self._is_closed:
+            # The topic was deleted, or the leadership given away, before this had its turn.
+            self._shard.fail(ErrorCode.NOT_COORDINATOR)
+            return
+        try:
+            if not await self._replay_log(log):
+                return
+        except ProtocolError as error:
+            # As Kafka: what was decided in that batch is not known, so nothing is decided on top of it.
+            logger.error("cannot load the coordinator of %s: %s", self._partition.name, error)
+            self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        except Exception:
+            logger.exception("cannot load the coordinator of %s", self._partition.name)
+            self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._schedule()
+
+    async def _replay_log(self, log: Log) -> bool:
+        """Whether it came to the end: the shard may be closed, and the log deleted, between two batches."""
+        count, end_offset = 0, log.log_end_offset
+        for segment in list(log.segments):
+            for _, header, batch in segment.batches():
+                if header.base_offset < end_offset:
+                    try:
+                        self._replay(header, batch)
+                    except ProtocolError as error:
+                        raise ProtocolError(f"the batch at offset {header.base_offset}: {error}") from error
+                count += 1
+                if count % _LOAD_BATCHES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    if self._is_closed or self._partition.log is not log:
+                        self._shard.fail(ErrorCode.NOT_COORDINATOR)
+                        return False
+        self._shard.loaded(end_offset, self._partition.high_watermark, self._clock.now_ms())
+        return True
+
+    def _replay(self, header: BatchHeader, batch: memoryview) -> None:
+        if header.is_control:
+            end = marker_of(batch, header)
+            if end is not None:
+                self._shard.replay_end(end)
+            return
+        writer = Writer(header.producer_id, header.producer_epoch) if header.is_transactional else None
+        for record in iterate_records(batch, header):
+            if record.key is not None:
+                self._shard.replay_raw(record.key, record.value, writer)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._partition.stop_waiting(self._grew)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._shard.fail(ErrorCode.NOT_COORDINATOR)

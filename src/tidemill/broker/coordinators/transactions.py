@@ -1,0 +1,156 @@
+"""The transaction coordinators of this broker, one for each partition of `__transaction_state` that it leads.
+
+`hosting.py` is the shell; this says what is hosted: `Transactions` machines. The epoch of a coordinator is the leader epoch
+of its partition, so that the markers of one that was replaced are told from those of its successor. A `WriteMarkers` that
+a machine reports goes to `markers.py`; when all are written the machine is told.
+
+A producer that goes on at once comes back while its markers are on their way. Instead of sending it away with
+CONCURRENT_TRANSACTIONS, to come again after its pause, it is kept for the moment that this mostly takes (`until_complete`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from tidemill.broker.clock import Clock
+from tidemill.broker.coordinators.hosting import NO_TOKEN, InternalTopic, ShardHost
+from tidemill.broker.coordinators.markers import Markers, ShardKey, WriteHere
+from tidemill.broker.coordinators.producer_ids import ProducerIds
+from tidemill.broker.net.channel import Channels
+from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.quorum.driver import ControllerDriver
+from tidemill.config import BrokerConfig
+from tidemill.coordinator.groups.group import Caller
+from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.schema import Request, Response
+
+TRANSACTIONS_TOPIC = "__transaction_state"
+_COMPLETE_RETRY_S = 0.1
+# As long as clients pause before they ask again.
+_COMPLETION_S_MAX = 0.02
+
+
+class TransactionCoordinators(ShardHost[Transactions]):
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        replicas: Replicas,
+        controller: ControllerDriver,
+        channels: Channels,
+        producer_ids: ProducerIds,
+        offsets_partition_of: Callable[[str], int],
+        write_here: WriteHere,
+    ) -> None:
+        settings = config.transactions
+        topic = InternalTopic(
+            TRANSACTIONS_TOPIC,
+            settings.transaction_state_log_num_partitions,
+            settings.transaction_state_log_replication_factor,
+            {
+                "cleanup.policy": "compact",
+                "compression.type": "uncompressed",
+                "min.insync.replicas": str(settings.transaction_state_log_min_isr),
+                "segment.bytes": str(settings.transaction_state_log_segment_bytes),
+                "unclean.leader.election.enable": "false",
+            },
+        )
+        super().__init__(topic, config, clock, replicas, controller)
+        self._producer_ids = producer_ids
+        self._offsets_partition_of = offsets_partition_of
+        self._loop = asyncio.get_running_loop()
+        # By transactional id: who waits until its markers are written.
+        self._completions: dict[str, asyncio.Future[None]] = {}
+        self._markers = Markers(
+            config.node_id,
+            channels,
+            lambda: controller.image,
+            replicas.address_of,
+            write_here,
+            self._complete,
+        )
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def ask(self, transactional_id: str, request: Request, caller: Caller) -> Response | Awaitable[Response]:
+        """The coordinator's response. `ApiError`, now or awaited, when this broker cannot give one."""
+        shard = self.shard_of(transactional_id)
+        answer: Response | Awaitable[Response] = self.ask_shard(
+            partial(shard.handle, TransactionCall(request, caller))
+        )
+        return answer
+
+    async def until_complete(self, transactional_id: str) -> None:
+        """Returns when no transaction is decided and not complete, or after a moment."""
+        shard = self._shards.get(self.partition_of(transactional_id))
+        transaction = shard.machine.transactions.get(transactional_id) if shard is not None else None
+        if transaction is None or not transaction.is_prepared:
+            return
+        completed = self._completions.get(transactional_id)
+        if completed is None:
+            completed = self._completions[transactional_id] = self._loop.create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COMPLETION_S_MAX):
+                await asyncio.shield(completed)
+
+    async def ask_for_producer(self, transactional_id: str, request: Request, caller: Caller) -> Response:
+        """The same for a request that may need a new producer id: it waits until there is one."""
+        response = await self._asked(transactional_id, request, caller)
+        is_refused = getattr(response, "error_code", 0) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if not is_refused or self._producer_ids.is_stocked:
+            return response
+        try:
+            await self._producer_ids.stock()
+        except ApiError as error:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, str(error)) from error
+        return await self._asked(transactional_id, request, caller)
+
+    async def _asked(self, transactional_id: str, request: Request, caller: Caller) -> Response:
+        answer = self.ask(transactional_id, request, caller)
+        return answer if isinstance(answer, Response) else await answer
+
+    async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
+        return await self.ask_every_shard(TransactionCall(request, caller))
+
+    # -- the machines ----------------------------------------------------------------------------------------
+
+    def _machine(self, partition_index: int, leader_epoch: int) -> Transactions:  # noqa: ARG002
+        return Transactions(
+            self._config.transactions, leader_epoch, self._offsets_partition_of, self._producer_ids.take
+        )
+
+    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
+        if isinstance(effect, WriteMarkers):
+            self._markers.write(ShardKey(partition_index, leader_epoch), effect)
+
+    def _shard_closed(self, partition_index: int, leader_epoch: int) -> None:
+        self._markers.forget(ShardKey(partition_index, leader_epoch))
+        for transactional_id in list(self._completions):
+            self._wake(transactional_id)
+
+    # -- when the markers are written ------------------------------------------------------------------------
+
+    def _complete(self, key: ShardKey, markers: WriteMarkers) -> None:
+        shard = self._shards.get(key.partition_index)
+        if shard is None or shard.leader_epoch != key.leader_epoch:
+            return
+        if shard.is_deserted:
+            self._loop.call_later(_COMPLETE_RETRY_S, self._complete, key, markers)
+        else:
+            # When that cannot be written, the machine tries again by itself.
+            shard.handle(markers.written, NO_TOKEN)
+            self._wake(markers.transactional_id)
+
+    def _wake(self, transactional_id: str) -> None:
+        completed = self._completions.pop(transactional_id, None)
+        if completed is not None:
+            completed.set_result(None)
+
+    def close(self) -> None:
+        super().close()
+        self._markers.close()

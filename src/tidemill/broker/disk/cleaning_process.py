@@ -1,0 +1,80 @@
+"""A cleaning in a process of its own: it parses records in Python, which in the broker's process takes the loop's time.
+
+The parent starts `python -m tidemill.broker.disk.cleaning_process`, writes one pickled `Cleaning` to its stdin and reads one
+pickled outcome from its stdout: a `CleaningResult`, or the error that ended it. The process lives for one cleaning, so
+that an idle broker pays nothing for it. Both ends are this program, and nothing else can write to the pipes.
+
+The child ends when its stdin does: a broker that was killed leaves no process behind that still writes to its folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import sys
+import threading
+
+from tidemill.errors import StorageError
+from tidemill.log.cleaner import Cleaning, CleaningResult, clean
+from tidemill.log.files import DiskFiles
+
+_NICENESS = 5
+
+
+async def clean_in_process(cleaning: Cleaning) -> CleaningResult:
+    """Raises what the child raised."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        __name__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        request = pickle.dumps(cleaning)
+        process.stdin.write(len(request).to_bytes(8, "big") + request)
+        with contextlib.suppress(ConnectionError):  # its exit, below, says more
+            await process.stdin.drain()
+        answer = await process.stdout.read()
+    finally:
+        # An early end of ours is the child's end as well; after an answer it has nothing left to do.
+        process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    if not answer:
+        raise StorageError(f"{cleaning.folder}: the cleaning process died with {process.returncode}")
+    outcome = pickle.loads(answer)
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert isinstance(outcome, CleaningResult)
+    return outcome
+
+
+def main() -> None:
+    os.nice(_NICENESS)
+    stdin = sys.stdin.buffer
+    cleaning = pickle.loads(stdin.read(int.from_bytes(stdin.read(8), "big")))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    outcome: CleaningResult | Exception
+    try:
+        outcome = clean(DiskFiles(), cleaning)
+    except (StorageError, OSError) as error:
+        outcome = error
+    sys.stdout.buffer.write(pickle.dumps(outcome))
+    sys.stdout.buffer.flush()
+    # The other thread still reads, which an orderly end of the interpreter would wait for.
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

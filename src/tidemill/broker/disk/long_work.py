@@ -1,0 +1,91 @@
+"""Work on the loop that takes long, one piece at a time and a step at a time.
+
+What looks into records may have to look into very many of them (a batch of some kilobytes can hold a hundred thousand), in
+Python, which a thread would do at the loop's expense. So the loop itself does it, in steps with a turn of the loop between
+two of them, and only one piece at a time: requests that have nothing to do with it wait for one step at most. Only
+what does not hold the interpreter, decompression, goes to a thread; one at a time bounds the memory, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tidemill.broker.disk.syncer import RunBlocking
+from tidemill.protocol.steps import Blocking, Steps
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Done = Callable[[Any, Exception | None], None]
+
+
+class LongWork:
+    def __init__(self, run_blocking: RunBlocking) -> None:
+        self._run_blocking = run_blocking
+        self._waiting: deque[tuple[Callable[[], Steps[Any]], Done]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def submit(self, begin: Callable[[], Steps[T]], done: Callable[[T, Exception | None], None]) -> None:
+        """Do it after all that was submitted before; `done` gets the result, or what was raised instead."""
+        self._waiting.append((begin, done))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def run(self, begin: Callable[[], Steps[T]]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: T, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.submit(begin, done)
+        return await future
+
+    def close(self) -> None:
+        """What is under way or waits is given up."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                begin, done = self._waiting.popleft()
+                result, raised = None, None
+                try:
+                    result = await self._advance(begin())
+                except Exception as error:
+                    raised = error
+                try:
+                    done(result, raised)
+                except Exception:
+                    # What comes behind has nothing to do with it.
+                    logger.exception("what waited for a long piece of work failed")
+        finally:
+            self._task = None
+
+    async def _advance(self, steps: Steps[T]) -> T:
+        value: Any = None
+        failure: Exception | None = None
+        while True:
+            try:
+                work: Blocking | None = steps.send(value) if failure is None else steps.throw(failure)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            value, failure = None, None
+            if work is None:
+                await asyncio.sleep(0)
+                continue
+            try:
+                value = await self._run_blocking(work)
+            except Exception as error:
+                failure = error

@@ -1,0 +1,1 @@
+"""What is counted, and under which names. Counting costs the hot path an addition; `status/` shows the counts."""

@@ -1,0 +1,71 @@
+"""The seam to the network: listeners that hand in request frames, and links on which frames go out and come back.
+
+A frame is what stands behind a four-byte length. `sockets.py` is the real network; the simulator has its own, which delays,
+drops and duplicates. Neither side may keep a frame that it is handed: its bytes are overwritten once the callback returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from tidemill.broker.requests.dispatch import Peer
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    frame_bytes_max: int
+    connections_max: int
+    connections_per_ip_max: int
+    idle_ms_max: int
+    backlog: int = 1024
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
+
+
+class Listening(Protocol):
+    """The server's side: every listener of a node, feeding one handler."""
+
+    def bind(self, name: str, host: str, port: int) -> int:
+        """Take the port; those who dial it wait. Returns the real one, which is chosen for port 0."""
+
+    def start_accepting(self, name: str) -> None:
+        """On the listener of that name."""
+
+    def stop_listening(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Link(Protocol):
+    """A connection that this node opened. Frames sent before it is up wait for it."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    def send(self, frame: bytes | bytearray) -> None:
+        """The frame with its length prefix. Nothing happens when the link is closed."""
+
+    def close(self) -> None:
+        """No callback comes after this."""
+
+
+class Network(Protocol):
+    def listen(self, dispatch: Callable[[Peer, memoryview], None], limits: ServerLimits) -> Listening: ...
+
+    def connect(
+        self,
+        address: Address,
+        on_frame: Callable[[memoryview], None],
+        on_close: Callable[[str], None],
+        *,
+        frame_bytes_max: int,
+    ) -> Link:
+        """Returns at once. `on_close` is called once, with the reason, when the link fails or the other side ends it."""

@@ -1,0 +1,76 @@
+"""Batches that a producer was told to send again, so that those behind them are not taken for a gap.
+
+A client has several batches in flight. One is refused for the moment: the disk is full, too few replicas are in sync, the
+leadership has not arrived yet. When the next one comes, that reason may be gone, and by its sequence the batch is out of
+order. Told so, a client begins a new epoch, under which what it has in flight elsewhere may be written twice (failure
+9). So the later batch is refused for the same reason as the earlier one, and the client sends both again, in order.
+
+The memory is short: a client that has given its batch up hears of the gap soon enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tidemill.broker.partitions.waiters import WireKey
+from tidemill.errors import ErrorCode
+from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
+
+_REMEMBERED_MS = 10_000
+_PRODUCERS_MAX = 1_000
+_PARTITIONS_MAX = 1_000
+
+
+class Refusal(NamedTuple):
+    epoch: int
+    base_sequence: int
+    code: ErrorCode
+    at_ms: int
+
+
+class EarlyRefusals:
+    """Of partitions that are not hosted here, or not yet: who opens one takes over what its producers were told."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[WireKey, Refusals] = {}
+
+    def note(self, key: WireKey, batch: memoryview, code: ErrorCode, now_ms: int) -> None:
+        if len(batch) < HEADER_SIZE:
+            return
+        if key not in self._by_key and len(self._by_key) >= _PARTITIONS_MAX:
+            del self._by_key[next(iter(self._by_key))]
+        self._by_key.setdefault(key, Refusals()).note(header_at(batch), code, now_ms)
+
+    def take(self, *keys: WireKey) -> Refusals | None:
+        """What was noted of a partition under any of its names."""
+        taken = [refusals for key in keys if (refusals := self._by_key.pop(key, None)) is not None]
+        if not taken:
+            return None
+        for more in taken[1:]:
+            taken[0].update(more)
+        return taken[0]
+
+
+class Refusals(dict[int, Refusal]):
+    """Of one partition, by producer id: the earliest batch that is missing."""
+
+    __slots__ = ()
+
+    def note(self, header: BatchHeader, code: ErrorCode, now_ms: int) -> None:
+        if header.producer_id < 0 or self.before(header, now_ms) is not None:
+            return
+        self[header.producer_id] = Refusal(header.producer_epoch, header.base_sequence, code, now_ms)
+        if len(self) > _PRODUCERS_MAX:
+            del self[next(iter(self))]
+
+    def before(self, header: BatchHeader, now_ms: int) -> ErrorCode | None:
+        """Why an earlier batch of this producer was refused; None when none was, lately."""
+        refusal = self.get(header.producer_id)
+        if (
+            refusal is None
+            or refusal.epoch != header.producer_epoch
+            or refusal.base_sequence >= header.base_sequence
+            or now_ms - refusal.at_ms > _REMEMBERED_MS
+        ):
+            return None
+        return refusal.code

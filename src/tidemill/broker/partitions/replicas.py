@@ -1,0 +1,519 @@
+"""The partitions that this broker hosts, kept in step with the metadata image.
+
+Opens logs at start, makes and removes them as topics and replicas come and go, and lets each partition lead or follow as
+the image says. A partition whose log cannot be opened is offline: it answers KAFKA_STORAGE_ERROR and is reported once,
+while the others serve. Folders that the image does not know are never removed, only those of partitions that the image
+takes away while this broker runs (failure 16).
+
+When the disk under a partition fails that has other replicas, the broker stops: they take over, and only a broker that is
+gone makes the controller do that (failure 5). Damage, bytes that are no batch, is repaired from a replica: the broker notes
+that the log must be checked whole and stops without a clean mark; on its return it is in no ISR, cuts the log at the
+damage (what follows is set aside) and copies the rest from the leader. A sole replica, or the last one in sync, is never
+cut: it stays as it is and reports.
+
+Handlers look partitions up by what stands on the wire, in three dictionaries over the same values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.disk.syncer import Syncer
+from tidemill.broker.metrics.registry import Metrics, TopicCounts
+from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.network import Address
+from tidemill.broker.partitions.fetchers import Fetchers
+from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.refusals import EarlyRefusals
+from tidemill.broker.partitions.throttles import Throttles
+from tidemill.broker.partitions.upkeep import Upkeep
+from tidemill.broker.platform import Platform
+from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from tidemill.errors import ErrorCode, StorageError
+from tidemill.log.datadir import DataDir
+from tidemill.log.log import Log
+from tidemill.raft.messages import TOPIC as METADATA_TOPIC
+from tidemill.replication.follower import RestartAt, TruncateTo
+from tidemill.replication.leader import ProposeIsr
+from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, NO_TOPIC_ID, BrokerId, TopicPartition, uuid_text
+
+logger = logging.getLogger(__name__)
+
+_RECONSIDER_S = 0.5
+# A follower fetches twice a second, whether or not there is anything. Below the shortest session of a group's member.
+_SILENCE_MS_MAX = 3_000
+
+
+class HostedTopic(dict[int, Partition]):
+    """The partitions of a topic that are here, and what is counted of it."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: TopicCounts) -> None:
+        super().__init__()
+        self.counts = counts
+
+
+class Replicas:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        platform: Platform,
+        data_dir: DataDir,
+        syncer: Syncer,
+        ask: Ask,
+        channels: Channels,
+        broker_epoch: Callable[[], int],
+        on_fatal: Callable[[str], None],
+        on_loss: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_loss` hears of every replica that the disk may hold less of than was written."""
+        self._config = config
+        self._platform = platform
+        self._data_dir = data_dir
+        self.syncer = syncer
+        self.broker_epoch = broker_epoch
+        self._on_fatal = on_fatal
+        self._on_loss = on_loss
+        self._loop = asyncio.get_running_loop()
+        self.broker_id: int = config.node_id
+        self.lag_time_max_ms = config.replication.lag_time_max_ms
+        self.followers_serve_consumers = config.replication.selector_class is not None
+        self.long_work = LongWork(platform.run_blocking)
+        self._damaged: set[TopicPartition] = set()
+        self.early_refusals = EarlyRefusals()
+        self.metrics = Metrics()
+        # When each other broker last fetched anything from here.
+        self._followers_heard_ms: dict[int, int] = {}
+        self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
+        self.throttles = Throttles(config)
+        self._upkeep = Upkeep(config, platform, data_dir, syncer, self.partitions)
+        self._fetchers = Fetchers(config.replication, channels, self)
+        self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
+        self._is_closing = False
+        self.image: MetadataImage | None = None
+        self.by_name: dict[str, HostedTopic] = {}
+        self.by_wire_name: dict[bytes, HostedTopic] = {}
+        self.by_wire_id: dict[bytes, HostedTopic] = {}
+
+    # -- finding ---------------------------------------------------------------------------------------------
+
+    def find(self, key: tuple[str | bytes, int]) -> tuple[Partition | None, ErrorCode]:
+        """A partition by (topic name or topic id, index), or the error that tells why not."""
+        name, index = key
+        if isinstance(name, bytes):
+            hosted = self.by_wire_id.get(name)
+            if hosted is None:
+                return None, ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            hosted = self.by_name.get(name)
+            if hosted is None:
+                return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        partition = hosted.get(index)
+        if partition is None:
+            if self._image_of(key) is not None:
+                return None, ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return partition, ErrorCode.NONE
+
+    def _image_of(self, key: tuple[str | bytes, int]) -> PartitionImage | None:
+        image, (name, index) = self.image, key
+        if image is None:
+            return None
+        topics: Mapping[object, TopicImage] = (
+            image.topics_by_id if isinstance(name, bytes) else image.topics_by_name  # type: ignore[assignment]
+        )
+        topic = topics.get(name)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            return None
+        return topic.partitions[index]
+
+    def leader_of(self, key: tuple[str | bytes, int]) -> tuple[int, int]:
+        """The leader of a partition, hosted here or not, and its epoch."""
+        image = self._image_of(key)
+        return (NO_BROKER, NO_LEADER_EPOCH) if image is None else (image.leader, image.leader_epoch)
+
+    def partitions(self) -> Iterator[Partition]:
+        for hosted in self.by_name.values():
+            yield from hosted.values()
+
+    # -- what partitions and fetch loops ask of the broker ---------------------------------------------------
+
+    def steady_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def wall_ms(self) -> int:
+        return self._platform.clock.now_ms()
+
+    def eligible_epoch(self, broker_id: int) -> int | None:
+        broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
+        return broker.epoch if broker is not None and broker.is_active else None
+
+    def address_of(self, broker_id: int) -> Address | None:
+        broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
+        if broker is None or not broker.endpoints:
+            return None
+        name = self._config.network.inter_broker_listener_name
+        endpoint = broker.endpoints.get(name) if name is not None else None
+        if endpoint is None:
+            endpoint = next(iter(broker.endpoints.values()))
+        return Address(endpoint.host, endpoint.port)
+
+    def heard_from_follower(self, broker_id: int) -> None:
+        self._followers_heard_ms[broker_id] = self.steady_ms()
+
+    def is_deserted(self, partition: Partition, since_ms: int) -> bool:
+        """Whether those in sync have asked this leader for nothing lately: they may follow another by now.
+
+        Nobody can be elected beside a leader that is in sync alone.
+        """
+        image = partition.image
+        if image is None or len(image.isr) < 2:
+            return False
+        silent_since_ms = self.steady_ms() - _SILENCE_MS_MAX
+        return silent_since_ms > since_ms and all(
+            self._followers_heard_ms.get(broker_id, 0) < silent_since_ms
+            for broker_id in image.isr
+            if broker_id != self.broker_id
+        )
+
+    def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
+        self._isr_changes.propose(partition, proposal)
+
+    def reconsider_later(self, partition: Partition) -> None:
+        if not self._is_closing:
+            self._loop.call_later(_RECONSIDER_S, partition.reconsider)
+
+    def truncate(self, partition: Partition, cut: TruncateTo | RestartAt, done: Callable[[], None]) -> None:
+        self._upkeep.truncate(partition, cut, done)
+
+    def restart_within_batch(self, partition: Partition, offset: int) -> None:
+        self._upkeep.restart_within_batch(partition, offset)
+
+    def follow_log_start(self, partition: Partition, offset: int) -> None:
+        self._upkeep.move_start(partition, offset)
+
+    # -- following the metadata ------------------------------------------------------------------------------
+
+    def load(self, image: MetadataImage) -> None:
+        for _ in self.load_in_steps(image):
+            pass
+
+    def load_in_steps(self, image: MetadataImage) -> Iterator[None]:
+        """Open every partition of the image, one a step: at start, before anything listens."""
+        self.image = image
+        self.throttles.configure(image, image.configs)
+        for topic in image.topics_by_name.values():
+            yield from self._host(topic, range(len(topic.partitions)))
+        self._set_strays_aside()
+        self._upkeep.remove_folders_later(self._data_dir.deleted_folders())
+
+    def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        for _ in self.apply_in_steps(delta, image):
+            pass
+
+    def apply_in_steps(self, delta: MetadataDelta, image: MetadataImage) -> Iterator[None]:
+        """Follow one committed change; a step is a partition that had to be opened."""
+        self.image = image
+        if delta.changed_configs:
+            self.throttles.configure(image, delta.changed_configs)
+        for topic in delta.deleted_topics.values():
+            self._drop(topic)
+        for topic_id, change in delta.changed_topics.items():
+            yield from self._host(image.topics_by_id[topic_id], sorted(change.changed))
+        if any(resource.type == ResourceType.BROKER for resource in delta.changed_configs):
+            self._configs.clear()
+            self._reconfigure(image.topics_by_name.values())
+        else:
+            names = [r.name for r in delta.changed_configs if r.type == ResourceType.TOPIC]
+            self._reconfigure(image.topics_by_name[name] for name in names if name in image.topics_by_name)
+        if delta.changed_brokers:
+            # A broker that came back, or was let in, may join ISRs although its partitions are at rest.
+            self.reconsider_isrs()
+            self._fetchers.brokers_changed()
+
+    def _reconfigure(self, topics: Iterable[TopicImage]) -> None:
+        for topic in topics:
+            config = self.topic_config(topic.name)
+            for partition in self.by_name.get(topic.name, {}).values():
+                partition.configure(config)
+
+    def topic_config(self, name: str) -> TopicConfig:
+        """The configuration in force for a topic; equal overrides share one object."""
+        assert self.image is not None
+        overrides: Mapping[str, str] = self.image.topic_config(name)
+        key = tuple(sorted(overrides.items()))
+        config = self._configs.get(key)
+        if config is None:
+            layers = self.image.broker_layers(self._config.node_id, self._config.properties)
+            config = self._configs[key] = resolve_topic_config(overrides, layers)
+        return config
+
+    def _host(self, topic: TopicImage, indexes: Iterable[int]) -> Iterator[None]:
+        config = self.topic_config(topic.name)
+        hosted = self.by_name.get(topic.name)
+        if hosted is None:
+            hosted = self.by_name[topic.name] = HostedTopic(self.metrics.topic(topic.name))
+        self.by_wire_name[topic.name.encode()] = hosted
+        self.by_wire_id[bytes(topic.id)] = hosted
+        for index in indexes:
+            image = topic.partitions[index]
+            partition = hosted.get(index)
+            if self._config.node_id not in image.replicas:
+                if partition is not None:
+                    del hosted[index]
+                    self._remove(partition)
+                continue
+            if partition is None:
+                name = TopicPartition(topic.name, index)
+                partition = hosted[index] = self._open(name, topic.id, image, config)
+                self._apply(partition, image)
+                yield
+            else:
+                self._apply(partition, image)
+
+    def _apply(self, partition: Partition, image: PartitionImage) -> None:
+        """Lead, follow, or wait for a leader."""
+        if partition.log is None:
+            self._repair(partition, image)
+        before = (partition.leader_id, partition.leader_epoch)
+        if partition.is_leader and partition.image is not None:
+            self.metrics.isr_shrinks += len(image.isr) < len(partition.image.isr)
+            self.metrics.isr_expands += len(image.isr) > len(partition.image.isr)
+        was_following = self._fetchers.state_of(partition) is not None
+        partition.apply(image)
+        if partition.log is None or image.leader in (NO_BROKER, self._config.node_id):
+            self._fetchers.unfollow(partition)
+        elif not was_following or before != (image.leader, image.leader_epoch):
+            self._fetchers.follow(partition, image.leader, image.leader_epoch)
+
+    # -- opening and removing --------------------------------------------------------------------------------
+
+    def _open(
+        self, tp: TopicPartition, topic_id: bytes, image: PartitionImage, config: TopicConfig
+    ) -> Partition:
+        log: Log | None = None
+        try:
+            log = self._open_log(tp, topic_id, config)
+        except StorageError as error:
+            self._damaged.add(tp)
+            self._report_offline(tp, str(error))
+            if self._config.node_id in (*image.isr, *image.elr):
+                # The registration has promised what this log does not hold. After an unclean stop it does not.
+                self._stop_if_others_can(tp, image, str(error))
+        except OSError as error:
+            self._report_offline(tp, str(error))
+            self._stop_if_others_can(tp, image, str(error))
+        partition = Partition(
+            tp,
+            topic_id,
+            log,
+            config,
+            self,
+            self._data_dir.high_watermarks.get(tp, 0),
+            self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition)),
+        )
+        partition.counts = self.metrics.topic(tp.topic)
+        return partition
+
+    def _open_log(
+        self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False
+    ) -> Log:
+        data_dir = self._data_dir
+        if data_dir.restore_topic_id(tp, topic_id):
+            logger.warning(
+                "%s/partition.metadata was damaged; it names topic id %s again, as the metadata does",
+                data_dir.folder_of(tp),
+                uuid_text(topic_id),
+            )
+        found_id = data_dir.topic_id_of(tp)
+        if found_id is not None and found_id != topic_id:
+            # The topic was deleted and made again while this broker was away. What it has is of the old one.
+            aside = data_dir.set_folder_aside(tp, found_id)
+            logger.warning(
+                "%s belongs to topic id %s, the metadata says %s; it is set aside as %s",
+                data_dir.folder_of(tp),
+                uuid_text(found_id),
+                uuid_text(topic_id),
+                aside,
+            )
+            found_id = None
+        if found_id is None:
+            data_dir.create_folder(tp, topic_id)
+        log = Log(
+            self._platform.files,
+            data_dir.folder_of(tp),
+            config,
+            now_ms=self._platform.clock.now_ms(),
+            # A folder that the last run did not open has no recovery point: it may be older than the clean mark.
+            is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
+            recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),
+            log_start_offset=data_dir.log_starts.get(tp),
+        )
+        if log.recovered_bytes_cut:
+            logger.warning(
+                "%s: cut %d bytes of a torn write, the log now ends at offset %d",
+                tp,
+                log.recovered_bytes_cut,
+                log.log_end_offset,
+            )
+        return log
+
+    def _set_strays_aside(self) -> None:
+        """Partitions that were deleted, or given to others, while this broker was away."""
+        data_dir = self._data_dir
+        for tp in data_dir.partition_folders():
+            if tp.topic == METADATA_TOPIC or tp.partition in self.by_name.get(tp.topic, {}):
+                continue
+            try:
+                aside = data_dir.set_folder_aside(tp, data_dir.topic_id_of(tp) or NO_TOPIC_ID)
+            except (StorageError, OSError) as error:
+                logger.warning(
+                    "%s is not of this broker any more, and stays: %s", data_dir.folder_of(tp), error
+                )
+            else:
+                logger.warning(
+                    "%s is not of this broker any more; it is set aside as %s, remove it when nobody wants it",
+                    data_dir.folder_of(tp),
+                    aside,
+                )
+
+    def _repair(self, partition: Partition, image: PartitionImage) -> None:
+        """Open a damaged log up to the damage, when another replica has the rest and this one is not counted on."""
+        tp = partition.name
+        has_other_leader = image.leader not in (NO_BROKER, self._config.node_id)
+        if tp not in self._damaged or not has_other_leader or self._config.node_id in image.isr:
+            return
+        try:
+            log = self._open_log(tp, partition.topic_id, partition.config, is_whole_checked=True)
+        except (StorageError, OSError) as error:
+            self._report_offline(tp, str(error))
+            return
+        self._damaged.discard(tp)
+        partition.log = log
+        partition.was_cut()
+        logger.warning(
+            "%s: cut at offset %d, where it was damaged; broker %d has the rest",
+            tp,
+            log.log_end_offset,
+            image.leader,
+        )
+
+    def _drop(self, topic: TopicImage) -> None:
+        hosted: Mapping[int, Partition] = self.by_name.pop(topic.name, {})
+        self.by_wire_name.pop(topic.name.encode(), None)
+        self.by_wire_id.pop(bytes(topic.id), None)
+        for partition in hosted.values():
+            self._remove(partition)
+
+    def _remove(self, partition: Partition) -> None:
+        """The partition is gone, or lives elsewhere now."""
+        self._fetchers.unfollow(partition)
+        if partition.log is None:
+            partition.wake_waiters()
+            # Offline: its data may be all that is left of something. Only its owner may remove it.
+            logger.warning("%s was taken away while offline; its folder stays where it is", partition.name)
+            return
+        partition.release().release()
+        for offsets in (
+            self._data_dir.recovery_points,
+            self._data_dir.log_starts,
+            self._data_dir.high_watermarks,
+        ):
+            offsets.pop(partition.name, None)
+        self._upkeep.remove_folders_later(
+            [self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)]
+        )
+
+    # -- trouble ---------------------------------------------------------------------------------------------
+
+    def _report_offline(self, tp: TopicPartition, reason: str) -> None:
+        logger.error("partition %s is offline: %s", tp, reason)
+        self._on_loss()
+
+    def went_offline(self, partition: Partition, reason: str) -> None:
+        """The disk failed under a partition that was served."""
+        self._fetchers.unfollow(partition)
+        self._report_offline(partition.name, reason)
+        if partition.image is not None:
+            self._stop_if_others_can(partition.name, partition.image, reason)
+
+    def _stop_if_others_can(self, tp: TopicPartition, image: PartitionImage, reason: str) -> None:
+        """Stop when there are replicas that can take over."""
+        if any(broker_id != self._config.node_id for broker_id in (*image.isr, *image.elr)):
+            self._on_fatal(f"{tp} cannot be served, and it has other replicas: {reason}")
+
+    def report_damage(self, partition: Partition, reason: str) -> None:
+        """A read met bytes that are no batch. Logged once for each partition; the rest of it still serves."""
+        tp, image = partition.name, partition.image
+        if tp in self._damaged:
+            return
+        self._damaged.add(tp)
+        logger.error("partition %s is damaged: %s", tp, reason)
+        self._on_loss()
+        if image is None or all(broker_id == self._config.node_id for broker_id in image.isr):
+            return
+        try:
+            self._upkeep.check_whole_at_next_start(tp)
+        except OSError as error:
+            logger.error("cannot note that %s is damaged: %s", tp, error)
+        self._on_fatal(f"{tp} is damaged, and other replicas have it: {reason}")
+
+    def report_undecodable(self, partition: Partition, reason: str) -> None:
+        """A batch is as its client wrote it, and its records make no sense. Logged once for each partition."""
+        if not partition.has_undecodable:
+            partition.has_undecodable = True
+            logger.warning("%s holds records that a client encoded wrongly: %s", partition.name, reason)
+
+    # -- background work -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._upkeep.start()
+        self._upkeep.spawn(self._upkeep.every(self.lag_time_max_ms / 2000, self.reconsider_isrs))
+        self._fetchers.start()
+
+    def reconsider_isrs(self) -> None:
+        for partition in list(self.partitions()):
+            if partition.is_leader and partition.is_replicated:
+                partition.reconsider()
+
+    def move_start(self, partition: Partition, offset: int) -> None:
+        """DeleteRecords."""
+        self._upkeep.move_start(partition, offset)
+
+    async def checkpoint(self) -> None:
+        await self._upkeep.checkpoint()
+
+    async def close(self) -> bool:
+        """A clean shutdown; whether every log was closed as it should be."""
+        self._is_closing = True
+        self._fetchers.close()
+        self._isr_changes.close()
+        self.long_work.close()
+        await self._upkeep.stop()
+        # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
+        logs = [partition.log for partition in self.partitions() if partition.log is not None]
+        unsynced = (self.syncer.sync_now(log) for log in logs if log.is_unsynced)
+        await asyncio.gather(*unsynced, return_exceptions=True)
+        is_clean = True
+        for partition in self.partitions():
+            if partition.log is None:
+                is_clean = False
+                continue
+            try:
+                partition.log.close()
+            except OSError as error:
+                is_clean = False
+                logger.error("%s was not closed cleanly: %s", partition.name, error)
+        try:
+            self._upkeep.write_all()
+        except OSError as error:
+            is_clean = False
+            logger.error("cannot write the checkpoints: %s", error)
+        return is_clean

@@ -1,0 +1,413 @@
+"""From a request frame to its handler, and from what the handler returns to a reply.
+
+The table is filled by the handler modules themselves: `@serves(MetadataRequest)` beside the function is all there is to
+adding an API, and `docs/compatibility.md` is generated from the same table. A handler gets the decoded message and returns
+the response, or a coroutine that does; version differences live in the codec. The two hot APIs, Produce and Fetch,
+register with `@serves_raw` and read the frame themselves.
+
+Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and tells only what it serves. To
+anybody else an API out of scope is one that is not served.
+
+Whatever a client sends, it gets the protocol's own answer: an API that is not served gets UNSUPPORTED_VERSION in the layout
+the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in the log. The error stands in each entry
+where the response has no other place for it. Bytes that cannot be understood close the connection, and so does a failure
+that no response can tell: silence or an empty response would read as a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from tidemill.broker.net.request_order import Order
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.log.files import FileSlice
+from tidemill.protocol import api as apis
+from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
+from tidemill.protocol.error_responses import error_response
+from tidemill.protocol.frames import (
+    API_VERSIONS_KEY,
+    RequestHeader,
+    has_flexible_response_header,
+    parse_request_header,
+)
+from tidemill.protocol.schema import Request, Response, VersionRange, decode, encode
+
+if TYPE_CHECKING:
+    from tidemill.broker.net.connection import Part, Reply
+    from tidemill.broker.requests.context import Broker
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = struct.Struct(">ii")
+_KEY_AND_VERSION = struct.Struct(">hh")
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+class Scope(Flag):
+    """Where an API is served, and what a listener serves."""
+
+    BROKER = 1
+    CONTROLLER = 2
+    BOTH = 3
+
+
+class Peer(Protocol):
+    """The connection as a handler sees it."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def listener_name(self) -> str: ...
+    @property
+    def local_address(self) -> tuple[str, int]: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def received_s(self) -> float:
+        """When the last bytes of the request came, by `perf_counter`."""
+
+    @property
+    def close_callbacks(self) -> list[Callable[[], None]]: ...
+    def expect_reply(self) -> Reply: ...
+    def mark_as_node(self) -> None:
+        """The other side is a node of the cluster: what it sends need not wait for clients."""
+
+    def close(self, reason: str | None) -> None: ...
+
+
+class Call:
+    """One request under way."""
+
+    __slots__ = (
+        "_reply",
+        "client_id",
+        "connection",
+        "frame",
+        "header",
+        "is_flexible",
+        "started_s",
+        "took",
+        "version",
+    )
+
+    def __init__(self, connection: Peer, header: RequestHeader, frame: memoryview, is_flexible: bool) -> None:
+        self.connection = connection
+        self.header = header
+        self.frame = frame
+        self.version = header.api_version
+        self.client_id = header.client_id
+        self.is_flexible = is_flexible
+        self._reply: Reply | None = None
+        # Who wants to know how many seconds the answer takes, and since when.
+        self.took: Callable[[float], None] | None = None
+        self.started_s = 0.0
+
+    def expect_reply(self) -> None:
+        """Take the next place in the connection's queue; `respond` fills it."""
+        self._reply = self.connection.expect_reply()
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.connection.is_closed
+
+    def respond(self, body: Sequence[Part]) -> None:
+        """Send the response's body; length, correlation id and header tags are put before it."""
+        assert self._reply is not None
+        size = 5 if self.is_flexible else 4
+        for part in body:
+            size += part.length if isinstance(part, FileSlice) else len(part)
+        prefix = _PREFIX.pack(size, self.header.correlation_id)
+        if self.is_flexible:
+            prefix += b"\0"
+        self._reply.send((prefix, *body))
+        self.finish()
+
+    def finish(self) -> None:
+        """The request is done with, answered or not: its time is measured."""
+        took = self.took
+        if took is not None:
+            took(perf_counter() - self.started_s)
+
+
+MessageHandler = Callable[["Broker", Call, Any], Response | Awaitable[Response]]
+RawHandler = Callable[["Broker", Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    key: int
+    name: str
+    request: type[Request]
+    versions: VersionRange
+    # What ApiVersions says when it differs from what is served.
+    advertised: VersionRange
+    handler: MessageHandler | RawHandler
+    is_raw: bool
+    gaps: tuple[str, ...]
+    scope: Scope
+    order: Order
+    # The first version that only nodes of the cluster send, for whom nothing waits.
+    independent_since: int | None = None
+
+    def order_in(self, version: int) -> Order:
+        since = self.independent_since
+        return self.order if since is None or version < since else Order.INDEPENDENT
+
+
+TABLE: dict[int, Api] = {}
+
+
+def serves(
+    request: type[RequestT],
+    *,
+    versions: tuple[int, int] | None = None,
+    gaps: Sequence[str] = (),
+    scope: Scope = Scope.BROKER,
+    independent_since: int | None = None,
+) -> Callable[[Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]], Any]:
+    """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs.
+
+    `independent_since` is the first version that only nodes of the cluster send. What only controllers serve is independent
+    anyway.
+    """
+    order = Order.INDEPENDENT if scope is Scope.CONTROLLER else Order.ALONE
+
+    def register(handler: Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]) -> Any:
+        _register(
+            request,
+            handler,
+            versions=versions,
+            gaps=gaps,
+            scope=scope,
+            order=order,
+            independent_since=independent_since,
+        )
+        return handler
+
+    return register
+
+
+def serves_raw(
+    request: type[Request],
+    *,
+    order: Order,
+    advertised: tuple[int, int] | None = None,
+    gaps: Sequence[str] = (),
+    scope: Scope = Scope.BROKER,
+) -> Callable[[RawHandler], RawHandler]:
+    """Register a handler that reads the frame and answers by itself."""
+
+    def register(handler: RawHandler) -> RawHandler:
+        _register(request, handler, advertised=advertised, gaps=gaps, scope=scope, order=order, is_raw=True)
+        return handler
+
+    return register
+
+
+def _register(
+    request: type[Request],
+    handler: MessageHandler | RawHandler,
+    *,
+    versions: tuple[int, int] | None = None,
+    advertised: tuple[int, int] | None = None,
+    gaps: Sequence[str],
+    scope: Scope,
+    order: Order,
+    independent_since: int | None = None,
+    is_raw: bool = False,
+) -> None:
+    assert request.api_key not in TABLE, f"{request.__name__} is served twice"
+    stable = request.versions
+    if request.latest_version_unstable:
+        stable = VersionRange(stable.min, stable.max - 1)
+    served = VersionRange(*versions) if versions else stable
+    TABLE[request.api_key] = Api(
+        request.api_key,
+        apis.API_NAMES[request.api_key],
+        request,
+        served,
+        VersionRange(*advertised) if advertised else served,
+        handler,
+        is_raw,
+        tuple(gaps),
+        scope,
+        order,
+        independent_since,
+    )
+
+
+def order_of(frame: memoryview) -> Order:
+    """What the request in a frame waits for; one that will be refused waits for nothing."""
+    if len(frame) < _KEY_AND_VERSION.size:
+        return Order.INDEPENDENT
+    key, version = _KEY_AND_VERSION.unpack_from(frame)
+    api = TABLE.get(key)
+    return Order.INDEPENDENT if api is None else api.order_in(version)
+
+
+class _Route(NamedTuple):
+    """One version of an API, as a request needs it."""
+
+    api: Api
+    has_flexible_header: bool
+    took: Callable[[float], None]
+
+
+class Dispatcher:
+    def __init__(self, broker: Broker, scopes: Mapping[str, Scope]) -> None:
+        """`scopes` says what each listener serves."""
+        self._broker = broker
+        self._metrics = broker.metrics
+        # By listener, API key and version.
+        self._routes = {
+            name: {
+                (key, version): _Route(
+                    api, has_flexible_response_header(key, version), broker.metrics.request(key).observe
+                )
+                for key, api in TABLE.items()
+                if api.scope & scope
+                for version in range(api.versions.min, api.versions.max + 1)
+            }
+            for name, scope in scopes.items()
+        }
+        self._scopes = scopes
+        # In the order in which they began: a set's order would differ from run to run.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def dispatch(self, connection: Peer, frame: memoryview) -> None:
+        header = parse_request_header(frame)
+        route = self._routes[connection.listener_name].get((header.api_key, header.api_version))
+        if route is None:
+            self._refuse(connection, header, frame)
+            return
+        served, has_flexible_header, took = route
+        call = Call(connection, header, frame, has_flexible_header)
+        if self._metrics.is_watched:
+            call.took = took
+            call.started_s = connection.received_s
+        if served.is_raw:
+            self._handle_raw(served, call)
+        else:
+            self._handle(
+                served, call, decode(served.request, header.api_version, frame, header.body_position)
+            )
+
+    def _handle_raw(self, served: Api, call: Call) -> None:
+        try:
+            served.handler(self._broker, call)  # type: ignore[call-arg]
+        except ProtocolError:
+            raise
+        except Exception as error:
+            logger.exception("%s of %s failed", served.name, call.connection.peer)
+            call.connection.close(f"{served.name} failed: {error!r}")
+
+    def _handle(self, served: Api, call: Call, request: Request) -> None:
+        if served.order_in(call.version) is Order.INDEPENDENT:
+            call.connection.mark_as_node()
+        call.expect_reply()
+        try:
+            result = served.handler(self._broker, call, request)  # type: ignore[call-arg]
+        except Exception as error:
+            self._failed(served, call, request, error)
+            return
+        if inspect.isawaitable(result):
+            task = asyncio.get_running_loop().create_task(self._finish(served, call, request, result))
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+        else:
+            assert isinstance(result, Response)
+            self._answer(served, call, request, result)
+
+    async def _finish(self, served: Api, call: Call, request: Request, result: Awaitable[Response]) -> None:
+        try:
+            response = await result
+        except Exception as error:
+            self._failed(served, call, request, error)
+        else:
+            self._answer(served, call, request, response)
+
+    def _answer(self, served: Api, call: Call, request: Request, response: Response) -> None:
+        if not call.is_wanted:
+            return
+        try:
+            body = encode(response, call.version)
+        except Exception as error:
+            # A text or a name that is too long, or a null where there may be none.
+            self._failed(served, call, request, error)
+        else:
+            call.respond((body,))
+
+    def _failed(self, served: Api, call: Call, request: Request, error: Exception) -> None:
+        if isinstance(error, ApiError):
+            self._tell(call, request, error.code, error.message)
+            return
+        logger.error("%s of %s failed", served.name, call.connection.peer, exc_info=error)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+        self._tell(call, request, code, code.message)
+
+    def _tell(self, call: Call, request: Request, code: ErrorCode, message: str) -> None:
+        """Answer with nothing but the error; close the connection when no response can say it."""
+        if not call.is_wanted:
+            return
+        response = error_response(request, call.version, code, message)
+        if response is None:
+            name = apis.API_NAMES[request.api_key]
+            call.connection.close(
+                f"{name} v{call.version} has no response that could say {code.name}: {message}"
+            )
+        else:
+            call.respond((encode(response, call.version),))
+
+    def _refuse(self, connection: Peer, header: RequestHeader, frame: memoryview) -> None:
+        """An API or a version that is not served here."""
+        request = apis.REQUESTS.get(header.api_key)
+        if header.api_key == API_VERSIONS_KEY:
+            # KIP-511: whatever was asked, the answer is in the layout of version 0 and tells what to ask with.
+            call = Call(connection, header, frame, is_flexible=False)
+            call.expect_reply()
+            served = TABLE[API_VERSIONS_KEY].advertised
+            own = ApiVersion(api_key=API_VERSIONS_KEY, min_version=served.min, max_version=served.max)
+            refusal = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[own])
+            call.respond((encode(refusal, 0),))
+            return
+        if (
+            request is None
+            or header.api_version not in request.versions
+            or self._is_served(connection, header)
+        ):
+            name = apis.API_NAMES.get(header.api_key, "unknown")
+            raise ProtocolError(
+                f"API key {header.api_key} ({name}) version {header.api_version} is not served; "
+                "ApiVersions tells which are"
+            )
+        call = Call(
+            connection, header, frame, has_flexible_response_header(header.api_key, header.api_version)
+        )
+        asked = decode(request, header.api_version, frame, header.body_position)
+        call.expect_reply()
+        message = f"{apis.API_NAMES[header.api_key]} is not served"
+        response = error_response(asked, header.api_version, ErrorCode.UNSUPPORTED_VERSION, message)
+        if response is None:
+            # A request that names nothing gets an answer about nothing.
+            response = apis.RESPONSES[header.api_key]()
+        call.respond((encode(response, header.api_version),))
+
+    def _is_served(self, connection: Peer, header: RequestHeader) -> bool:
+        api = TABLE.get(header.api_key)
+        return api is not None and bool(api.scope & self._scopes[connection.listener_name])
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for the handlers that are still running, but not for those that wait for somebody who is gone."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in list(self._tasks):
+                task.cancel()

@@ -1,0 +1,200 @@
+"""Fetch sessions (KIP-227): a client names its partitions once and afterwards only what changed.
+
+A session remembers, for each partition, what to fetch and what the client was told last; a response then carries only
+partitions with news. The cache is bounded: a full one gives a new session the place of one that nobody has used for two
+minutes, or none at all (session id 0), and the client goes on with full fetches.
+
+A follower's session is another thing: it may hold thousands of partitions, of which few change between two fetches. Its
+partitions tell it of every append and change, and a fetch looks only at those and at what the request names. Followers
+always get a session; one that was not used for two minutes goes when the next begins.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tidemill.broker.partitions.waiters import Audience, WireKey
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import FetchPartition, FetchRequest
+
+NO_SESSION = 0
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+_EVICTABLE_AFTER_MS = 120_000
+_LARGEST_EPOCH = 0x7FFFFFFF
+
+
+@dataclass(slots=True)
+class CachedPartition:
+    wanted: FetchPartition
+    # What the client heard last; None when it has heard nothing yet or an error.
+    high_watermark: int | None = None
+    log_start_offset: int | None = None
+    # Where a follower's session hears of the partition's changes.
+    attached: Audience | None = None
+
+
+@dataclass(slots=True, eq=False)
+class FetchSession:
+    id: int
+    uses_ids: bool
+    epoch: int = 1
+    used_ms: int = 0
+    partitions: OrderedDict[WireKey, CachedPartition] = field(default_factory=OrderedDict)
+
+    def update(self, request: FetchRequest) -> None:
+        """Add, change and forget partitions as an incremental request says."""
+        for topic in request.topics:
+            name: str | bytes = topic.topic_id if self.uses_ids else topic.topic
+            for wanted in topic.partitions:
+                self._want((name, wanted.partition), wanted)
+        for forgotten in request.forgotten_topics_data:
+            name = forgotten.topic_id if self.uses_ids else forgotten.topic
+            for index in forgotten.partitions:
+                self._forget((name, index))
+
+    def _want(self, key: WireKey, wanted: FetchPartition) -> None:
+        cached = self.partitions.get(key)
+        if cached is None:
+            self.partitions[key] = CachedPartition(wanted)
+        else:
+            cached.wanted = wanted
+
+    def _forget(self, key: WireKey) -> None:
+        self.partitions.pop(key, None)
+
+    def rotate(self, served: list[WireKey]) -> None:
+        """Partitions that returned data go to the end of the line, so that none starves behind them."""
+        for key in served:
+            if key in self.partitions:
+                self.partitions.move_to_end(key)
+
+    def close(self) -> None:
+        self.partitions.clear()
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaSession(FetchSession):
+    # Partitions that may have something new for the follower, the longest waiting first.
+    dirty: dict[WireKey, None] = field(default_factory=dict)
+    # The fetch that is parked on this session, to be told of bytes.
+    on_grown: Callable[[int], None] | None = None
+
+    def grew(self, key: WireKey, added_bytes: int) -> None:
+        self.dirty[key] = None
+        if self.on_grown is not None:
+            self.on_grown(added_bytes)
+
+    def changed(self, key: WireKey) -> None:
+        self.dirty[key] = None
+
+    def _want(self, key: WireKey, wanted: FetchPartition) -> None:
+        # Not super(): a dataclass with slots is made anew, and the name would mean the first one.
+        FetchSession._want(self, key, wanted)
+        self.dirty[key] = None
+
+    def _forget(self, key: WireKey) -> None:
+        cached = self.partitions.pop(key, None)
+        if cached is not None and cached.attached is not None:
+            cached.attached.detach(self)
+        self.dirty.pop(key, None)
+
+    def close(self) -> None:
+        for key in list(self.partitions):
+            self._forget(key)
+
+
+class FetchSessions:
+    def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
+        self._slots = slots
+        self._new_id = new_id
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self._replica_sessions: OrderedDict[int, ReplicaSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions) + len(self._replica_sessions)
+
+    def resolve(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode | None:
+        """The session of a request, None for a fetch without one, or the error that the client gets."""
+        if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            self._close(request.session_id)
+            if request.session_epoch == FINAL_EPOCH:
+                return None
+            return self._create(request, version, now_ms)
+        return self._continue(request, version, now_ms)
+
+    def _close(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None) or self._replica_sessions.pop(session_id, None)
+        if session is not None:
+            session.close()
+
+    def _continue(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode:
+        of_replicas = self._replica_sessions.get(request.session_id)
+        session = of_replicas or self._sessions.get(request.session_id)
+        if session is None:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if session.epoch != request.session_epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        if session.uses_ids != (version >= 13):
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        session.epoch = 1 if session.epoch == _LARGEST_EPOCH else session.epoch + 1
+        session.used_ms = now_ms
+        (self._sessions if of_replicas is None else self._replica_sessions).move_to_end(session.id)
+        session.update(request)
+        return session
+
+    def _create(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | None:
+        if is_replica(request):
+            return self._create_for_replica(request, version, now_ms)
+        if not self._make_room(now_ms):
+            return None
+        session = FetchSession(self._free_id(), uses_ids=version >= 13, used_ms=now_ms)
+        session.update(request)
+        self._sessions[session.id] = session
+        return session
+
+    def _create_for_replica(self, request: FetchRequest, version: int, now_ms: int) -> ReplicaSession:
+        unused = [
+            session.id
+            for session in self._replica_sessions.values()
+            if now_ms - session.used_ms >= _EVICTABLE_AFTER_MS
+        ]
+        for session_id in unused:
+            self._close(session_id)
+        session = ReplicaSession(self._free_id(), uses_ids=version >= 13, used_ms=now_ms)
+        session.update(request)
+        self._replica_sessions[session.id] = session
+        return session
+
+    def _free_id(self) -> int:
+        session_id = self._new_id()
+        while (
+            session_id in self._sessions or session_id in self._replica_sessions or session_id == NO_SESSION
+        ):
+            session_id = self._new_id()
+        return session_id
+
+    def _make_room(self, now_ms: int) -> bool:
+        if len(self._sessions) < self._slots:
+            return True
+        if not self._sessions:
+            return False
+        oldest_id, oldest = next(iter(self._sessions.items()))
+        if now_ms - oldest.used_ms < _EVICTABLE_AFTER_MS:
+            return False
+        del self._sessions[oldest_id]
+        return True
+
+
+def is_replica(request: FetchRequest) -> bool:
+    return request.replica_id >= 0 or request.replica_state.replica_id >= 0
+
+
+def replica_of(request: FetchRequest) -> tuple[int, int]:
+    """The broker that fetches, and its epoch; -1 where the version has none."""
+    state = request.replica_state
+    if state.replica_id >= 0:
+        return state.replica_id, state.replica_epoch
+    return request.replica_id, -1

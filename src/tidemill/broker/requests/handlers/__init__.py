@@ -1,0 +1,29 @@
+"""One module per family of APIs; importing this package fills the dispatch table."""
+
+from tidemill.broker.requests.handlers import (
+    cluster,
+    configs,
+    controller,
+    fetch,
+    groups,
+    offsets,
+    produce,
+    producer_ids,
+    producers,
+    quorum,
+    transactions,
+)
+
+__all__ = [
+    "cluster",
+    "configs",
+    "controller",
+    "fetch",
+    "groups",
+    "offsets",
+    "produce",
+    "producer_ids",
+    "producers",
+    "quorum",
+    "transactions",
+]

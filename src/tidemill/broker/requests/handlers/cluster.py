@@ -1,0 +1,316 @@
+"""ApiVersions (18), Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): what clients ask to find their way."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING
+
+from tidemill.broker.requests.dispatch import Call, Scope, serves
+from tidemill.controller.image import PartitionImage, TopicImage
+from tidemill.controller.topic_names import INTERNAL_TOPICS, is_valid_topic_name
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.admin import CreatableTopic, CreateTopicsRequest
+from tidemill.protocol.api.cluster import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    Cursor,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidemill.protocol.schema import NO_UUID
+from tidemill.types import TopicId
+
+if TYPE_CHECKING:
+    from tidemill.broker.requests.context import Broker
+
+# Bit n stands for operation n of Kafka's AclOperation; without ACLs everybody may do everything.
+_ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+_ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+_UNKNOWN_OPERATIONS = -0x80000000
+_BROKER_ENDPOINTS = 1
+_CONTROLLER_ENDPOINTS = 2
+
+
+@serves(ApiVersionsRequest, versions=(0, 4), scope=Scope.BOTH)
+def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if call.version >= 3 and not _is_software_name(
+        request.client_software_name, request.client_software_version
+    ):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    return broker.api_versions(call.connection.listener_name)
+
+
+def _is_software_name(name: str, version: str) -> bool:
+    """KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit."""
+    return all(
+        text
+        and text[0].isalnum()
+        and text[-1].isalnum()
+        and text.replace("-", "").replace(".", "").isalnum()
+        and text.isascii()
+        for text in (name, version)
+    )
+
+
+@serves(MetadataRequest)
+def metadata(
+    broker: Broker, call: Call, request: MetadataRequest
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    """A coroutine only when topics are to be created first: describing many takes long, and belongs to the client's turn."""
+    topics = request.topics
+    if call.version < 12 and any(topic.topic_id != NO_UUID for topic in topics or ()):
+        # The field is there since version 10, but brokers heed it only since 12.
+        return _refused_metadata(topics or ())
+    missing = _to_create(broker, topics) if topics and request.allow_auto_topic_creation else ()
+    if missing:
+        return _create_and_tell(broker, call, request, missing)
+    return _metadata(broker, call, request)
+
+
+async def _create_and_tell(
+    broker: Broker, call: Call, request: MetadataRequest, missing: Iterable[str]
+) -> MetadataResponse:
+    creation = CreateTopicsRequest(
+        topics=[CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in missing]
+    )
+    await broker.controller.ask(creation)
+    return _metadata(broker, call, request)
+
+
+def _metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
+    topics = request.topics
+    wants_all = topics is None or (call.version == 0 and not topics)
+    image = broker.image
+    response = MetadataResponse(cluster_id=image.cluster_id, controller_id=broker.config.node_id)
+    for member in image.brokers.values():
+        if member.is_fenced:
+            continue
+        host, port = broker.address_of(member, call.connection)
+        response.brokers.append(
+            MetadataResponseBroker(node_id=member.id, host=host, port=port, rack=member.rack)
+        )
+    if wants_all:
+        response.topics = [_describe(broker, topic) for topic in image.topics_by_name.values()]
+    else:
+        response.topics = _find_topics(broker, topics or ())
+    if request.include_topic_authorized_operations:
+        for topic in response.topics:
+            if not topic.error_code:
+                topic.topic_authorized_operations = _ALL_TOPIC_OPERATIONS
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
+    return response
+
+
+def _refused_metadata(topics: Iterable[MetadataRequestTopic]) -> MetadataResponse:
+    return MetadataResponse(
+        topics=[
+            MetadataResponseTopic(
+                error_code=ErrorCode.INVALID_REQUEST, name=topic.name or "", topic_id=topic.topic_id
+            )
+            for topic in topics
+        ]
+    )
+
+
+def _to_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> Iterable[str]:
+    if not broker.config.topics.auto_create_topics_enable:
+        return ()
+    known = broker.image.topics_by_name
+    return {
+        topic.name: None
+        for topic in topics
+        if topic.name
+        and topic.topic_id == NO_UUID
+        and topic.name not in known
+        and is_valid_topic_name(topic.name)
+    }
+
+
+def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
+    """Each topic once; those that are missing come last."""
+    image = broker.image
+    found: dict[str, MetadataResponseTopic] = {}
+    missing: dict[str | bytes, MetadataResponseTopic] = {}
+    for topic in wanted:
+        if topic.topic_id != NO_UUID:
+            known = image.topics_by_id.get(TopicId(topic.topic_id))
+            if known is None:
+                missing[topic.topic_id] = MetadataResponseTopic(
+                    error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic.topic_id
+                )
+                continue
+        else:
+            name = topic.name or ""
+            known = image.topics_by_name.get(name)
+            if known is None:
+                missing[name] = MetadataResponseTopic(error_code=_missing_error(name), name=name)
+                continue
+        found[known.name] = _describe(broker, known)
+    return [*found.values(), *missing.values()]
+
+
+def _missing_error(name: str) -> ErrorCode:
+    is_valid = is_valid_topic_name(name)
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_valid else ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def _describe(broker: Broker, topic: TopicImage) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.name in INTERNAL_TOPICS,
+        partitions=[
+            MetadataResponsePartition(
+                error_code=_leader_error(partition),
+                partition_index=index,
+                leader_id=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=list(partition.replicas),
+                isr_nodes=list(partition.isr),
+                offline_replicas=_offline(broker, topic.name, index, partition),
+            )
+            for index, partition in enumerate(topic.partitions)
+        ],
+    )
+
+
+def _leader_error(partition: PartitionImage) -> ErrorCode:
+    return ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def _offline(broker: Broker, topic: str, index: int, partition: PartitionImage) -> list[int]:
+    """Replicas on brokers that are away, and this broker's own when its log has failed."""
+    members = broker.image.brokers
+    own, _ = broker.replicas.find((topic, index))
+    return [
+        replica
+        for replica in partition.replicas
+        if replica not in members
+        or members[replica].is_fenced
+        or (replica == broker.config.node_id and own is not None and own.log is None)
+    ]
+
+
+@serves(DescribeClusterRequest, scope=Scope.BOTH)
+def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    """Brokers at a broker's listener, controllers (KIP-919) at a controller's."""
+    response = DescribeClusterResponse(
+        cluster_id=broker.image.cluster_id, endpoint_type=request.endpoint_type
+    )
+    is_controller = broker.is_controller_listener(call.connection.listener_name)
+    if request.endpoint_type != (_CONTROLLER_ENDPOINTS if is_controller else _BROKER_ENDPOINTS):
+        is_known = request.endpoint_type in (_BROKER_ENDPOINTS, _CONTROLLER_ENDPOINTS)
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        kind = "controller" if is_controller else "broker"
+        response.error_code = code
+        response.error_message = f"This is a {kind}: it tells the endpoints of {kind}s only."
+        response.endpoint_type = _BROKER_ENDPOINTS
+        return response
+    if is_controller:
+        response.controller_id = -1 if broker.quorum.leader_id is None else broker.quorum.leader_id
+        response.brokers = [
+            DescribeClusterBroker(broker_id=node_id, host=address.host, port=address.port)
+            for node_id, address in broker.quorum.voter_addresses().items()
+        ]
+    else:
+        response.controller_id = broker.config.node_id
+        response.brokers = list(_known_brokers(broker, call, with_fenced=request.include_fenced_brokers))
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
+    return response
+
+
+def _known_brokers(broker: Broker, call: Call, *, with_fenced: bool) -> Iterable[DescribeClusterBroker]:
+    for member in broker.image.brokers.values():
+        if member.is_fenced and not with_fenced:
+            continue
+        host, port = broker.address_of(member, call.connection)
+        yield DescribeClusterBroker(
+            broker_id=member.id, host=host, port=port, rack=member.rack, is_fenced=member.is_fenced
+        )
+
+
+@serves(DescribeTopicPartitionsRequest)
+def describe_topic_partitions(
+    broker: Broker, call: Call, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """In the order of the names, from the cursor on, until the limit of partitions is reached."""
+    image = broker.image
+    names = sorted({topic.name for topic in request.topics} or set(image.topics_by_name))
+    first_index = 0
+    cursor = request.cursor
+    if cursor is not None:
+        if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
+            return _refused_page(request)
+        names = [name for name in names if name >= cursor.topic_name]
+        if names and names[0] == cursor.topic_name:
+            first_index = cursor.partition_index
+    left = max(1, min(request.response_partition_limit, broker.config.fetch.max_request_partition_size_limit))
+    response = DescribeTopicPartitionsResponse()
+    for name in names:
+        topic = image.topics_by_name.get(name)
+        if topic is None:
+            code = _missing_error(name)
+            response.topics.append(
+                DescribeTopicPartitionsResponseTopic(
+                    error_code=code, name=name, topic_authorized_operations=_ALL_TOPIC_OPERATIONS
+                )
+            )
+            continue
+        if left == 0:
+            response.next_cursor = Cursor(topic_name=name, partition_index=0)
+            break
+        end = min(len(topic.partitions), first_index + left)
+        response.topics.append(_describe_partitions(broker, topic, range(first_index, end)))
+        left -= max(0, end - first_index)
+        if end < len(topic.partitions):
+            response.next_cursor = Cursor(topic_name=name, partition_index=end)
+            break
+        first_index = 0
+    return response
+
+
+def _refused_page(request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
+    code = ErrorCode.INVALID_REQUEST
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics
+        ]
+    )
+
+
+def _describe_partitions(
+    broker: Broker, topic: TopicImage, indexes: range
+) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.name in INTERNAL_TOPICS,
+        topic_authorized_operations=_ALL_TOPIC_OPERATIONS,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                error_code=_leader_error(partition),
+                partition_index=index,
+                leader_id=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=list(partition.replicas),
+                isr_nodes=list(partition.isr),
+                eligible_leader_replicas=list(partition.elr),
+                last_known_elr=list(partition.last_known_elr),
+                offline_replicas=_offline(broker, topic.name, index, partition),
+            )
+            for index, partition in ((index, topic.partitions[index]) for index in indexes)
+        ],
+    )

@@ -1,0 +1,182 @@
+"""DescribeConfigs (32) and DescribeLogDirs (35). Changing configurations is the controller's: `controller.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidemill.broker.requests.dispatch import Call, serves
+from tidemill.config import (
+    BrokerLayers,
+    ConfigEntry,
+    LayerTexts,
+    describe_broker_configs,
+    describe_cluster_default_configs,
+    describe_group_configs,
+    describe_topic_configs,
+    describe_topic_key,
+)
+from tidemill.controller.image import ConfigResource, ResourceType
+from tidemill.controller.topic_names import check_topic_name
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api.admin import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from tidemill.protocol.api.replicas import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidemill.broker.partitions.partition import Partition
+    from tidemill.broker.requests.context import Broker
+
+
+# What is set for brokers seldom changes, and then for all that is described. One of these has some 270 results.
+_REMEMBERED = 16
+
+_Results = Sequence[DescribeConfigsResourceResult]
+
+
+class _Look(NamedTuple):
+    """What a client wants to see of each entry."""
+
+    synonyms: bool
+    documentation: bool
+
+
+@serves(DescribeConfigsRequest)
+def describe_configs(broker: Broker, call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    layers = broker.image.broker_layers(broker.config.node_id, broker.config.properties)
+    look = _Look(request.include_synonyms, request.include_documentation)
+    return DescribeConfigsResponse(
+        results=[_describe(broker, layers, resource, look) for resource in request.resources]
+    )
+
+
+def _describe(
+    broker: Broker, layers: BrokerLayers, resource: DescribeConfigsResource, look: _Look
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
+    try:
+        found = _results(broker, layers, resource, look)
+    except ApiError as error:
+        result.error_code, result.error_message = error.code, error.message
+        return result
+    result.error_message = ""  # not null, as Kafka
+    # Neither null nor an empty list of keys restricts anything; a key that does not exist is passed over.
+    wanted = set(resource.configuration_keys or ())
+    result.configs = [each for each in found if not wanted or each.name in wanted]
+    return result
+
+
+def _results(
+    broker: Broker, layers: BrokerLayers, resource: DescribeConfigsResource, look: _Look
+) -> _Results:
+    image, node_id = broker.image, broker.config.node_id
+    name = resource.resource_name
+    if resource.resource_type == ResourceType.TOPIC:
+        check_topic_name(name)
+        if name not in image.topics_by_name:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic {name} does not exist")
+        return _topic_results(image.topic_config(name), layers, look)
+    if resource.resource_type == ResourceType.BROKER:
+        if not name:
+            entries = describe_cluster_default_configs(layers.cluster_default)
+            return [_result(entry, look) for entry in entries]
+        if name != str(node_id):
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"This is broker {node_id}, not {name}: ask that one")
+        return _broker_results(layers.texts(), look)
+    if resource.resource_type == ResourceType.GROUP:
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "The name of the group is missing")
+        overrides = image.config(ConfigResource(ResourceType.GROUP, name))
+        return [_result(entry, look) for entry in describe_group_configs(overrides, layers)]
+    raise ApiError(
+        ErrorCode.INVALID_REQUEST, f"Resources of type {resource.resource_type} have no configuration here"
+    )
+
+
+def _topic_results(overrides: Mapping[str, str], layers: BrokerLayers, look: _Look) -> _Results:
+    """What a topic inherits is the same for all; only its own values are described anew."""
+    inherited = _inherited_results(layers.texts(), look)
+    if not overrides:
+        return inherited
+    return [
+        _result(describe_topic_key(each.name, overrides, layers), look) if each.name in overrides else each
+        for each in inherited
+    ]
+
+
+@lru_cache(_REMEMBERED)
+def _inherited_results(texts: LayerTexts, look: _Look) -> _Results:
+    layers = BrokerLayers.of_texts(texts)
+    entries = describe_topic_configs({}, layers.static, layers.dynamic, layers.cluster_default)
+    return [_result(entry, look) for entry in entries]
+
+
+@lru_cache(_REMEMBERED)
+def _broker_results(texts: LayerTexts, look: _Look) -> _Results:
+    layers = BrokerLayers.of_texts(texts)
+    entries = describe_broker_configs(layers.static, layers.dynamic, layers.cluster_default)
+    return [_result(entry, look) for entry in entries]
+
+
+def _result(entry: ConfigEntry, look: _Look) -> DescribeConfigsResourceResult:
+    described = DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
+        config_type=entry.type or 0,
+        documentation=entry.documentation if look.documentation else None,
+    )
+    if look.synonyms:
+        described.synonyms = [
+            DescribeConfigsSynonym(name=each.name, value=each.value, source=each.source)
+            for each in entry.synonyms
+        ]
+    return described
+
+
+@serves(DescribeLogDirsRequest)
+def describe_log_dirs(broker: Broker, call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    if request.topics is None:
+        wanted = {name: set(hosted) for name, hosted in broker.replicas.by_name.items()}
+    else:
+        wanted = {}
+        for topic in request.topics:
+            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    topics = []
+    for name, indexes in wanted.items():
+        hosted: Mapping[int, Partition] = broker.replicas.by_name.get(name, {})
+        partitions = [
+            DescribeLogDirsPartition(partition_index=index, partition_size=partition.log.size)
+            for index, partition in hosted.items()
+            if index in indexes and partition.log is not None
+        ]
+        if partitions:
+            topics.append(DescribeLogDirsTopic(name=name, partitions=partitions))
+    total_bytes, usable_bytes = broker.data_dir.disk_bytes()
+    return DescribeLogDirsResponse(
+        results=[
+            DescribeLogDirsResult(
+                log_dir=broker.data_dir.path,
+                topics=topics,
+                total_bytes=total_bytes,
+                usable_bytes=usable_bytes,
+            )
+        ]
+    )

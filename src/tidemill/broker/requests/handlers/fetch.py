@@ -1,0 +1,253 @@
+"""Fetch (1): whole batches as slices of segment files, now or when there is enough.
+
+A fetch that finds less than `min_bytes` is parked: it hears from each of its partitions how much became visible, and
+answers when that adds up, or when `max_wait_ms` is over.
+
+Partitions share `max_bytes` in the order of the session; those that returned data go to its end. The first batch of
+a response is returned whole even when it is larger than every limit.
+
+Consumers read from the leader, from version 11 on also from a follower, and always below the high watermark; those that
+read committed transactions only below the last stable offset, with the list of aborted transactions that overlap what they
+get. With a `replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack
+(KIP-392). A fetch by a follower goes to `replica_fetch.py`, one of the metadata log to the quorum.
+
+Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries the diverging epoch; 13 names topics by id.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tidemill.broker.net.request_order import Order
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.waiters import WireKey
+from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
+from tidemill.broker.requests.fetch_sessions import CachedPartition, FetchSession, ReplicaSession, is_replica
+from tidemill.broker.requests.parked_fetch import Answer, ParkedFetch
+from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, is_news, leader_endpoints
+from tidemill.errors import ErrorCode, StorageError
+from tidemill.log.files import FileSlice
+from tidemill.log.log import Log, OffsetOutOfRange
+from tidemill.protocol.api.data import FetchPartition, FetchRequest
+from tidemill.protocol.fetch import Fetched, pack_fetched
+from tidemill.protocol.records import HEADER_SIZE, header_at, is_plausible
+from tidemill.protocol.schema import decode
+from tidemill.types import BrokerId
+
+if TYPE_CHECKING:
+    from tidemill.broker.requests.context import Broker
+
+_READ_COMMITTED = 1
+_FOLLOWERS_SERVE_SINCE = 11
+_METADATA_TOPIC = "__cluster_metadata"
+_METADATA_TOPIC_ID = bytes(15) + b"\1"
+_RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
+
+@serves_raw(FetchRequest, order=Order.FETCH, scope=Scope.BOTH)
+def fetch(broker: Broker, call: Call) -> None:
+    request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
+    call.expect_reply()
+    if _is_of_metadata(request):
+        call.connection.mark_as_node()
+        broker.quorum.fetch(call, request)
+        return
+    session = broker.fetch_sessions.resolve(request, call.version, broker.clock.now_ms())
+    if isinstance(session, ErrorCode):
+        call.respond(pack_fetched((), call.version, error_code=session))
+        return
+    if is_replica(request):
+        call.connection.mark_as_node()
+        if session is None:
+            session = ReplicaSession(0, uses_ids=call.version >= 13)
+            session.update(request)
+        assert isinstance(session, ReplicaSession)
+        ReplicaFetch(broker, call, request, session).start()
+    else:
+        _Fetch(broker, call, request, session).start()
+
+
+def _is_of_metadata(request: FetchRequest) -> bool:
+    if len(request.topics) != 1:
+        return False
+    topic = request.topics[0]
+    return topic.topic == _METADATA_TOPIC or topic.topic_id == _METADATA_TOPIC_ID
+
+
+class _Fetch(ParkedFetch):
+    __slots__ = ("_has_errors", "_reads_committed", "_session", "_waiting_on", "_wanted")
+
+    def __init__(
+        self, broker: Broker, call: Call, request: FetchRequest, session: FetchSession | None
+    ) -> None:
+        super().__init__(broker, call, request)
+        self._session = session
+        self._reads_committed = request.isolation_level == _READ_COMMITTED
+        self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
+        if session is not None:
+            self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
+        else:
+            by_id = call.version >= 13
+            self._wanted = [
+                ((topic.topic_id if by_id else topic.topic, wanted.partition), wanted, None)
+                for topic in request.topics
+                for wanted in topic.partitions
+            ]
+        self._has_errors = False
+        self._waiting_on: list[Partition] = []
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> tuple[list[Answer], int, bool]:
+        """What every partition has now, how much that is, and whether it cannot wait."""
+        left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
+        found_bytes = 0
+        is_urgent = False
+        can_grow = False
+        answers: list[Answer] = []
+        for key, wanted, _ in self._wanted:
+            partition, error = self._broker.replicas.find(key)
+            if partition is None:
+                fetched = Fetched(wanted.partition, error, aborted=[])
+                if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    self._has_errors = True
+                    fetched = fetched._replace(current_leader=self._broker.replicas.leader_of(key))
+                answers.append((key, fetched, None))
+                continue
+            can_grow = True
+            fetched, records = self._read_partition(partition, wanted, left, at_least_one=found_bytes == 0)
+            if records is not None:
+                found_bytes += records.length
+                left = max(0, left - records.length)
+            if fetched.error_code:
+                is_urgent = self._has_errors = True
+                partition.counts.failed_fetch_requests += 1
+            elif fetched.diverging is not None or fetched.preferred_read_replica >= 0:
+                is_urgent = True
+            answers.append((key, fetched, records))
+        return answers, found_bytes, is_urgent or not can_grow
+
+    def _read_partition(
+        self, partition: Partition, wanted: FetchPartition, left: int, *, at_least_one: bool
+    ) -> tuple[Fetched, FileSlice | None]:
+        index, log = wanted.partition, partition.log
+        partition.counts.fetch_requests += 1
+        if log is None:
+            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
+        error = partition.check_leader_epoch(wanted.current_leader_epoch)
+        if not error and not partition.is_leader and self._call.version < _FOLLOWERS_SERVE_SINCE:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if error and (wanted.current_leader_epoch >= 0 or not partition.is_leader):
+            if error is ErrorCode.UNKNOWN_LEADER_EPOCH:
+                return Fetched(index, error), None  # the client knows more than this broker
+            return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch)), None
+        stable_offset = log.last_stable_offset(partition.high_watermark)
+        fetched = Fetched(
+            index,
+            0,
+            partition.high_watermark,
+            stable_offset,
+            log.log_start_offset,
+            [] if self._reads_committed else None,
+        )
+        if self._request.rack_id and partition.is_leader:
+            closest = self._closest_replica(partition, wanted.fetch_offset)
+            if closest >= 0:
+                return fetched._replace(preferred_read_replica=closest), None
+        if wanted.last_fetched_epoch >= 0:
+            epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
+            if epoch < 0:
+                return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
+            if epoch < wanted.last_fetched_epoch or epoch_end < wanted.fetch_offset:
+                return fetched._replace(diverging=(epoch, epoch_end)), None
+        max_bytes = min(wanted.partition_max_bytes, left)
+        end_offset = stable_offset if self._reads_committed else partition.high_watermark
+        try:
+            records = log.read(wanted.fetch_offset, max_bytes, end_offset, at_least_one=at_least_one)
+            if self._reads_committed and records is not None:
+                aborted = aborted_within(log, wanted.fetch_offset, records, end_offset)
+                if aborted:
+                    fetched = fetched._replace(aborted=aborted)
+        except OffsetOutOfRange:
+            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
+        except StorageError as failure:
+            self._broker.replicas.report_damage(partition, str(failure))
+            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
+        return fetched, records
+
+    def _closest_replica(self, partition: Partition, fetch_offset: int) -> int:
+        """The in-sync replica in the consumer's rack that has the most of what it wants; -1 for the leader."""
+        broker = self._broker
+        leader = partition.leader
+        if broker.config.replication.selector_class != _RACK_AWARE_SELECTOR or leader is None:
+            return -1
+        rack, brokers = self._request.rack_id, broker.image.brokers
+        if broker.config.rack == rack:
+            return -1
+        candidates = [
+            state
+            for state in leader.followers.values()
+            if state.broker_id in leader.isr
+            and state.log_start_offset <= fetch_offset <= state.log_end_offset
+            and (known := brokers.get(BrokerId(state.broker_id))) is not None
+            and known.rack == rack
+            and not known.is_fenced
+        ]
+        if not candidates:
+            return -1
+        return max(candidates, key=lambda s: (s.log_end_offset, s.caught_up_ms, -s.broker_id)).broker_id
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        for key, _, _ in self._wanted:
+            partition, _ = self._broker.replicas.find(key)
+            if partition is not None:
+                partition.wait(self._grew, for_stable=self._reads_committed)
+                self._waiting_on.append(partition)
+
+    def _stop_listening(self) -> None:
+        for partition in self._waiting_on:
+            partition.stop_waiting(self._grew)
+        self._waiting_on = []
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def _answer(self, answers: list[Answer]) -> None:
+        session = self._session
+        session_id = 0
+        for key, _, records in answers:
+            if records is not None:
+                partition, _ = self._broker.replicas.find(key)
+                assert partition is not None, "it was read in this very turn"
+                partition.counts.bytes_out += records.length
+        if session is not None:
+            session_id = session.id
+            is_full = self._request.session_epoch == 0
+            session.rotate([key for key, _, records in answers if records is not None and records.length])
+            news = [answer for answer in answers if is_news(session.partitions.get(answer[0]), answer)]
+            answers = answers if is_full else news
+        endpoints = leader_endpoints(self._broker, self._call, answers) if self._has_errors else ()
+        self._call.respond(
+            pack_fetched(
+                by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
+            )
+        )
+
+
+def aborted_within(log: Log, fetch_offset: int, records: FileSlice, end_offset: int) -> list[tuple[int, int]]:
+    """(producer id, first offset) of the aborted transactions that overlap what is sent."""
+    aborted = log.aborted_between(fetch_offset, min(end_offset, _offset_after(log, records, end_offset)))
+    return [(transaction.producer_id, transaction.first_offset) for transaction in aborted]
+
+
+def _offset_after(log: Log, records: FileSlice, end_offset: int) -> int:
+    """Where the batch behind a slice begins, or the next segment when the slice ends with its own."""
+    behind = records.file.read(HEADER_SIZE, records.position + records.length)
+    if len(behind) == HEADER_SIZE and is_plausible(header_at(behind)):
+        return header_at(behind).base_offset
+    for segment, following in pairwise(log.segments):
+        if segment.file is records.file:
+            return following.base_offset
+    return end_offset

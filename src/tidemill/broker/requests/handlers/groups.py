@@ -1,0 +1,300 @@
+"""The group APIs.
+
+FindCoordinator (10), JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15), ListGroups (16),
+OffsetCommit (8), OffsetFetch (9), TxnOffsetCommit (28), DeleteGroups (42), OffsetDelete (47), ConsumerGroupHeartbeat (68),
+ConsumerGroupDescribe (69).
+
+The coordinator decides; this finds it. A request about several groups is split by group and its answers merged in order.
+Offsets of a transaction are handed over when the coordinator of the transaction has confirmed that the group's partition of
+`__consumer_offsets` is part of it; nothing may come between that answer and the coordinator's decision, hence no `await`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from tidemill.broker.coordinators.hosting import ShardHost
+from tidemill.broker.requests.dispatch import Call, serves
+from tidemill.coordinator.groups.group import Caller
+from tidemill.coordinator.responses import error_response, in_version
+from tidemill.coordinator.shard import Writer, coordinator_error
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from tidemill.protocol.api.groups import (
+    ConsumerGroupDescribeDescribedGroup,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsDescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+)
+from tidemill.protocol.api.offsets import (
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from tidemill.protocol.api.transactions import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from tidemill.protocol.schema import Request, Response, replace
+from tidemill.types import BrokerId, TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.broker.requests.context import Broker
+
+_GROUP, _TRANSACTION, _SHARE = 0, 1, 2
+_BATCHED_FIND_SINCE = 4
+_SHARE_FIND_SINCE = 6
+# A share coordinator is one of a group's partition: group, topic id, partition.
+_SHARE_KEY = re.compile(r".+:[A-Za-z0-9_-]{22}:[0-9]+", re.DOTALL)
+_BATCHED_FETCH_SINCE = 8
+_TXN_COMMIT_ABORTABLE_SINCE = 4
+_TXN_COMMIT_ADDS_SINCE = 5
+# READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as bits.
+_ALL_GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+
+@serves(
+    FindCoordinatorRequest,
+    gaps=("Share groups (key type 2) have no coordinator: COORDINATOR_NOT_AVAILABLE.",),
+)
+async def find_coordinator(
+    broker: Broker, call: Call, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    keys = request.coordinator_keys if call.version >= _BATCHED_FIND_SINCE else [request.key]
+    found = [await _coordinator(broker, call, request.key_type, key) for key in keys]
+    if call.version >= _BATCHED_FIND_SINCE:
+        return FindCoordinatorResponse(coordinators=found)
+    only = found[0]
+    return FindCoordinatorResponse(
+        error_code=only.error_code,
+        # Kafka says that nothing is wrong, too.
+        error_message=only.error_message or ErrorCode.NONE.name,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
+    )
+
+
+async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> Coordinator:
+    error = ErrorCode.NONE
+    try:
+        if key_type == _SHARE and _is_share_key(key, call.version):
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if key_type not in (_GROUP, _TRANSACTION):
+            raise ApiError(ErrorCode.INVALID_REQUEST)
+        coordinators: ShardHost[Any] = broker.groups if key_type == _GROUP else broker.transactions
+        member = broker.image.brokers[BrokerId(await coordinators.leader_of(key))]
+        host, port = broker.address_of(member, call.connection)
+        return Coordinator(key=key, node_id=member.id, host=host, port=port, error_message="")
+    except ApiError as refused:
+        error = refused.code
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=error.message)
+
+
+def _is_share_key(key: str, api_version: int) -> bool:
+    return api_version >= _SHARE_FIND_SINCE and _SHARE_KEY.fullmatch(key) is not None
+
+
+def _caller(call: Call) -> Caller:
+    # Kafka shows a client's address with a slash before it, and no port.
+    host = call.connection.peer.rpartition(":")[0]
+    return Caller(call.client_id or "", f"/{host}", call.version)
+
+
+def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response | Awaitable[Response]:
+    """The coordinator's answer, errors included; a coroutine only when it has to be waited for."""
+    try:
+        answer = broker.groups.ask(group_id, request, _caller(call))
+    except ApiError as error:
+        return error_response(request, call.version, error.code, error.message)
+    if isinstance(answer, Response):
+        return in_version(answer, call.version)
+    return _answer_later(call, request, answer)
+
+
+async def _answer_later(call: Call, request: Request, answer: Awaitable[Response]) -> Response:
+    try:
+        return in_version(await answer, call.version)
+    except ApiError as error:
+        return error_response(request, call.version, error.code, error.message)
+
+
+async def _asked(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
+    answer = _ask(broker, call, group_id, request)
+    return answer if isinstance(answer, Response) else await answer
+
+
+@serves(JoinGroupRequest)
+@serves(HeartbeatRequest)
+@serves(LeaveGroupRequest)
+@serves(SyncGroupRequest)
+@serves(OffsetCommitRequest)
+@serves(OffsetDeleteRequest)
+@serves(ConsumerGroupHeartbeatRequest)
+def ask_of_group(
+    broker: Broker,
+    call: Call,
+    request: JoinGroupRequest
+    | HeartbeatRequest
+    | LeaveGroupRequest
+    | SyncGroupRequest
+    | OffsetCommitRequest
+    | OffsetDeleteRequest
+    | ConsumerGroupHeartbeatRequest,
+) -> Response | Awaitable[Response]:
+    return _ask(broker, call, request.group_id, request)
+
+
+@serves(OffsetFetchRequest)
+async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) -> Response:
+    if call.version < _BATCHED_FETCH_SINCE:
+        return await _asked(broker, call, request.group_id, request)
+    merged = OffsetFetchResponse()
+    for group in request.groups:
+        answer = await _asked(broker, call, group.group_id, replace(request, groups=[group]))
+        merged.groups += cast(OffsetFetchResponse, answer).groups
+    return merged
+
+
+# Version 6 names topics by their ids; no release of Kafka has it yet.
+@serves(TxnOffsetCommitRequest, versions=(0, 5))
+async def txn_offset_commit(
+    broker: Broker, call: Call, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    """Partitions that do not exist come first in the answer, and keep nobody from committing the others."""
+    answered: dict[str, TxnOffsetCommitResponseTopic] = {}
+
+    def add(topic: str, partitions: list[TxnOffsetCommitResponsePartition]) -> None:
+        answer = answered.setdefault(topic, TxnOffsetCommitResponseTopic(name=topic))
+        answer.partitions += partitions
+
+    existing = []
+    for topic in request.topics:
+        image = broker.image.topics_by_name.get(topic.name)
+        indexes = range(len(image.partitions) if image else 0)
+        missing = [
+            TxnOffsetCommitResponsePartition(
+                partition_index=each.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            )
+            for each in topic.partitions
+            if each.partition_index not in indexes
+        ]
+        if missing or image is None:
+            add(topic.name, missing)
+        found = [each for each in topic.partitions if each.partition_index in indexes]
+        if found:
+            existing.append(replace(topic, partitions=found))
+    if existing:
+        committed = await _commit_in_transaction(broker, call, replace(request, topics=existing))
+        for each in committed.topics:
+            add(each.name, each.partitions)
+    return TxnOffsetCommitResponse(topics=list(answered.values()))
+
+
+async def _commit_in_transaction(
+    broker: Broker, call: Call, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    try:
+        await _confirm(broker, call, request)
+    except ApiError as error:
+        refused = error_response(request, call.version, coordinator_error(error.code))
+        return cast(TxnOffsetCommitResponse, refused)
+    return cast(TxnOffsetCommitResponse, await _asked(broker, call, request.group_id, request))
+
+
+async def _confirm(broker: Broker, call: Call, request: TxnOffsetCommitRequest) -> None:
+    """`ApiError` when the group's partition is not part of the producer's transaction, or cannot be made one."""
+    if not request.group_id:
+        raise ApiError(ErrorCode.INVALID_GROUP_ID)
+    broker.groups.shard_of(request.group_id)
+    place = TopicPartition(broker.groups.topic.name, broker.groups.partition_of(request.group_id))
+    partition, error = broker.replicas.find(place)
+    if partition is None:
+        raise ApiError(error)
+    writer = Writer(request.producer_id, request.producer_epoch)
+    adds = call.version >= _TXN_COMMIT_ADDS_SINCE
+    guard = partition.guard_for_writer(writer, adds=adds)
+    if guard is None:
+        return
+    codes = await broker.verification.check(request.transactional_id, *writer, [place], adds=adds)
+    code = codes[place]
+    if code is ErrorCode.INVALID_PRODUCER_EPOCH:
+        partition.drop_guard(writer.producer_id, guard)
+    if code is ErrorCode.TRANSACTION_ABORTABLE and call.version < _TXN_COMMIT_ABORTABLE_SINCE:
+        code = ErrorCode.INVALID_TXN_STATE
+    if code:
+        raise ApiError(code)
+    partition.check_writer(writer, guard)
+
+
+@serves(DescribeGroupsRequest)
+async def describe_groups(
+    broker: Broker, call: Call, request: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
+    merged = DescribeGroupsResponse()
+    for group_id in request.groups:
+        answer = await _asked(broker, call, group_id, replace(request, groups=[group_id]))
+        merged.groups += cast(DescribeGroupsResponse, answer).groups
+    if request.include_authorized_operations:
+        _show_operations(merged.groups)
+    return merged
+
+
+@serves(ConsumerGroupDescribeRequest)
+async def consumer_group_describe(
+    broker: Broker, call: Call, request: ConsumerGroupDescribeRequest
+) -> ConsumerGroupDescribeResponse:
+    merged = ConsumerGroupDescribeResponse()
+    for group_id in request.group_ids:
+        answer = await _asked(broker, call, group_id, replace(request, group_ids=[group_id]))
+        merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
+    if request.include_authorized_operations:
+        _show_operations(merged.groups)
+    return merged
+
+
+def _show_operations(
+    groups: Iterable[DescribeGroupsDescribedGroup | ConsumerGroupDescribeDescribedGroup],
+) -> None:
+    for group in groups:
+        if not group.error_code:
+            group.authorized_operations = _ALL_GROUP_OPERATIONS
+
+
+@serves(DeleteGroupsRequest)
+async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+    merged = DeleteGroupsResponse()
+    for group_id in dict.fromkeys(request.groups_names):
+        answer = await _asked(broker, call, group_id, replace(request, groups_names=[group_id]))
+        merged.results += cast(DeleteGroupsResponse, answer).results
+    return merged
+
+
+@serves(ListGroupsRequest)
+async def list_groups(broker: Broker, call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
+    merged = ListGroupsResponse()
+    try:
+        answers = await broker.groups.ask_all(request, _caller(call))
+    except ApiError as error:
+        return ListGroupsResponse(error_code=error.code)
+    for answer in answers:
+        merged.groups += cast(ListGroupsResponse, answer).groups
+    return merged

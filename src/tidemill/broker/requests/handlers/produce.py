@@ -1,0 +1,454 @@
+"""Produce (0): the hot path.
+
+The request is walked in place; each partition's batch goes to `Partition.append` as a view of the frame. When every
+partition succeeded without waiting, the response is packed directly, otherwise it is built as a message. With `acks=all`
+the answer waits until the high watermark has passed the batch; a broker that stops to lead meanwhile says so.
+
+A batch that must be looked into, and holds much, is appended a little later (`Partition.append_later`). What comes for its
+partition meanwhile is appended behind it.
+
+A transactional producer's batches go on with a transaction that is open in their partitions, or wait until its coordinator
+has confirmed that it may begin there. Produce requests of a connection do not wait for each other's answers: what comes
+meanwhile of the same producer for the same partition waits behind.
+
+Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
+10 adds the current leader; 12 adds partitions to transactions; 13 names topics by id. ApiVersions says 0–13, because
+librdkafka takes a missing 0–2 for a broker without any codec support, as Kafka does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidemill.broker.net.request_order import Order
+from tidemill.broker.partitions.guards import Guard
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.waiters import Waiter
+from tidemill.broker.requests.dispatch import Call, serves_raw
+from tidemill.broker.requests.replica_fetch import node_endpoints
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import (
+    BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from tidemill.protocol.produce import ProduceResult, ProduceWalk, pack_produced, walk_produce
+from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
+from tidemill.protocol.schema import encode
+from tidemill.protocol.steps import NotAtOnce
+from tidemill.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.broker.requests.context import Broker
+
+
+_NAMES_LEADERS_SINCE = 10
+# Clients of these versions know TRANSACTION_ABORTABLE, and leave it to the broker to add their partitions (KIP-890).
+_ABORTABLE_SINCE = 11
+_ADDS_SINCE = 12
+_COORDINATOR_AWAY = (
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
+_NOT_YET = ProduceResult(-1, ErrorCode.REQUEST_TIMED_OUT)
+
+Results = list[tuple[bytes, list[ProduceResult]]]
+
+
+@serves_raw(ProduceRequest, order=Order.PRODUCE, advertised=(0, 13))
+def produce(broker: Broker, call: Call) -> None:
+    walk = walk_produce(call.frame, call.header.body_position, call.version)
+    acks = walk.acks
+    if acks not in (-1, 0, 1):
+        call.expect_reply()
+        _refuse_all(call, walk, ErrorCode.INVALID_REQUIRED_ACKS)
+        return
+    if acks:
+        call.expect_reply()
+    if walk.transactional_id is not None:
+        TransactionalProduce(broker, call, walk, walk.transactional_id).start()
+        return
+    frame, version = call.frame, call.version
+    topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
+    now_ms = broker.clock.now_ms()
+    results: Results = []
+    unsettled: list[Unsettled] = []
+    later: list[tuple[Unsettled, memoryview]] = []
+    all_good = True
+    for wire_name, partitions in walk.topics:
+        hosted = topics.get(wire_name)
+        topic_results: list[ProduceResult] = []
+        for index, start, end in partitions:
+            partition = hosted.get(index) if hosted is not None else None
+            if partition is None or start < 0:
+                batch = frame[start:end] if start >= 0 else None
+                result = _unappendable(broker, version, (wire_name, index), partition, batch)
+            else:
+                try:
+                    result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
+                except NotAtOnce:
+                    result = _NOT_YET._replace(partition=index)
+                    place = Unsettled(partition, topic_results, len(topic_results))
+                    # The frame is overwritten by what arrives next.
+                    later.append((place, memoryview(bytearray(frame[start:end]))))
+                if result.sync_to is not None or result.commit_to is not None:
+                    unsettled.append(Unsettled(partition, topic_results, len(topic_results)))
+            if result.error:
+                all_good = False
+            topic_results.append(result)
+        if topic_results:
+            results.append((wire_name, topic_results))
+        if hosted is not None:
+            hosted.counts.produce_requests += len(partitions)
+    if unsettled or later:
+        _Parked(broker, call, acks, results, unsettled, walk.timeout_ms, later)
+    else:
+        _answer(broker, call, acks, results, all_good)
+
+
+def _unappendable(
+    broker: Broker,
+    version: int,
+    wire_key: tuple[bytes, int],
+    partition: Partition | None,
+    batch: memoryview | None,
+) -> ProduceResult:
+    if partition is None:
+        return ProduceResult(wire_key[1], _missing(broker, version, wire_key, batch))
+    return ProduceResult(wire_key[1], ErrorCode.INVALID_RECORD, message="no records were sent")
+
+
+def _missing(
+    broker: Broker, version: int, wire_key: tuple[bytes, int], batch: memoryview | None
+) -> ErrorCode:
+    """Why a partition is not hosted here. It may be in a moment, and then knows what its producers were told."""
+    name, index = wire_key
+    key = (name if version >= 13 else name.decode(), index)
+    code = broker.replicas.find(key)[1]
+    if batch is not None:
+        broker.replicas.early_refusals.note(key, batch, code, broker.replicas.steady_ms())
+    return code
+
+
+class Unsettled(NamedTuple):
+    """A result that does not hold yet, and where it stands."""
+
+    partition: Partition
+    results: list[ProduceResult]
+    position: int
+
+
+class _Parked:
+    """A produce that is answered when what it wrote is as safe as its `acks` and its topics ask for."""
+
+    __slots__ = ("_acks", "_broker", "_call", "_results", "_timer", "_unsettled", "_waiters")
+
+    def __init__(
+        self,
+        broker: Broker,
+        call: Call,
+        acks: int,
+        results: Results,
+        unsettled: list[Unsettled],
+        timeout_ms: int,
+        later: Sequence[tuple[Unsettled, memoryview]] = (),
+    ) -> None:
+        """`later` are batches that have to be looked into before they are appended."""
+        self._broker = broker
+        self._call = call
+        self._acks = acks
+        self._results = results
+        self._unsettled = dict(enumerate([*(place for place, _ in later), *unsettled]))
+        self._waiters: list[Waiter] = []
+        self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
+        for number, (place, batch) in enumerate(later):
+            place.partition.append_later(
+                batch, acks, partial(self._appended, number), allows_zstd=call.version >= 7
+            )
+        for number in range(len(later), len(self._unsettled)):
+            self._wait_for(number)
+
+    def _appended(self, number: int, result: ProduceResult) -> None:
+        each = self._unsettled.get(number)
+        if each is not None:
+            each.results[each.position] = result
+            self._wait_for(number)
+
+    def _wait_for(self, number: int) -> None:
+        each = self._unsettled[number]
+        result = each.results[each.position]
+        if result.sync_to is not None:
+            self._waiters.append(each.partition.when_synced(result.sync_to, partial(self._synced, number)))
+        else:
+            self._synced(number, ErrorCode.NONE)
+
+    def _synced(self, number: int, code: ErrorCode) -> None:
+        each = self._unsettled[number]
+        result = each.results[each.position]
+        if code or result.commit_to is None:
+            self._settled(number, code)
+        else:
+            self._waiters.append(
+                each.partition.when_committed(result.commit_to, partial(self._settled, number))
+            )
+
+    def _settled(self, number: int, code: ErrorCode) -> None:
+        each = self._unsettled.pop(number)
+        if code:
+            each.results[each.position] = ProduceResult(each.partition.index, code, message=code.message)
+        if not self._unsettled:
+            self._finish()
+
+    def _timed_out(self) -> None:
+        for partition, results, position in self._unsettled.values():
+            results[position] = ProduceResult(
+                partition.index,
+                ErrorCode.REQUEST_TIMED_OUT,
+                message="the disk or the other replicas did not confirm in time",
+            )
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiters:
+            waiter.cancel()
+        self._unsettled.clear()
+        if self._call.is_wanted:
+            all_good = not any(result.error for _, results in self._results for result in results)
+            _answer(self._broker, self._call, self._acks, self._results, all_good)
+
+
+class TransactionalProduce:
+    """A produce with a transactional id: each batch whose transaction is not open in its partition waits for a word of the
+    transaction's coordinator, and those behind it wait with it. Then all is as for any other.
+    """
+
+    __slots__ = (
+        "_adds",
+        "_broker",
+        "_call",
+        "_results",
+        "_transactional_id",
+        "_unsettled",
+        "_waiting",
+        "_walk",
+    )
+
+    def __init__(self, broker: Broker, call: Call, walk: ProduceWalk, transactional_id: str) -> None:
+        self._broker = broker
+        self._call = call
+        self._walk = walk
+        self._transactional_id = transactional_id
+        self._adds = call.version >= _ADDS_SINCE
+        self._results: Results = []
+        self._unsettled: list[Unsettled] = []
+        # Batches that are not appended or refused yet, and `start` as long as it runs.
+        self._waiting = 1
+
+    def start(self) -> None:
+        frame, version = self._call.frame, self._call.version
+        producers: dict[tuple[int, int], None] = {}
+        asked: dict[TopicPartition, Guard] = {}
+        for _, partitions in self._walk.topics:
+            for _, start, end in partitions:
+                header = _transactional_header(frame[start:end]) if start >= 0 else None
+                if header is not None:
+                    producers[header.producer_id, header.producer_epoch] = None
+        if len(producers) > 1:
+            _refuse_all(self._call, self._walk, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return
+        topics = self._broker.replicas.by_wire_id if version >= 13 else self._broker.replicas.by_wire_name
+        for wire_name, partitions in self._walk.topics:
+            hosted = topics.get(wire_name)
+            results: list[ProduceResult] = []
+            for index, start, end in partitions:
+                partition = hosted.get(index) if hosted is not None else None
+                batch = frame[start:end] if start >= 0 else None
+                if partition is None or batch is None:
+                    key = (wire_name, index)
+                    results.append(_unappendable(self._broker, version, key, partition, batch))
+                    continue
+                results.append(_NOT_YET._replace(partition=index))
+                self._take(Unsettled(partition, results, len(results) - 1), batch, asked)
+            if results:
+                self._results.append((wire_name, results))
+            if hosted is not None:
+                hosted.counts.produce_requests += len(partitions)
+        if asked:
+            (producer,) = producers
+            self._broker.verification.ask(
+                self._transactional_id, *producer, list(asked), partial(_pass_on, asked), adds=self._adds
+            )
+        self._settle_one()
+
+    def _take(self, place: Unsettled, batch: memoryview, asked: dict[TopicPartition, Guard]) -> None:
+        """Append a batch now, or have it wait for an answer that is on its way or has to be asked for."""
+        header = _transactional_header(batch)
+        guard = place.partition.guard_for(header, adds=self._adds) if header is not None else None
+        if header is None or guard is None:
+            self._append(place, batch, None)
+            return
+        if guard.waiting is None:
+            guard.waiting = []
+            asked[place.partition.name] = guard
+        # The frame is overwritten by what arrives next.
+        kept = memoryview(bytearray(batch))
+        self._waiting += 1
+        guard.waiting.append(partial(self._answered, place, kept, header, guard))
+
+    def _answered(
+        self, place: Unsettled, batch: memoryview, header: BatchHeader, guard: Guard, code: ErrorCode
+    ) -> None:
+        if code:
+            told, reason = _as_told(code, self._call.version)
+            place.results[place.position] = place.partition.refuse_unverified(header, told, reason)
+        else:
+            self._append(place, batch, guard)
+        self._settle_one()
+
+    def _append(self, place: Unsettled, batch: memoryview, guard: Guard | None) -> None:
+        acks, allows_zstd = self._walk.acks, self._call.version >= 7
+        try:
+            result = place.partition.append(
+                batch,
+                acks,
+                self._broker.clock.now_ms(),
+                allows_zstd=allows_zstd,
+                allows_transactions=True,
+                guard=guard,
+            )
+        except NotAtOnce:
+            self._waiting += 1
+            place.partition.append_later(
+                memoryview(bytearray(batch)),
+                acks,
+                partial(self._appended_later, place),
+                allows_zstd=allows_zstd,
+                allows_transactions=True,
+                guard=guard,
+            )
+            return
+        self._appended(place, result)
+
+    def _appended_later(self, place: Unsettled, result: ProduceResult) -> None:
+        self._appended(place, result)
+        self._settle_one()
+
+    def _appended(self, place: Unsettled, result: ProduceResult) -> None:
+        place.results[place.position] = result
+        if result.sync_to is not None or result.commit_to is not None:
+            self._unsettled.append(place)
+
+    def _settle_one(self) -> None:
+        self._waiting -= 1
+        if self._waiting or not self._call.is_wanted:
+            return
+        acks = self._walk.acks
+        if self._unsettled:
+            _Parked(self._broker, self._call, acks, self._results, self._unsettled, self._walk.timeout_ms)
+        else:
+            all_good = not any(result.error for _, results in self._results for result in results)
+            _answer(self._broker, self._call, acks, self._results, all_good)
+
+
+def _transactional_header(batch: memoryview) -> BatchHeader | None:
+    """The header of a batch that belongs to a producer's transaction; whether it is right is for the partition to say."""
+    if len(batch) < HEADER_SIZE:
+        return None
+    header = header_at(batch)
+    return header if header.is_transactional and header.producer_id >= 0 else None
+
+
+def _pass_on(asked: Mapping[TopicPartition, Guard], codes: Mapping[TopicPartition, ErrorCode]) -> None:
+    for tp, guard in asked.items():
+        guard.answered(codes[tp])
+
+
+def _as_told(code: ErrorCode, version: int) -> tuple[ErrorCode, str]:
+    """What a producer hears of a coordinator's refusal. Old ones take no retriable error but those of a partition."""
+    told = code
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE:
+        told = ErrorCode.INVALID_TXN_STATE
+    elif code in _COORDINATOR_AWAY or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_SINCE):
+        told = ErrorCode.NOT_ENOUGH_REPLICAS
+    if told is code:
+        return code, code.message
+    return told, f"the transaction's coordinator did not confirm the partition: {code.name}"
+
+
+def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: bool) -> None:
+    if acks == 0:
+        if not all_good:
+            # The only way to tell a client that asked for no answer.
+            call.connection.close("a produce request with acks=0 failed")
+        call.finish()
+        return
+    if all_good:
+        call.respond((pack_produced(results, call.version),))
+    else:
+        message = _message(results, call.version)
+        _name_leaders(broker, call, message)
+        call.respond((encode(message, call.version),))
+
+
+def _name_leaders(broker: Broker, call: Call, message: ProduceResponse) -> None:
+    """KIP-951: a producer that asked the wrong broker hears which one is right."""
+    if call.version < _NAMES_LEADERS_SINCE:
+        return
+    leaders: dict[int, None] = {}
+    for topic in message.responses:
+        for answer in topic.partition_responses:
+            if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                name = topic.topic_id if call.version >= 13 else topic.name
+                leader, epoch = broker.replicas.leader_of((name, answer.index))
+                answer.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
+                leaders[leader] = None
+    if leaders:
+        message.node_endpoints = node_endpoints(broker, call, leaders)
+
+
+def _message(results: Results, version: int) -> ProduceResponse:
+    responses = []
+    for wire_name, partitions in results:
+        topic = TopicProduceResponse()
+        if version >= 13:
+            topic.topic_id = wire_name
+        else:
+            topic.name = wire_name.decode()
+        topic.partition_responses = [
+            PartitionProduceResponse(
+                index=result.partition,
+                error_code=result.error,
+                base_offset=result.base_offset,
+                log_append_time_ms=result.log_append_time_ms,
+                log_start_offset=result.log_start_offset,
+                record_errors=[
+                    BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=text)
+                    for number, text in result.record_errors
+                ],
+                error_message=result.message or (result.error.message if result.error else None),
+            )
+            for result in partitions
+        ]
+        responses.append(topic)
+    return ProduceResponse(responses=responses)
+
+
+def _refuse_all(call: Call, walk: ProduceWalk, code: ErrorCode) -> None:
+    if walk.acks == 0:
+        call.connection.close(f"a produce request with acks=0 was refused: {code.name}")
+        return
+    results = [
+        (name, [ProduceResult(index, code) for index, _, _ in partitions])
+        for name, partitions in walk.topics
+        if partitions
+    ]
+    call.respond((encode(_message(results, call.version), call.version),))

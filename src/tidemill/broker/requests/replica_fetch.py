@@ -1,0 +1,251 @@
+"""The leader's side of a follower's fetch: what it asks for tells what it has.
+
+A follower's session knows which of its partitions may have news, so a fetch costs what changed and not what is
+followed. For each such partition: is this broker its leader in the epoch that the follower believes in, does the
+follower's last epoch end where this log's does, and where is it now? Only a follower whose log was found to match counts for
+the high watermark (failure 2). It is sent everything up to the log's end, or the point where the logs part.
+
+A fetch that finds nothing waits for appends. A move of the high watermark alone wakes it only when followers serve
+consumers; otherwise it travels with the next answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.waiters import WireKey
+from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
+from tidemill.broker.requests.parked_fetch import Answer, ParkedFetch
+from tidemill.errors import ErrorCode, StorageError
+from tidemill.log.files import FileSlice
+from tidemill.log.log import OffsetOutOfRange
+from tidemill.protocol.api.data import FetchPartition, FetchRequest, NodeEndpoint
+from tidemill.protocol.fetch import Fetched, pack_fetched
+from tidemill.protocol.records import InvalidBatch, split_batches
+from tidemill.types import BrokerId
+
+if TYPE_CHECKING:
+    from tidemill.broker.requests.context import Broker
+    from tidemill.broker.requests.dispatch import Call
+
+
+class ReplicaFetch(ParkedFetch):
+    __slots__ = ("_broker_epoch", "_replica_id", "_session")
+
+    def __init__(self, broker: Broker, call: Call, request: FetchRequest, session: ReplicaSession) -> None:
+        super().__init__(broker, call, request)
+        self._session = session
+        self._replica_id, self._broker_epoch = replica_of(request)
+
+    def start(self) -> None:
+        self._broker.replicas.heard_from_follower(self._replica_id)
+        super().start()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> tuple[list[Answer], int, bool]:
+        """What is new, how many bytes of records that is, and whether it cannot wait."""
+        session = self._session
+        left = self._request.max_bytes
+        found_bytes = 0
+        is_urgent = False
+        answers: list[Answer] = []
+        for key in list(session.dirty):
+            cached = session.partitions.get(key)
+            if cached is None:
+                del session.dirty[key]
+                continue
+            fetched, records, has_more = self._read_one(key, cached, left, at_least_one=found_bytes == 0)
+            if records is not None:
+                found_bytes += records.length
+                left = max(0, left - records.length)
+            answer = (key, fetched, records)
+            if _says_something(cached, answer):
+                answers.append(answer)
+                is_urgent = is_urgent or fetched.error_code != 0 or fetched.diverging is not None
+            elif not has_more:
+                del session.dirty[key]
+        if answers and self._broker.replicas.followers_serve_consumers:
+            is_urgent = True
+        return answers, found_bytes, is_urgent
+
+    def _read_one(
+        self, key: WireKey, cached: CachedPartition, left: int, *, at_least_one: bool
+    ) -> tuple[Fetched, FileSlice | None, bool]:
+        """What the follower hears, what it gets, and whether there is more than it has."""
+        partition, error = self._broker.replicas.find(key)
+        if partition is None:
+            return Fetched(key[1], error), None, True
+        if cached.attached is not partition.audience:
+            partition.audience.attach(self._session, key)
+            cached.attached = partition.audience
+        wanted = cached.wanted
+        fetched = self._checked(partition, wanted)
+        log = partition.log
+        if fetched.error_code or fetched.diverging is not None or log is None:
+            return fetched, None, True
+        if wanted.fetch_offset >= log.log_end_offset:
+            return fetched, None, False
+        throttle = self._broker.replicas.throttles.leader
+        is_throttled = throttle.applies_to(partition, self._replica_id)
+        if is_throttled and throttle.wait_ms(self._broker.replicas.steady_ms()):
+            return fetched, None, True
+        max_bytes = min(wanted.partition_max_bytes, left)
+        try:
+            records = log.read(wanted.fetch_offset, max_bytes, log.log_end_offset, at_least_one=at_least_one)
+        except StorageError as failure:
+            self._broker.replicas.report_damage(partition, str(failure))
+            return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, True
+        except OffsetOutOfRange:
+            return Fetched(wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE), None, True
+        if records is not None and not self._is_sound(partition, wanted.fetch_offset, records):
+            return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, True
+        if is_throttled and records is not None:
+            throttle.charge(records.length)
+        return fetched, records, True
+
+    def _is_sound(self, partition: Partition, offset: int, records: FileSlice) -> bool:
+        """A follower that asks twice for the same could not use what it got: only then it is worth a look."""
+        state = partition.follower_state(self._replica_id)
+        if state is None or state.sent_offset != offset:
+            return True
+        try:
+            split_batches(memoryview(records.read()))
+        except InvalidBatch as damage:
+            self._broker.replicas.report_damage(partition, f"at offset {offset}: {damage.reason}")
+            return False
+        return True
+
+    def _checked(self, partition: Partition, wanted: FetchPartition) -> Fetched:
+        """What the follower hears beside records; notes how far it has come when its log matches."""
+        index, log, leader = wanted.partition, partition.log, partition.leader
+        if log is None:
+            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR)
+        error = partition.check_leader_epoch(wanted.current_leader_epoch)
+        if not error and leader is None:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if not error and leader is not None and self._replica_id not in leader.followers:
+            # One of the two does not know of a reassignment yet.
+            knows_epoch = wanted.current_leader_epoch >= 0
+            error = ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epoch else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if error:
+            return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch))
+        diverging = None
+        if wanted.last_fetched_epoch >= 0:
+            epoch, end_offset = log.end_offset_of(wanted.last_fetched_epoch)
+            if epoch < 0:
+                return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+            if epoch < wanted.last_fetched_epoch or end_offset < wanted.fetch_offset:
+                diverging = (epoch, end_offset)
+        if diverging is None and wanted.fetch_offset > log.log_end_offset:
+            diverging = (log.latest_epoch, log.log_end_offset)
+        if diverging is None and wanted.fetch_offset < log.log_start_offset:
+            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log.log_start_offset)
+        if diverging is None and not partition.follower_fetched(
+            self._replica_id, self._broker_epoch, wanted.fetch_offset, wanted.log_start_offset
+        ):
+            return Fetched(index, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return Fetched(
+            index,
+            0,
+            partition.high_watermark,
+            partition.last_stable_offset,
+            log.log_start_offset,
+            diverging=diverging,
+        )
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._session.on_grown = self._grew
+
+    def _stop_listening(self) -> None:
+        if self._session.on_grown == self._grew:
+            self._session.on_grown = None
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        if not self._session.id:
+            self._session.close()
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def _answer(self, answers: list[Answer]) -> None:
+        session = self._session
+        for answer in answers:
+            key, _, records = answer
+            cached = session.partitions.get(key)
+            is_news(cached, answer)
+            if records is not None:
+                self._note_sent(key, cached, records.length)
+                # The next fetch says whether the follower took it; until then it stays due, behind the others.
+                session.dirty.pop(key, None)
+                session.dirty[key] = None
+        # Topics stand together in the response.
+        answers.sort(key=lambda answer: answer[0])
+        self._call.respond(pack_fetched(by_topic(answers), self._call.version, session_id=session.id))
+        if not session.id:
+            session.close()
+
+    def _note_sent(self, key: WireKey, cached: CachedPartition | None, size: int) -> None:
+        partition, _ = self._broker.replicas.find(key)
+        if partition is None:
+            return
+        partition.counts.replication_bytes_out += size
+        state = partition.follower_state(self._replica_id)
+        if state is not None and cached is not None:
+            state.sent_offset = cached.wanted.fetch_offset
+
+
+def _says_something(cached: CachedPartition, answer: Answer) -> bool:
+    _, fetched, records = answer
+    return (
+        fetched.error_code != 0
+        or fetched.diverging is not None
+        or (records is not None and records.length > 0)
+        or cached.high_watermark != fetched.high_watermark
+        or cached.log_start_offset != fetched.log_start_offset
+    )
+
+
+def is_news(cached: CachedPartition | None, answer: Answer) -> bool:
+    """Whether an incremental response must mention the partition; remembers what the client now hears."""
+    if cached is None:
+        return True
+    says = _says_something(cached, answer)
+    fetched = answer[1]
+    if fetched.error_code:
+        cached.high_watermark = cached.log_start_offset = None
+    else:
+        cached.high_watermark, cached.log_start_offset = fetched.high_watermark, fetched.log_start_offset
+    return says
+
+
+def by_topic(
+    answers: list[Answer],
+) -> Iterable[tuple[str | bytes, list[tuple[Fetched, FileSlice | None]]]]:
+    for name, group in groupby(answers, key=lambda answer: answer[0][0]):
+        yield name, [(fetched, records) for _, fetched, records in group]
+
+
+def leader_endpoints(broker: Broker, call: Call, answers: list[Answer]) -> list[NodeEndpoint]:
+    """KIP-951: where the leaders are that the answers name."""
+    leaders = {
+        fetched.current_leader[0]: None
+        for _, fetched, _ in answers
+        if fetched.error_code and fetched.current_leader is not None
+    }
+    return node_endpoints(broker, call, leaders) if leaders else []
+
+
+def node_endpoints(broker: Broker, call: Call, broker_ids: Iterable[int]) -> list[NodeEndpoint]:
+    endpoints = []
+    for broker_id in broker_ids:
+        known = broker.image.brokers.get(BrokerId(broker_id))
+        if known is not None:
+            host, port = broker.address_of(known, call.connection)
+            endpoints.append(NodeEndpoint(node_id=broker_id, host=host, port=port, rack=known.rack))
+    return endpoints

@@ -1,0 +1,1 @@
+"""The status listener: Prometheus metrics, health and the causes of rebalances over HTTP."""

@@ -1,0 +1,66 @@
+"""Consumer lag: how far each group is behind, for the groups that this broker coordinates.
+
+Lag is the distance from the committed offset, or from the log's start where nothing is committed (`client/lag.py`), to the
+end of what consumers may read. It covers every partition of the topics that the group has committed something of. It is
+known exactly for partitions that this broker leads, a fetch late for those that it follows, and a partition without a
+replica here is reported without an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.partitions.replicas import Replicas
+from tidemill.client.lag import lag_of, partitions_to_read
+from tidemill.coordinator.groups.group import Group
+from tidemill.coordinator.groups.machine import Groups
+from tidemill.types import TopicPartition
+
+
+class PartitionLag(NamedTuple):
+    group_id: str
+    group_state: str
+    topic: str
+    partition: int
+    committed_offset: int | None
+    # The log's start and the high watermark; None when the partition has no replica here or is offline.
+    start_offset: int | None
+    end_offset: int | None
+
+    @property
+    def lag(self) -> int | None:
+        return lag_of(self.committed_offset, self.start_offset, self.end_offset)
+
+
+def lags(
+    groups: GroupCoordinators, replicas: Replicas, group_id: str | None = None
+) -> Iterator[PartitionLag]:
+    """Of one group, or of all that are coordinated here."""
+    for machine in groups.machines():
+        for group in machine.groups.values():
+            if group_id is None or group.group_id == group_id:
+                yield from lags_of(machine, group, replicas)
+
+
+def lags_of(machine: Groups, group: Group, replicas: Replicas) -> Iterator[PartitionLag]:
+    committed = {
+        TopicPartition(topic, index): each.offset
+        for topic, partitions in machine.offsets.of_group(group.group_id).items()
+        for index, each in partitions.items()
+    }
+    topics = replicas.image.topics_by_name if replicas.image is not None else {}
+    counts = {tp.topic: len(topics[tp.topic].partitions) for tp in committed if tp.topic in topics}
+    for tp in partitions_to_read(committed, counts):
+        partition, _ = replicas.find(tp)
+        log = partition.log if partition is not None else None
+        yield PartitionLag(
+            group.group_id,
+            group.state,
+            tp.topic,
+            tp.partition,
+            committed.get(tp),
+            log.log_start_offset if log is not None else None,
+            partition.high_watermark if partition is not None and log is not None else None,
+        )

@@ -1,0 +1,177 @@
+"""A small HTTP listener of the node itself, for those who watch it: metrics, health, and why groups rebalanced.
+
+    GET /metrics       Prometheus' text format
+    GET /healthz       200 while the event loop runs
+    GET /readyz        200 while clients are served, 503 before and after
+    GET /rebalances    the last rebalances of the groups that are coordinated here, as JSON; ?group=NAME for one
+
+It answers one request a connection and holds no state. Whoever sends something else or too much is answered with the
+matching error, whoever is slow is closed, and beyond `_CONNECTIONS_MAX` at once nobody is served. Off unless an address
+is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from http import HTTPStatus
+from time import perf_counter, thread_time
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from tidemill.broker.metrics.registry import Recent
+from tidemill.broker.requests.context import Broker
+from tidemill.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_CONNECTIONS_MAX = 32
+_REQUEST_BYTES_MAX = 16 * 1024
+_REQUEST_S_MAX = 5.0
+_LAG_PROBE_S = 0.1
+
+_TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json"
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Page(NamedTuple):
+    status: HTTPStatus
+    content_type: str
+    body: Sequence[bytes]
+
+
+Answer = Callable[["StatusServer", dict[str, str]], Awaitable[Page]]
+
+
+class StatusServer:
+    def __init__(self, broker: Broker, is_ready: Callable[[], bool]) -> None:
+        try:
+            # Not at the top: a broker that nobody watches does not need the package.
+            from tidemill.broker.status import exposition
+        except ImportError as error:
+            raise ConfigError(
+                "metrics need the package prometheus_client: pip install 'tidemill[metrics]'"
+            ) from error
+        self._exposition = exposition
+        self._broker = broker
+        self._is_ready = is_ready
+        self._recent = Recent(broker.metrics, perf_counter(), thread_time())
+        self._server: asyncio.Server | None = None
+        self._probe: asyncio.TimerHandle | None = None
+        self._connections = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the real port, which the kernel chooses for 0."""
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES_MAX)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port} for status requests: {error.strerror}"
+            ) from error
+        self._broker.metrics.is_watched = True
+        self._probe_later()
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        self._broker.metrics.is_watched = False
+        if self._probe is not None:
+            self._probe.cancel()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def _probe_later(self) -> None:
+        """How late the loop comes back is how long something held it."""
+        loop, metrics = self._broker.loop, self._broker.metrics
+        due = perf_counter() + _LAG_PROBE_S
+
+        def probe() -> None:
+            now_s = perf_counter()
+            metrics.settle()
+            metrics.loop_lag.observe(max(0.0, now_s - due))
+            if self._recent.is_due(now_s):
+                self._recent.turn(now_s, thread_time())
+            self._probe_later()
+
+        self._probe = loop.call_later(_LAG_PROBE_S, probe)
+
+    # -- HTTP ------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            async with asyncio.timeout(_REQUEST_S_MAX):
+                method, page = await self._answer(reader)
+                for part in (_head(page), *(page.body if method != "HEAD" else ())):
+                    writer.write(part)
+                    await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            logger.debug("a status request was not finished")
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Page]:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.LimitOverrunError:
+            return "GET", _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        words = head.split("\r\n", 1)[0].split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return "GET", _plain(HTTPStatus.BAD_REQUEST)
+        method, target, _ = words
+        if method not in ("GET", "HEAD"):
+            return method, _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        if self._connections > _CONNECTIONS_MAX:
+            return method, _plain(HTTPStatus.SERVICE_UNAVAILABLE)
+        parts = urlsplit(target)
+        answer = _PAGES.get(parts.path)
+        if answer is None:
+            return method, _plain(HTTPStatus.NOT_FOUND)
+        arguments = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        return method, await answer(self, arguments)
+
+    # -- the pages -------------------------------------------------------------------------------------------
+
+    async def _metrics(self, _: dict[str, str]) -> Page:
+        body = await self._exposition.page(self._broker, self._recent, is_ready=self._is_ready())
+        return Page(HTTPStatus.OK, _PROMETHEUS, body)
+
+    async def _health(self, _: dict[str, str]) -> Page:
+        return _plain(HTTPStatus.OK)
+
+    async def _readiness(self, _: dict[str, str]) -> Page:
+        return _plain(HTTPStatus.OK if self._is_ready() else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _rebalances(self, arguments: dict[str, str]) -> Page:
+        groups = self._broker.groups
+        wanted = arguments.get("group")
+        names = [wanted] if wanted else [name for machine in groups.machines() for name in machine.groups]
+        events = [asdict(event) for name in names for event in groups.events_of(name)]
+        events.sort(key=lambda event: event["at_ms"])
+        return Page(HTTPStatus.OK, _JSON, [json.dumps(events).encode()])
+
+
+_PAGES: dict[str, Answer] = {
+    "/metrics": StatusServer._metrics,
+    "/healthz": StatusServer._health,
+    "/readyz": StatusServer._readiness,
+    "/rebalances": StatusServer._rebalances,
+}
+
+
+def _plain(status: HTTPStatus) -> Page:
+    return Page(status, _TEXT, [f"{status.phrase.lower()}\n".encode()])
+
+
+def _head(page: Page) -> bytes:
+    head = (
+        f"HTTP/1.1 {page.status.value} {page.status.phrase}\r\n"
+        f"Content-Type: {page.content_type}\r\nContent-Length: {sum(map(len, page.body))}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode()

@@ -1,0 +1,1 @@
+"""The tables of settings, one module for each subject."""

@@ -1,0 +1,134 @@
+"""A decision about one consumer group in the making: the records so far, and the group epoch that they lead to.
+
+The group itself does not change before the records are replayed, so every question about the group as it will be (its
+subscribed topics, its target) is answered here from the group as it is and the member at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from tidemill.coordinator.consumer_groups.machine import ConsumerGroup, metadata_hash
+from tidemill.coordinator.consumer_groups.member import ConsumerMember
+from tidemill.coordinator.consumer_groups.records import (
+    epoch_record,
+    member_tombstones,
+    regex_tombstone,
+    target_epoch_record,
+    target_record,
+)
+from tidemill.coordinator.groups.assignors import ASSIGNORS, AssignmentSpec, Partitions
+from tidemill.coordinator.groups.group import Answer, Decision, RebalanceEvent
+from tidemill.coordinator.records import Record
+from tidemill.types import TopicId
+
+_CHANGES_NAMED_MAX = 3
+
+
+class GroupChange:
+    def __init__(self, group: ConsumerGroup, now_ms: int, records: Iterable[Record] = ()) -> None:
+        self.group = group
+        self.now_ms = now_ms
+        self.records: list[Record] = list(records)
+        self.group_epoch = group.group_epoch
+        self.events: list[RebalanceEvent] = []
+
+    def decision(self, answers: Sequence[Answer] = ()) -> Decision:
+        return Decision(self.records, answers, self.events)
+
+    def bump(self, new_hash: int, cause: str, members_after: int) -> None:
+        """The assignment has to be computed anew."""
+        group = self.group
+        self.group_epoch += 1
+        self.records.append(epoch_record(group.group_id, self.group_epoch, new_hash))
+        event = RebalanceEvent(
+            group.group_id, self.group_epoch, self.now_ms, cause, len(group.members), members_after
+        )
+        self.events.append(group.environment.record_event(event))
+
+    def remove(self, members: Collection[ConsumerMember], cause: str) -> None:
+        """The members are out of the group; others may have their partitions."""
+        group = self.group
+        for member in members:
+            self.records += member_tombstones(group.group_id, member.member_id)
+        forgotten = []
+        for regex in dict.fromkeys(each.subscribed_topic_regex for each in members):
+            count = sum(each.subscribed_topic_regex == regex for each in members)
+            if regex and group.regex_subscribers(regex) == count:
+                forgotten.append(regex)
+                self.records.append(regex_tombstone(group.group_id, regex))
+        topics = group.subscribed_topics(members, None, forgotten)
+        self.bump(metadata_hash(group.environment.topics, topics), cause, len(group.members) - len(members))
+
+    def assign(
+        self, updated: ConsumerMember, replaced: ConsumerMember | None, default_assignor: str
+    ) -> Partitions:
+        """Computes the target for the group epoch and returns the updated member's part of it."""
+        group = self.group
+        members = {**group.members, updated.member_id: updated}
+        targets = dict(group.target)
+        if replaced is not None and replaced.member_id != updated.member_id:
+            del members[replaced.member_id]
+            if replaced.member_id in targets:
+                targets[updated.member_id] = targets.pop(replaced.member_id)
+        spec = self._spec(members, targets)
+        assigned = ASSIGNORS[preferred_assignor(members.values()) or default_assignor](spec)
+        for member_id, partitions in assigned.items():
+            if targets.get(member_id) != partitions:
+                self.records.append(target_record(group.group_id, member_id, partitions))
+        self.records.append(target_epoch_record(group.group_id, self.group_epoch, self.now_ms))
+        return assigned[updated.member_id]
+
+    def _spec(self, members: dict[str, ConsumerMember], targets: dict[str, Partitions]) -> AssignmentSpec:
+        group = self.group
+        topics = group.environment.topics
+        ids: dict[tuple[tuple[str, ...], str], tuple[TopicId, ...]] = {}
+        counts: dict[TopicId, int] = {}
+        subscriptions: dict[str, tuple[TopicId, ...]] = {}
+        # Static members first, by their lasting names: then a restart of all of them changes nothing.
+        for member in sorted(members.values(), key=_lasting_name):
+            key = (member.subscribed_topic_names, member.subscribed_topic_regex)
+            topic_ids = ids.get(key)
+            if topic_ids is None:
+                found = []
+                for name in group.topics_of(member):
+                    topic_id, count = topics.id_of(name), topics.partitions_of(name)
+                    if topic_id is not None and count is not None:
+                        found.append(topic_id)
+                        counts[topic_id] = count
+                topic_ids = ids[key] = tuple(sorted(found))
+            subscriptions[member.member_id] = topic_ids
+        return AssignmentSpec(subscriptions, counts, targets)
+
+    def what_changed(self) -> str:
+        """In words, which of the subscribed topics are not as they were."""
+        names = self.group.changed_topics
+        if not names:
+            return "subscribed topics changed while the coordinator was elsewhere"
+        told = "; ".join(self._how_changed(name) for name in list(names)[:_CHANGES_NAMED_MAX])
+        more = len(names) - _CHANGES_NAMED_MAX
+        return f"{told}; and {more} more topics" if more > 0 else told
+
+    def _how_changed(self, name: str) -> str:
+        topic_id = self.group.environment.topics.id_of(name)
+        if topic_id is None:
+            return f"topic {name} was deleted"
+        if any(topic_id in target for target in self.group.target.values()):
+            return f"topic {name} grew to {self.group.environment.topics.partitions_of(name)} partitions"
+        return f"topic {name} was created"
+
+
+def preferred_assignor(members: Iterable[ConsumerMember]) -> str | None:
+    """The one that most members ask for; None when nobody asks."""
+    votes: dict[str, int] = {}
+    for member in members:
+        # A name that is not known here is from the records of another broker, with assignors of its own.
+        if member.server_assignor in ASSIGNORS:
+            votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
+    return max(votes, key=lambda name: (votes[name], name)) if votes else None
+
+
+def _lasting_name(member: ConsumerMember) -> tuple[bool, str]:
+    if member.instance_id is not None:
+        return (False, member.instance_id)
+    return (True, member.member_id)

@@ -1,0 +1,1 @@
+"""Classic groups and committed offsets: the machine of one partition of __consumer_offsets."""

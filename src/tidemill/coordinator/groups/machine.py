@@ -1,0 +1,396 @@
+"""The groups machine: all groups of one partition of `__consumer_offsets`, of every kind, with their offsets.
+
+It routes: a request to the group it names, a record to the group or offset it belongs to, a timer to whoever set it.
+What a classic group does is in classic_protocol.py, a consumer group in consumer.py, offsets in offsets.py. A request that
+names several groups (DescribeGroups, DeleteGroups, OffsetFetch) must name groups of this partition only; the
+shell splits and merges.
+
+A group exists when a record says so. The one exception is a new classic group between the decision that creates it and the
+replay of its record, which follow one another at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidemill.coordinator import records
+from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
+from tidemill.coordinator.groups.group import (
+    Answer,
+    Caller,
+    ConsumerProtocol,
+    Decision,
+    Environment,
+    Group,
+    GroupCall,
+    GroupType,
+    RebalanceEvent,
+    TopicsChanged,
+    reply,
+)
+from tidemill.coordinator.groups.offsets import Offsets
+from tidemill.coordinator.records import Record
+from tidemill.coordinator.shard import RawRecord, Writer
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api.coordinator_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from tidemill.protocol.api.groups import (
+    ConsumerGroupDescribeDescribedGroup,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsDescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+)
+from tidemill.protocol.api.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from tidemill.protocol.api.transactions import TxnOffsetCommitRequest
+
+if TYPE_CHECKING:
+    from tidemill.log.transactions import TransactionEnd
+
+_DESCRIBE_NOT_FOUND_SINCE = 6
+# Nullable in the schema, but a member that knows the fields has to fill them in.
+_SYNC_PROTOCOL_SINCE = 5
+_EXPIRY_KEY = ("expiry",)
+
+
+class Groups:
+    def __init__(
+        self,
+        environment: Environment,
+        consumer_protocol: Callable[[Groups], ConsumerProtocol] | None = None,
+    ) -> None:
+        self.environment = environment
+        self.groups: dict[str, Group] = {}
+        self.classic = ClassicProtocol(environment, self.groups)
+        self.offsets = Offsets(environment, self.groups)
+        self.consumer = None if consumer_protocol is None else consumer_protocol(self)
+        self._is_loaded = False
+        # Groups that a replay brought into being, whose members have no timers yet.
+        self._untimed: list[str] = []
+        # Groups that the present round of expiry has still to look at.
+        self._to_expire: deque[str] = deque()
+
+    # As the shard sees it.
+
+    @property
+    def deadline_ms(self) -> int | None:
+        if self._to_expire or self._untimed:
+            return 0
+        return self.environment.timers.deadline_ms
+
+    def encode(self, record: Record) -> RawRecord:
+        return records.encode(record)
+
+    def decode(self, key: bytes, value: bytes | None) -> Record | None:
+        return records.decode(key, value)
+
+    def on_loaded(self, now_ms: int) -> None:
+        self._is_loaded = True
+        self._untimed = list(self.groups)
+        self._start_timers(now_ms)
+        self._schedule_expiry(now_ms)
+
+    def waiting_tokens(self) -> list[int]:
+        return [token for group in self.groups.values() for token in group.waiting_tokens()]
+
+    def decide(self, request: GroupCall | TopicsChanged, token: int, now_ms: int) -> Decision:
+        self._start_timers(now_ms)
+        if isinstance(request, TopicsChanged):
+            return self._topics_changed(request, token, now_ms)
+        return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, now_ms)
+
+    def expire(self, now_ms: int) -> Decision | None:
+        """The next due timer's decision, or the next group's expired offsets; None when nothing is due."""
+        self._start_timers(now_ms)
+        while (run := self.environment.timers.pop_due(now_ms)) is not None:
+            decision = run(now_ms)
+            if decision is not None:
+                return decision
+        while self._to_expire:
+            group = self.groups.get(self._to_expire.popleft())
+            tombstones = [] if group is None else self._expired(group, now_ms)
+            if tombstones:
+                return Decision(tombstones)
+        return None
+
+    def replay(self, record: Record, writer: Writer | None = None) -> None:
+        key, value = record
+        if isinstance(key, OffsetCommitKey):
+            assert value is None or isinstance(value, OffsetCommitValue)
+            if value is not None and key.group not in self.groups:
+                # A simple consumer, known by its offsets alone.
+                self._create(key.group)
+            self.offsets.replay(key, value, writer)
+        elif isinstance(key, GroupMetadataKey):
+            assert value is None or isinstance(value, GroupMetadataValue)
+            self._replay_classic(key.group, value)
+        elif self.consumer is not None and type(key) in self.consumer.record_keys:
+            self.consumer.replay(record)
+
+    def replay_end(self, end: TransactionEnd) -> None:
+        self.offsets.replay_end(end)
+
+    def _replay_classic(self, group_id: str, value: GroupMetadataValue | None) -> None:
+        group = self.groups.get(group_id)
+        if value is None:
+            if isinstance(group, ClassicGroup):
+                self.forget(group)
+        elif isinstance(group, ClassicGroup) and self._is_loaded:
+            group.adopt(value)
+        else:
+            self._create(group_id).rebuild(value)
+
+    def _create(self, group_id: str) -> ClassicGroup:
+        group = ClassicGroup(group_id, self.environment)
+        self.add(group)
+        return group
+
+    def add(self, group: Group) -> None:
+        """A replay brought the group into being; its timers start before the next decision."""
+        self.groups[group.group_id] = group
+        self._untimed.append(group.group_id)
+
+    def forget(self, group: Group) -> None:
+        """The group's tombstone was replayed."""
+        group.cancel_timers()
+        del self.groups[group.group_id]
+        self.environment.forget_events(group.group_id)
+
+    def _start_timers(self, now_ms: int) -> None:
+        while self._is_loaded and self._untimed:
+            group = self.groups.get(self._untimed.pop())
+            if isinstance(group, ClassicGroup):
+                self.classic.start_sessions(group, now_ms)
+            elif group is not None:
+                group.start_timers(now_ms)
+
+    # Membership.
+
+    def _join(self, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+        _check_group_id(request.group_id)
+        group = self.groups.get(request.group_id)
+        if group is None or isinstance(group, ClassicGroup):
+            return self.classic.join(group, request, caller, token, now_ms)
+        if self.consumer is None or group.type is not GroupType.CONSUMER:
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        return self.consumer.classic_join(group, request, caller, token, now_ms)
+
+    def _sync(self, request: SyncGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+        if caller.api_version >= _SYNC_PROTOCOL_SINCE and None in (
+            request.protocol_type,
+            request.protocol_name,
+        ):
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        group = self._group_with_members(request.group_id)
+        if isinstance(group, ClassicGroup):
+            return self.classic.sync(group, request, caller, token, now_ms)
+        return self._consumer_of(group).classic_sync(group, request, token, now_ms)
+
+    def _heartbeat(self, request: HeartbeatRequest, _caller: Caller, token: int, now_ms: int) -> Decision:
+        group = self._group_with_members(request.group_id)
+        if isinstance(group, ClassicGroup):
+            return self.classic.heartbeat(group, request, token, now_ms)
+        return self._consumer_of(group).classic_heartbeat(group, request, token, now_ms)
+
+    def _leave(self, request: LeaveGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+        group = self._group_with_members(request.group_id)
+        if isinstance(group, ClassicGroup):
+            return self.classic.leave(group, request, caller, token, now_ms)
+        return self._consumer_of(group).classic_leave(group, request, token, now_ms)
+
+    def _group_with_members(self, group_id: str) -> Group:
+        _check_group_id(group_id)
+        group = self.groups.get(group_id)
+        if group is None:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        return group
+
+    def _consumer_of(self, group: Group) -> ConsumerProtocol:
+        if self.consumer is None or group.type is not GroupType.CONSUMER:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        return self.consumer
+
+    def _consumer_heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, token: int, now_ms: int
+    ) -> Decision:
+        if self.consumer is None:
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+        return self.consumer.heartbeat(request, caller, token, now_ms)
+
+    # Offsets.
+
+    def _commit(self, request: OffsetCommitRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+        error = ErrorCode.NONE
+        try:
+            group = self.offsets.check_commit(request, caller)
+        except ApiError as refused:
+            error = refused.code
+        else:
+            if isinstance(group, ClassicGroup):
+                self.classic.offset_committed(group, request.member_id, now_ms)
+        return self.offsets.commit(request, caller, token, now_ms, error)
+
+    def _commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, caller: Caller, token: int, now_ms: int
+    ) -> Decision:
+        return self.offsets.commit_in_transaction(request, caller, token, now_ms)
+
+    def _fetch(self, request: OffsetFetchRequest, caller: Caller, token: int, _now_ms: int) -> Decision:
+        return self.offsets.fetch(request, caller, token)
+
+    def _delete_offsets(
+        self, request: OffsetDeleteRequest, _caller: Caller, token: int, _now_ms: int
+    ) -> Decision:
+        return self.offsets.delete(request, token)
+
+    def _schedule_expiry(self, now_ms: int) -> None:
+        def begin_round(now_ms: int) -> None:
+            self._to_expire.extend(self.groups)
+            self._schedule_expiry(now_ms)
+
+        interval_ms = self.environment.config.offsets_retention_check_interval_ms
+        self.environment.timers.set(_EXPIRY_KEY, now_ms + interval_ms, begin_round)
+
+    def _expired(self, group: Group, now_ms: int) -> list[Record]:
+        tombstones, has_none_left = self.offsets.expired(group, now_ms)
+        if has_none_left and group.is_empty:
+            tombstones += group.deletion_records()
+        return tombstones
+
+    def _topics_changed(self, change: TopicsChanged, token: int, now_ms: int) -> Decision:
+        tombstones = self.offsets.topics_deleted(change.deleted.items())
+        decision = Decision(tombstones, [Answer(token, None)])
+        if self.consumer is None:
+            return decision
+        regrouped = self.consumer.topics_changed(change, now_ms)
+        return Decision(
+            [*decision.records, *regrouped.records],
+            [*decision.answers, *regrouped.answers],
+            regrouped.effects,
+            regrouped.on_failed,
+        )
+
+    # What there is.
+
+    def _describe(self, request: DescribeGroupsRequest, caller: Caller, token: int, _now_ms: int) -> Decision:
+        described = []
+        for group_id in request.groups:
+            group = self.groups.get(group_id)
+            found = None if group is None else group.describe()
+            if found is None:
+                found = DescribeGroupsDescribedGroup(group_id=group_id, group_state="Dead")
+                if caller.api_version >= _DESCRIBE_NOT_FOUND_SINCE:
+                    missing = ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+                    found.error_code, found.error_message = missing.code, missing.message
+            described.append(found)
+        return reply(token, DescribeGroupsResponse(groups=described))
+
+    def _describe_consumer(
+        self, request: ConsumerGroupDescribeRequest, _caller: Caller, token: int, _now_ms: int
+    ) -> Decision:
+        described = []
+        for group_id in request.group_ids:
+            if not group_id:
+                described.append(ConsumerGroupDescribeDescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID))
+                continue
+            try:
+                if self.consumer is None:
+                    raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+                described.append(self.consumer.describe(group_id))
+            except ApiError as error:
+                described.append(
+                    ConsumerGroupDescribeDescribedGroup(
+                        group_id=group_id, error_code=error.code, error_message=error.message
+                    )
+                )
+        return reply(token, ConsumerGroupDescribeResponse(groups=described))
+
+    def _list(self, request: ListGroupsRequest, _caller: Caller, token: int, _now_ms: int) -> Decision:
+        states = {state.lower() for state in request.states_filter}
+        types = {type_.lower() for type_ in request.types_filter}
+        listed = [
+            ListedGroup(
+                group_id=group.group_id,
+                protocol_type=group.protocol_type,
+                group_state=group.state,
+                group_type=group.type.value,
+            )
+            for group in self.groups.values()
+            if (not states or group.state.lower() in states) and (not types or group.type.value in types)
+        ]
+        return reply(token, ListGroupsResponse(groups=listed))
+
+    def _delete(self, request: DeleteGroupsRequest, _caller: Caller, token: int, _now_ms: int) -> Decision:
+        tombstones: list[Record] = []
+        results: dict[str, DeletableGroupResult] = {}
+        for group_id in dict.fromkeys(request.groups_names):
+            result = DeletableGroupResult(group_id=group_id)
+            try:
+                group = self.groups.get(group_id)
+                if group is None:
+                    raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+                group.check_delete()
+                tombstones += self.offsets.all_tombstones(group_id) + group.deletion_records()
+            except ApiError as error:
+                result.error_code, result.error_message = error.code, error.message
+            results[group_id] = result
+        return Decision(tombstones, [Answer(token, DeleteGroupsResponse(results=list(results.values())))])
+
+    def events_of(self, group_id: str) -> Sequence[RebalanceEvent]:
+        return self.environment.events_of(group_id)
+
+    # For tests and simulation.
+
+    def replicated_state(self) -> object:
+        """What the records alone determine: live and rebuilt machines are equal in it."""
+        groups = {name: (group.type, group.replicated_state()) for name, group in self.groups.items()}
+        return groups, self.offsets.replicated_state()
+
+    def check_invariants(self) -> None:
+        for group_id, group in self.groups.items():
+            assert group.group_id == group_id
+            group.check_invariants()
+        self.offsets.check_invariants()
+        tokens = self.waiting_tokens()
+        assert len(tokens) == len(set(tokens)), "a request waits twice"
+
+    _HANDLERS: dict[type, Callable[[Groups, Any, Caller, int, int], Decision]] = {  # noqa: RUF012
+        JoinGroupRequest: _join,
+        SyncGroupRequest: _sync,
+        HeartbeatRequest: _heartbeat,
+        LeaveGroupRequest: _leave,
+        ConsumerGroupHeartbeatRequest: _consumer_heartbeat,
+        ConsumerGroupDescribeRequest: _describe_consumer,
+        OffsetCommitRequest: _commit,
+        TxnOffsetCommitRequest: _commit_in_transaction,
+        OffsetFetchRequest: _fetch,
+        OffsetDeleteRequest: _delete_offsets,
+        DescribeGroupsRequest: _describe,
+        ListGroupsRequest: _list,
+        DeleteGroupsRequest: _delete,
+    }
+
+
+def _check_group_id(group_id: str) -> None:
+    """Members need a group with a name; offsets may be kept under the empty one."""
+    if not group_id:
+        raise ApiError(ErrorCode.INVALID_GROUP_ID)

@@ -1,0 +1,1 @@
+"""The machine of one partition of __transaction_state."""

@@ -1,0 +1,46 @@
+"""Which epoch each producer had before the one it has: how a repeated InitProducerId is known (KIP-360).
+
+This is soft state. Records do not tell it, so it is lost with the machine, as in Kafka; then whoever repeats
+the request is fenced. An entry belongs to one producer id and epoch and says nothing about any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidemill.coordinator.transactions.transaction import NO_PRODUCER_EPOCH, Transaction
+
+
+class _LastEpoch(NamedTuple):
+    producer_id: int
+    producer_epoch: int
+    last_epoch: int
+
+
+class LastEpochs:
+    def __init__(self) -> None:
+        self._entries: dict[str, _LastEpoch] = {}
+
+    def of(self, transaction: Transaction) -> int:
+        known = self._entries.get(transaction.transactional_id)
+        if known is None or known[:2] != (transaction.producer_id, transaction.producer_epoch):
+            return NO_PRODUCER_EPOCH
+        return known.last_epoch
+
+    def note(self, after: Transaction, last_epoch: int) -> Callable[[], None]:
+        """The last epoch once `after` is written. What is returned takes it back."""
+        known = self._entries.get(after.transactional_id)
+        self._entries[after.transactional_id] = _LastEpoch(
+            after.producer_id, after.producer_epoch, last_epoch
+        )
+
+        def undo() -> None:
+            self.forget(after.transactional_id)
+            if known is not None:
+                self._entries[after.transactional_id] = known
+
+        return undo
+
+    def forget(self, transactional_id: str) -> None:
+        self._entries.pop(transactional_id, None)

@@ -1,0 +1,1 @@
+"""What the console shows: pictures of the cluster, messages, live tails."""

@@ -1,0 +1,1 @@
+"""Confluent's REST API v2, with consumer instances."""

@@ -1,0 +1,1 @@
+"""Our own small API: a topic is a path."""
