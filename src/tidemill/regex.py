@@ -1,15 +1,15 @@
-"""Regular expressions that members subscribe with: RE2's syntax, in linear time.
+"""Regular expressions that clients send: RE2's syntax, in linear time.
 
-A member's expression is a stranger's program that runs in the broker, over every topic name. Kafka uses RE2
-because it never backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So
-expressions are compiled here, to the classic list of instructions (a character, a split, an anchor), which is
-stepped with all threads at once. The sets of threads that come up are remembered as the states of an
-automaton, so that most steps are one dictionary look-up.
+A client's expression is a program that runs in the broker: over every topic name for members that subscribe
+with one, over transactional ids, over what clients say of themselves. Kafka uses RE2 for subscriptions because
+it never backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So expressions
+are compiled here, to the classic list of instructions (a character, a split, an anchor), which is stepped with
+all threads at once. The sets of threads that come up are remembered as the states of an automaton, so that
+most steps are one dictionary look-up.
 
 An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist
 in RE2 and are refused; so are word boundaries, which RE2 has. Names consist of few characters, so a class is
-the set of those that it admits, and a character that no name has simply matches nothing. Transactional ids
-are matched like that too.
+the set of those that it admits, and a character outside the alphabet matches nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _Instruction = _Char | _Split | _Anchor | _Match
 _Node = tuple[str, object]
 
 
-class TopicRegex:
+class Regex:
     """A compiled expression; `ApiError(INVALID_REGULAR_EXPRESSION)` when it cannot be compiled."""
 
     def __init__(self, text: str, alphabet: frozenset[str] = _NAME) -> None:

@@ -18,6 +18,9 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+# Owner and group: records are nobody else's to read.
+FOLDER_MODE = 0o750
+
 
 class File(Protocol):
     """One open file. Positions are explicit: no call depends on a cursor."""
@@ -151,7 +154,7 @@ class DiskFiles:
         return sorted(os.listdir(folder))
 
     def make_folder(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, mode=FOLDER_MODE, exist_ok=True)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)

@@ -13,6 +13,7 @@ forged length costs memory. Everything that does not decompress is a `Decompress
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Callable, Iterator
 from enum import IntEnum
@@ -126,13 +127,36 @@ def _stream_into(into: Callable[[Any, Any], int], data: Buffer, out: memoryview 
         return None
 
 
+class _Room:
+    """Memory to decompress into that becomes `bytes` without being cleared, copied or even touched in between.
+
+    All of that would be done with the interpreter held: for 100 MB some 100 ms in which nothing else runs, although the
+    decompression itself does not hold it. `bytes(n)` is memory that the system clears when it is first used, a `BytesIO`
+    that nobody shares it with writes into it, and gives it out as it is.
+    """
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, capacity: int) -> None:
+        self._buffer = io.BytesIO(bytes(capacity))
+
+    def writable(self) -> memoryview:
+        return self._buffer.getbuffer()
+
+    def taken(self, size: int) -> bytes:
+        """The first bytes. No view may be left."""
+        self._buffer.truncate(size)
+        return self._buffer.getvalue()
+
+
 def _decompress_bounded(into: Callable[[Any, Any], int], data: Buffer, limit: int) -> bytes:
     capacity = min(limit, max(len(data) * _GUESS_RATIO, _GUESS_BYTES_MIN))
     while True:
-        out = bytearray(capacity)
-        size = _stream_into(into, data, out)
+        room = _Room(capacity)
+        with room.writable() as out:
+            size = _stream_into(into, data, out)
         if size is not None:
-            return bytes(memoryview(out)[:size])
+            return room.taken(size)
         if capacity >= limit:
             raise _too_large(limit)
         capacity = min(limit, capacity * _GUESS_RATIO)
@@ -165,16 +189,21 @@ def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
 
 
 def _decompress_xerial(data: Buffer, limit: int) -> bytes:
-    out = bytearray()
-    for block in _xerial_blocks(data):
-        out += _decompress_snappy_block(block, limit - len(out))
-    return bytes(out)
+    capacity = sum(_snappy_block_size(block) for block in _xerial_blocks(data))
+    if capacity > limit:
+        raise _too_large(limit)
+    room = _Room(capacity)
+    with room.writable() as out:
+        size = _xerial_into(data, out)
+    assert size == capacity, "the blocks' own sizes add up to it"
+    return room.taken(capacity)
 
 
 def _xerial_into(data: Buffer, out: memoryview) -> int | None:
     size = 0
     for block in _xerial_blocks(data):
-        of_block = _snappy_block_into(block, out[size:])
+        with out[size:] as rest:
+            of_block = _snappy_block_into(block, rest)
         if of_block is None:
             return None
         size += of_block
@@ -185,10 +214,10 @@ def _decompress_snappy_block(data: Buffer, limit: int) -> bytes:
     size = _snappy_block_size(data)
     if size > limit:
         raise _too_large(limit)
-    try:
-        return bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
-        raise DecompressionFailed(str(error)) from None
+    room = _Room(size)
+    with room.writable() as out:
+        _snappy_block_into(data, out)
+    return room.taken(size)
 
 
 def _snappy_block_into(data: Buffer, out: memoryview) -> int | None:
@@ -196,7 +225,8 @@ def _snappy_block_into(data: Buffer, out: memoryview) -> int | None:
     if size > len(out):
         return None
     try:
-        cramjam.snappy.decompress_raw_into(data, out[:size])
+        with out[:size] as place:
+            cramjam.snappy.decompress_raw_into(data, place)
     except cramjam.DecompressionError as error:
         raise DecompressionFailed(str(error)) from None
     return size

@@ -12,6 +12,7 @@ newer than ours is read as far as the client id, and its response header is alwa
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from tidemill.errors import ProtocolError
@@ -97,13 +98,29 @@ def has_flexible_response_header(api_key: int, api_version: int) -> bool:
 
 def request_frame(message: Request, version: int, correlation_id: int, client_id: str | None = None) -> bytes:
     """A whole request as a client sends it, length prefix included."""
-    out = bytearray(LENGTH_BYTES)
-    out += _HEADER_FIXED.pack(message.api_key, version, correlation_id)
-    wire.write_nullable_string(out, client_id)
-    if message.is_flexible(version):
-        out.append(0)
+    out = _request_head(type(message), version, correlation_id, client_id)
     encode_into(message, version, out)
     return _with_length(out)
+
+
+def request_frame_parts(
+    api: type[Request], version: int, correlation_id: int, client_id: str | None, body: Sequence[Buffer]
+) -> list[Buffer]:
+    """The same for a body that is there already, in pieces; nothing of it is copied."""
+    head = _request_head(api, version, correlation_id, client_id)
+    size = len(head) - LENGTH_BYTES + sum(len(part) for part in body)
+    wire.INT32.pack_into(head, 0, size)
+    return [head, *body]
+
+
+def _request_head(api: type[Request], version: int, correlation_id: int, client_id: str | None) -> bytearray:
+    """Room for the length prefix, and the header."""
+    out = bytearray(LENGTH_BYTES)
+    out += _HEADER_FIXED.pack(api.api_key, version, correlation_id)
+    wire.write_nullable_string(out, client_id)
+    if api.is_flexible(version):
+        out.append(0)
+    return out
 
 
 def response_frame(message: Response, version: int, correlation_id: int) -> bytes:

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidemill.errors import ErrorCode, ProtocolError
-from tidemill.protocol.wire import read_uvarint, skip_tagged_fields, write_uvarint
+from tidemill.protocol.wire import (
+    Buffer,
+    read_uvarint,
+    skip_tagged_fields,
+    write_nullable_compact_string,
+    write_nullable_string,
+    write_uvarint,
+)
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -38,6 +45,14 @@ class ProduceWalk(NamedTuple):
     topics: list[ProducedTopic]
 
 
+class TopicToProduce(NamedTuple):
+    """What a client sends to one topic: for each partition a batch, in as many pieces as it is stored in."""
+
+    name: str
+    topic_id: bytes
+    partitions: Sequence[tuple[int, Sequence[Buffer]]]
+
+
 class ProduceResult(NamedTuple):
     """What became of one partition's batch. The first five fields are those of the response, in its order."""
 
@@ -53,6 +68,50 @@ class ProduceResult(NamedTuple):
     sync_to: int | None = None
     # The offset that the high watermark must reach first; None when it need not wait.
     commit_to: int | None = None
+
+
+def produce_request_parts(
+    version: int, transactional_id: str | None, acks: int, timeout_ms: int, topics: Sequence[TopicToProduce]
+) -> list[Buffer]:
+    """The body of a request, in pieces that follow each other; the batches are not copied."""
+    is_flexible = version >= 9
+    text = bytearray()
+    _write_text(text, transactional_id, is_flexible)
+    text += _ACKS_AND_TIMEOUT.pack(acks, timeout_ms)
+    _write_count(text, len(topics), is_flexible)
+    parts: list[Buffer] = []
+    for name, topic_id, partitions in topics:
+        if version >= 13:
+            text += topic_id
+        else:
+            _write_text(text, name, is_flexible)
+        _write_count(text, len(partitions), is_flexible)
+        for index, pieces in partitions:
+            text += _INT32.pack(index)
+            _write_count(text, sum(len(piece) for piece in pieces), is_flexible)
+            parts += (text, *pieces)
+            # The partition's tags.
+            text = bytearray(1 if is_flexible else 0)
+        if is_flexible:
+            text.append(0)
+    if is_flexible:
+        text.append(0)
+    parts.append(text)
+    return parts
+
+
+def _write_text(out: bytearray, text: str | None, is_flexible: bool) -> None:
+    if is_flexible:
+        write_nullable_compact_string(out, text)
+    else:
+        write_nullable_string(out, text)
+
+
+def _write_count(out: bytearray, count: int, is_flexible: bool) -> None:
+    if is_flexible:
+        write_uvarint(out, count + 1)
+    else:
+        out += _INT32.pack(count)
 
 
 def walk_produce(frame: memoryview, position: int, version: int) -> ProduceWalk:

@@ -364,13 +364,19 @@ def build_batch(
 
 def assemble(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
     """Header and (compressed) records as one batch, with length and checksum filled in."""
-    batch = bytearray(HEADER_SIZE + len(payload))
-    HEADER.pack_into(
-        batch, 0, *header._replace(batch_length=HEADER_SIZE - LENGTH_PREFIX + len(payload), crc=0)
-    )
-    batch[HEADER_SIZE:] = payload
-    _UINT32.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
+    batch = batch_head(header, payload)
+    batch += payload
     return batch
+
+
+def batch_head(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
+    """What stands before the (compressed) records of a batch, with length and checksum filled in."""
+    head = bytearray(HEADER_SIZE)
+    HEADER.pack_into(
+        head, 0, *header._replace(batch_length=HEADER_SIZE - LENGTH_PREFIX + len(payload), crc=0)
+    )
+    _UINT32.pack_into(head, _CRC_POSITION, crc32c(payload, crc32c(memoryview(head)[_CRC_START:])))
+    return head
 
 
 def stamp_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:

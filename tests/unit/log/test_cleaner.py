@@ -130,7 +130,7 @@ def test_a_tombstone_goes_after_its_horizon_which_stays_what_it_was(disk: Simula
     assert [r.key for r in records(log)] == [b"z"]
 
 
-def test_failure_8_a_tombstone_stays_while_anything_below_it_may_be_uncleaned(disk: SimulatedDisk) -> None:
+def test_failure_08_a_tombstone_stays_while_anything_below_it_may_be_uncleaned(disk: SimulatedDisk) -> None:
     """A batch that claims an expired horizon but lies above the first dirty offset has hidden nothing yet.
 
     That is a replica's copy of a leader's cleaned batch: here the older value still stands, and a crash between the swaps
@@ -149,7 +149,7 @@ def test_failure_8_a_tombstone_stays_while_anything_below_it_may_be_uncleaned(di
     assert offsets(log) == [2]
 
 
-def test_failure_8_a_deleted_key_never_comes_back_over_small_maps_and_restarts(disk: SimulatedDisk) -> None:
+def test_failure_08_a_deleted_key_never_comes_back_over_small_maps_and_restarts(disk: SimulatedDisk) -> None:
     log = open_log(disk)
     for round_number in range(3):
         put(log, *[(b"key%d" % n, b"%d" % round_number) for n in range(8)])

@@ -88,7 +88,7 @@ def test_aborted_records_go_and_displace_nothing_and_markers_stay(disk: Simulate
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_failure_8_a_marker_goes_after_its_records_and_the_time_for_those_who_are_behind(
+def test_failure_08_a_marker_goes_after_its_records_and_the_time_for_those_who_are_behind(
     disk: SimulatedDisk, log: Log, is_commit: bool
 ) -> None:
     write(log, 7, 0, b"a")

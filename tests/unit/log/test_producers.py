@@ -53,7 +53,7 @@ def _without_snapshots(log: Log) -> Log:
 
 
 @pytest.mark.parametrize("restart", ["none", "clean", "crash", "crash without snapshots"])
-def test_failure_9_each_of_the_last_five_batches_is_known_again_and_keeps_its_offset(
+def test_failure_09_each_of_the_last_five_batches_is_known_again_and_keeps_its_offset(
     log: Log, restart: str
 ) -> None:
     offsets = {sequence: _produce(log, 3, sequence) for sequence in range(0, 24, 3)}

@@ -258,7 +258,7 @@ def test_markers_of_older_producers_and_coordinators_are_refused(log: Log) -> No
         log.check_marker(TransactionEnd(1, 4, 3, is_commit=True))
 
 
-def test_failure_7_a_late_marker_does_not_end_the_next_transaction(log: Log) -> None:
+def test_failure_07_a_late_marker_does_not_end_the_next_transaction(log: Log) -> None:
     """KIP-890: each transaction has its own epoch, and its marker the next one."""
     write(log, 1, 0, epoch=0)
     end(log, 1, commit=True, epoch=1, version=2)

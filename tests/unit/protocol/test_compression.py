@@ -190,3 +190,20 @@ def test_the_limit_counts_all_xerial_blocks() -> None:
     assert decompress(SNAPPY, blocks, 1200) == bytes(1200)
     with pytest.raises(ProtocolError):
         decompress(SNAPPY, blocks, 1199)
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_decompressing_takes_the_memory_of_the_result_and_no_second_one(codec: int) -> None:
+    """A second one means that much was cleared or copied, with the interpreter held all the while."""
+    size = 32_000_000
+    data = compress(codec, bytes(size))
+    tracemalloc.start()
+    try:
+        assert decompress(codec, data, size) == bytes(size)
+        tracemalloc.reset_peak()
+        result = decompress(codec, data, size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(result) == size
+    assert peak < 1.5 * size

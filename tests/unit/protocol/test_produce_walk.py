@@ -15,7 +15,13 @@ from tidemill.protocol.api.data import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from tidemill.protocol.produce import ProduceResult, pack_produced, walk_produce
+from tidemill.protocol.produce import (
+    ProduceResult,
+    TopicToProduce,
+    pack_produced,
+    produce_request_parts,
+    walk_produce,
+)
 from tidemill.protocol.schema import decode_exact, encode
 
 VERSIONS = range(3, 14)
@@ -48,6 +54,43 @@ def _request(
             for name, topic_id, partitions in topics
         ],
     )
+
+
+_pieces = st.lists(st.binary(max_size=300), min_size=1, max_size=3)
+_to_produce = st.lists(
+    st.builds(
+        TopicToProduce,
+        name=st.text(max_size=150),
+        topic_id=st.binary(min_size=16, max_size=16),
+        partitions=st.lists(st.tuples(st.integers(-1, 1 << 20), _pieces), max_size=4),
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(
+    topics=_to_produce,
+    transactional_id=st.none() | st.text(max_size=200),
+    acks=st.sampled_from([-1, 0, 1]),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_request_in_parts_is_what_the_message_says(
+    version: int, topics: list[TopicToProduce], transactional_id: str | None, acks: int
+) -> None:
+    parts = produce_request_parts(version, transactional_id, acks, 30_000, topics)
+    whole = [
+        (
+            topic.name,
+            topic.topic_id,
+            [
+                PartitionProduceData(index=index, records=b"".join(pieces))
+                for index, pieces in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]
+    assert b"".join(parts) == encode(_request(version, whole, transactional_id, acks), version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -34,7 +34,7 @@ from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
 from tidemill.coordinator.groups.group import Answer, Decision, Registry
 from tidemill.coordinator.groups.rebalance import names_of
 from tidemill.errors import ErrorCode
-from tidemill.regex import TopicRegex
+from tidemill.regex import Regex
 from tidemill.types import TopicId
 
 # Topics that come and go in quick succession are looked at once in this time.
@@ -105,7 +105,7 @@ class ConsumerMembership:
             is_regex_known = group.regex_subscribers(updated.subscribed_topic_regex) > 0
             if not is_regex_known:
                 # Only to refuse it if it is not valid.
-                TopicRegex(updated.subscribed_topic_regex)
+                Regex(updated.subscribed_topic_regex)
             is_resolved = is_regex_known and updated.subscribed_topic_regex in group.regexes
         else:
             is_resolved = has_new_regex
@@ -216,7 +216,7 @@ class ConsumerMembership:
         topics = set(group.subscribed_topics(forgotten_regexes=group.regexes))
         changed = []
         for regex in group.subscribed_regexes:
-            matching = frozenset(TopicRegex(regex).matching(names))
+            matching = frozenset(Regex(regex).matching(names))
             topics |= matching
             known = group.regexes.get(regex)
             if matching != (frozenset() if known is None else known.topics):

@@ -15,7 +15,7 @@ from tidemill.protocol.api.transactions import (
     ListTransactionsTransactionState,
     TopicData,
 )
-from tidemill.regex import TopicRegex
+from tidemill.regex import Regex
 
 
 def describe_transactions(
@@ -53,7 +53,7 @@ def _described(
 def check_pattern(pattern: str | None) -> None:
     """`ApiError(INVALID_REGULAR_EXPRESSION)` for a pattern that no machine could use."""
     if pattern:
-        TopicRegex(pattern)
+        Regex(pattern)
 
 
 def list_transactions(
@@ -88,8 +88,8 @@ def list_transactions(
     )
 
 
-def _pattern(text: str | None, transactions: Mapping[str, Transaction]) -> TopicRegex | None:
+def _pattern(text: str | None, transactions: Mapping[str, Transaction]) -> Regex | None:
     """Transactional ids may consist of any characters, so the alphabet is what occurs in them."""
     if not text:
         return None
-    return TopicRegex(text, frozenset(char for transactional_id in transactions for char in transactional_id))
+    return Regex(text, frozenset(char for transactional_id in transactions for char in transactional_id))

@@ -166,7 +166,10 @@ class EncoderSource(Source):
         self.value(spec.kind, source, spec.is_nullable_in(self.version), spec.name, depth + 1)
         self.flush()
         body, self.out = self.out, outer
-        self.line(f"{outer}.append({spec.tag})")
+        number = bytearray()
+        assert spec.tag is not None
+        wire.write_uvarint(number, spec.tag)
+        self.line(f"{outer} += {bytes(number)!r}")
         self.line(f"write_uvarint({outer}, len({body}))")
         self.line(f"{outer} += {body}")
 
