@@ -36,7 +36,8 @@ Written by `make docs` from the tables that the code reads. Names, defaults and 
 Settings of a broker come from a file with `key=value` lines (`tidemill serve --config server.properties`), then from
 `--set KEY=VALUE`, then from what was set while the cluster runs (`tidemill configs set`), which wins. Settings of a topic
 come from the topic, then from the broker key in the column "default from". A broker names at its start every key that it
-does not know and every key that Kafka knows and that has no effect here.
+does not know and every key that Kafka knows and that has no effect here. It does not start with a key that asks for
+protection which it does not give: an authorizer, TLS or SASL ([security](security.md)).
 
 `tidemill serve` itself takes `tidemill.status.listener=HOST:PORT` from the same file, as `--status` does."""
 # They are read only from what was set while the cluster runs, so a broker does not read them at its start.

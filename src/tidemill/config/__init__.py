@@ -12,6 +12,12 @@ from tidemill.config.brokers import (
     TopicsConfig,
     load_broker_config,
 )
+from tidemill.config.client_metrics import (
+    Subscription,
+    describe_client_metrics,
+    subscription,
+    validate_client_metrics,
+)
 from tidemill.config.cluster import (
     ControllerQuorumConfig,
     MembershipConfig,
@@ -30,10 +36,11 @@ from tidemill.config.describe import (
 )
 from tidemill.config.group_configs import describe_group_configs, validate_group_configs
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
-from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts, unknown_key_warning
 from tidemill.config.listeners import Listener
 from tidemill.config.network import NetworkConfig
 from tidemill.config.properties import parse_properties
+from tidemill.config.protection import check_protection, check_protocol
 from tidemill.config.topics import (
     TOPIC_KEYS_BY_NAME,
     TopicConfig,
@@ -64,11 +71,15 @@ __all__ = [
     "QuorumVoter",
     "ReplicationConfig",
     "StorageConfig",
+    "Subscription",
     "TopicConfig",
     "TopicsConfig",
     "TransactionsConfig",
     "UpdateMode",
+    "check_protection",
+    "check_protocol",
     "describe_broker_configs",
+    "describe_client_metrics",
     "describe_cluster_default_configs",
     "describe_group_configs",
     "describe_topic_configs",
@@ -77,6 +88,9 @@ __all__ = [
     "load_broker_config",
     "parse_properties",
     "resolve_topic_config",
+    "subscription",
+    "unknown_key_warning",
+    "validate_client_metrics",
     "validate_group_configs",
     "validate_topic_config",
     "validate_topic_configs",

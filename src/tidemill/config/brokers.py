@@ -2,7 +2,8 @@
 
 `load_broker_config` turns properties into one `BrokerConfig`, or raises ConfigError. What it reads is what
 has an effect: a key that Kafka knows and that nothing here reads is reported as such when it is set to
-something other than its default, and a key that nobody knows is reported by name.
+something other than its default, and an unknown key is reported by name. A key that asks for protection which is not
+there is an error (`protection`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from tidemill.config.cluster import (
 from tidemill.config.definitions import invalid_value
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.keys.topics import TOPIC_KEYS
-from tidemill.config.layers import BROKER_KEYS, BrokerLayers
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers, unknown_key_warning
 from tidemill.config.network import NetworkConfig, load_network
+from tidemill.config.protection import check_protection
 from tidemill.config.topics import TopicConfig, resolve_topic_config
 from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
@@ -109,6 +111,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
     known = {name: text for name, text in complete.items() if name in BROKER_KEYS}
     for name, text in known.items():
         BROKER_KEYS[name].parse(text)
+    check_protection(complete)
     values = Values(BrokerLayers(static=known))
     roles = tuple(dict.fromkeys(values.texts("process.roles")))
     node_id = BrokerId(values.number("node.id"))
@@ -224,7 +227,7 @@ def _warnings(properties: Mapping[str, str], read: set[str]) -> list[str]:
     for name, text in properties.items():
         key = BROKER_KEYS.get(name)
         if key is None:
-            warnings.append(f"Unknown configuration {name} is ignored")
+            warnings.append(unknown_key_warning(name))
         elif name not in read and (key.default is None or key.parse(text) != key.parse(key.default)):
             warnings.append(f"Configuration {name} is known to Kafka but has no effect in Tidemill yet")
     return warnings

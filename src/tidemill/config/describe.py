@@ -69,9 +69,9 @@ def describe_broker_configs(
     broker_dynamic: Mapping[str, str],
     cluster_default_dynamic: Mapping[str, str],
 ) -> list[ConfigEntry]:
-    """Every broker key, and the internal and undefined ones that were set dynamically."""
+    """Every broker key, and the internal and undefined ones that are set."""
     broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
-    others = {*broker_dynamic, *cluster_default_dynamic}.difference(_LISTED)
+    others = {*broker_static, *broker_dynamic, *cluster_default_dynamic}.difference(_LISTED)
     return [describe_broker_key(name, broker) for name in (*_LISTED, *sorted(others))]
 
 

@@ -25,7 +25,7 @@ GROUP_KEYS = (
 def validate_group_configs(configs: Mapping[str, str], broker: BrokerLayers) -> None:
     for name, text in configs.items():
         if name not in GROUP_KEYS:
-            raise ConfigError(f"Unknown group configuration {name}")
+            raise ConfigError(f"Unknown group config name: {name}")
         value = BROKER_KEYS[f"group.{name}"].parse(text)
         low, high = _limits(name, broker)
         if not isinstance(value, int) or not low <= value <= high:

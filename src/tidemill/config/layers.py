@@ -20,6 +20,12 @@ BROKER_KEYS: dict[str, ConfigKey] = {
     for key in sorted((*GROUPS_KEYS, *LOG_KEYS, *NODE_KEYS, *TOPICS_KEYS), key=lambda key: key.name)
 }
 
+
+def unknown_key_warning(name: str) -> str:
+    """Kafka keeps such keys for plug-ins; here a misspelt name is the likelier cause."""
+    return f"Unknown configuration {name} is kept, but nothing reads it"
+
+
 LayerTexts = tuple[tuple[tuple[str, str], ...], ...]
 
 

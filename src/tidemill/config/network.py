@@ -19,6 +19,7 @@ from tidemill.config.listeners import (
     parse_listeners,
     parse_protocol_map,
 )
+from tidemill.config.protection import check_protocol
 from tidemill.config.values import Values
 from tidemill.errors import ConfigError
 
@@ -44,6 +45,7 @@ class NetworkConfig:
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
     socket_send_buffer_bytes: int
+    telemetry_max_bytes: int
 
 
 def load_network(values: Values, roles: tuple[str, ...]) -> NetworkConfig:
@@ -77,6 +79,7 @@ def load_network(values: Values, roles: tuple[str, ...]) -> NetworkConfig:
         queued_max_request_bytes=values.number("queued.max.request.bytes"),
         socket_listen_backlog_size=values.number("socket.listen.backlog.size"),
         socket_receive_buffer_bytes=values.number("socket.receive.buffer.bytes"),
+        telemetry_max_bytes=values.number("telemetry.max.bytes"),
         socket_request_max_bytes=values.number("socket.request.max.bytes"),
         socket_send_buffer_bytes=values.number("socket.send.buffer.bytes"),
     )
@@ -90,6 +93,8 @@ def _check_controller_protocols(names: tuple[str, ...], protocol_map: Mapping[st
                 text,
                 f"a map that also has {name}, which controller.listener.names names: add {name}:PLAINTEXT",
             )
+        # A node that only dials controllers has no listener of that name which could be refused later.
+        check_protocol(name, protocol_map[name])
 
 
 def _check_roles(

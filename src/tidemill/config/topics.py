@@ -93,7 +93,7 @@ def validate_topic_config(name: str, value: str) -> Value:
     """The typed value, or ConfigError."""
     key = TOPIC_KEYS_BY_NAME.get(name)
     if key is None:
-        raise ConfigError(f"Unknown topic configuration {name}: the value {value} cannot be set")
+        raise ConfigError(f"Unknown topic config name: {name}")
     return key.parse(value)
 
 

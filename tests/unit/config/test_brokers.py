@@ -62,6 +62,80 @@ def test_unknown_and_idle_keys_are_named_in_different_warnings() -> None:
     assert "no effect" in warnings[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "asked"),
+    [
+        ("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "an authorizer"),
+        ("ssl.keystore.location", "/etc/kafka/broker.jks", "TLS"),
+        ("ssl.keystore.key", "-----BEGIN PRIVATE KEY-----", "TLS"),
+        ("ssl.truststore.certificates", "-----BEGIN CERTIFICATE-----", "TLS"),
+        ("ssl.client.auth", "required", "TLS"),
+        ("ssl.client.auth", "requested", "TLS"),
+        ("ssl.engine.factory.class", "com.example.Engines", "TLS"),
+        ("ssl.keystroe.location", "/etc/kafka/broker.jks", "TLS"),
+        ("listener.name.external.ssl.keystore.location", "/etc/kafka/broker.jks", "TLS"),
+        ("listener.name.ssl.ssl.client.auth", "required", "TLS"),
+        ("sasl.enabled.mechanisms", "SCRAM-SHA-512", "SASL"),
+        ("sasl.mechanism.inter.broker.protocol", "PLAIN", "SASL"),
+        ("sasl.jaas.config", "org.example.Login required;", "SASL"),
+        ("sasl.oauthbearer.jwks.endpoint.url", "https://example.org/keys", "SASL"),
+        ("listener.name.external.sasl.enabled.mechanisms", "PLAIN", "SASL"),
+        ("listener.name.external.scram-sha-256.sasl.jaas.config", "org.example.Login required;", "SASL"),
+        ("connections.max.reauth.ms", "3600000", "SASL"),
+        ("listener.name.external.connections.max.reauth.ms", "3600000", "SASL"),
+    ],
+)
+def test_a_key_that_asks_for_protection_stops_the_start(name: str, text: str, asked: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_broker_config({name: text})
+    assert name in str(refused.value)
+    assert f"for {asked}" in str(refused.value)
+    assert "remove the key" in str(refused.value)
+
+
+def test_the_error_names_every_key_that_asks_for_the_same_and_no_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_broker_config({"ssl.keystore.location": "/broker.jks", "ssl.keystore.password": "hunter2"})
+    assert "ssl.keystore.location, ssl.keystore.password ask for TLS" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("authorizer.class.name", ""),
+        ("ssl.client.auth", "none"),
+        ("ssl.keystore.location", ""),
+        ("ssl.keystore.type", "PKCS12"),
+        ("ssl.endpoint.identification.algorithm", ""),
+        ("ssl.enabled.protocols", "TLSv1.3"),
+        ("listener.name.external.ssl.client.auth", "none"),
+        ("sasl.enabled.mechanisms", "GSSAPI"),
+        ("sasl.enabled.mechanisms", ""),
+        ("sasl.kerberos.kinit.cmd", "/opt/bin/kinit"),
+        ("sasl.login.refresh.window.factor", "0.5"),
+        ("connections.max.reauth.ms", "0"),
+        ("listener.name.ssl.connections.max.idle.ms", "5"),
+        ("super.users", "User:admin"),
+    ],
+)
+def test_a_key_that_demands_no_protection_does_not_stop_the_start(name: str, text: str) -> None:
+    load_broker_config({name: text})
+
+
+def test_a_broker_does_not_dial_controllers_without_the_protection_that_their_listener_asks_for() -> None:
+    with pytest.raises(ConfigError, match="listener CONTROLLER asks for SSL"):
+        load_broker_config(
+            {
+                "process.roles": "broker",
+                "node.id": "4",
+                "controller.listener.names": "CONTROLLER",
+                "controller.quorum.bootstrap.servers": "controller-1:9093",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:SSL",
+            }
+        )
+
+
 def test_raw_properties_are_kept_with_both_names_of_the_node() -> None:
     config, _ = load_broker_config({"node.id": "7", "foo.bar": "1"})
     assert config.properties["foo.bar"] == "1"

@@ -6,6 +6,8 @@ from `min.insync.replicas`, which Kafka sets for all brokers because of its elig
 
 from __future__ import annotations
 
+import pytest
+
 from tidemill.config import (
     BrokerLayers,
     ConfigEntry,
@@ -106,8 +108,9 @@ def test_sensitive_values_never_show() -> None:
         assert "hunter2" not in repr(entries)
 
 
-def test_undefined_dynamic_keys_count_as_sensitive() -> None:
-    entry = by_name(describe_broker_configs({}, {"my.plugin": "x"}, {}))["my.plugin"]
+@pytest.mark.parametrize("layers", [({"my.plugin": "x"}, {}, {}), ({}, {"my.plugin": "x"}, {})])
+def test_undefined_keys_are_listed_and_count_as_sensitive(layers: tuple[dict[str, str], ...]) -> None:
+    entry = by_name(describe_broker_configs(*layers))["my.plugin"]
     assert entry.is_sensitive
     assert entry.value is None
     assert entry.type is None
