@@ -11,14 +11,9 @@ missing, and nothing is there twice.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 
-from tidemill import Client, ClientError
-
-
-def stop(*_: object) -> None:
-    raise KeyboardInterrupt
+from tidemill import Client, ClientError, stop_on_sigterm
 
 
 def main() -> int:
@@ -29,7 +24,7 @@ def main() -> int:
     parser.add_argument("--group", default="shouting")
     parser.add_argument("--name", default="one", help="of this instance; each running one needs its own")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, stop)
+    stop_on_sigterm()
     try:
         with (
             Client(options.bootstrap) as client,

@@ -37,7 +37,7 @@ tidemill topics list --json | python3 -c 'import json, sys; print([topic["name"]
 | 0 | done |
 | 1 | failed; the one line on standard error names what happened and, where there is one, the way out |
 | 2 | used wrongly |
-| 130 | stopped with Ctrl-C |
+| 130 | stopped with Ctrl-C or SIGTERM |
 | 141 | the reader of the output has gone |
 
 Colours and progress bars appear only on a terminal, and no colours where `NO_COLOR` is set. What destroys something asks a

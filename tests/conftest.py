@@ -4,12 +4,15 @@
 use topic names of their own. With `TIDEMILL_INTEROP_BOOTSTRAP=host:port` it is the broker that already runs there;
 tests that need a process of ours (`broker`, `start`) are then skipped. That is how the expectations are proved
 against Apache Kafka.
+
+Interrupts reach this process and all that it starts (`_take_interrupts`), however the tests were started.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +22,18 @@ from tests.brokers import KEEPS_EVERYTHING, Broker, RunningBroker, raise_descrip
 
 BOOTSTRAP = os.environ.get("TIDEMILL_INTEROP_BOOTSTRAP")
 _topic_numbers = itertools.count(1)
+
+
+def _take_interrupts() -> None:
+    """A shell without job control ignores SIGINT in what it starts in the background, and every child inherits that.
+
+    A handler is not inherited: children of a process that has one begin with the default.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_take_interrupts()
 
 
 @pytest.fixture(scope="session")

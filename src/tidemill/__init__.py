@@ -22,6 +22,7 @@ _HOMES = {
     "HotKeys": "hot_keys",
     "NewRecord": "records",
     "Record": "records",
+    "stop_on_sigterm": "stopping",
     "to_json": "records",
 }
 

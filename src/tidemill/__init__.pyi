@@ -10,5 +10,6 @@ from tidemill.sdk.records import Delivery as Delivery
 from tidemill.sdk.records import NewRecord as NewRecord
 from tidemill.sdk.records import Record as Record
 from tidemill.sdk.records import to_json as to_json
+from tidemill.sdk.stopping import stop_on_sigterm as stop_on_sigterm
 
 __version__: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 from tests.brokers import eventually
 from tests.cli.clusters import LocalCluster, serve_by_hand
 from tests.cli.conftest import LIMIT_S, Run, run_command
+from tests.cli.gateways import answers
 
 
 def test_status_of_a_healthy_cluster(cli_three: Run, topic: str) -> None:
@@ -71,6 +74,32 @@ def test_a_node_that_dies_is_reported_and_missed_until_it_is_back(
         assert again.wait(LIMIT_S) == 0, cluster.log()
 
 
+def test_a_broker_that_was_killed_is_missed_before_its_session_ends(
+    own_cluster: Callable[..., LocalCluster],
+) -> None:
+    # Longer than the test: what is shown cannot come from the controller, which takes the broker for alive.
+    session = ("--set", "broker.session.timeout.ms=600000")
+    cluster = own_cluster("--brokers", "3", "--base-port", "0", *session)
+    run_command(cluster, "topics", "create", "all", "--partitions", "3", "--replication-factor", "3").check()
+    victim = run_command(cluster, "cluster", "status", "--json").json["quorum"]["leader_id"]
+    os.kill(cluster.node_pids()[victim], signal.SIGKILL)
+    eventually(lambda: f"broker-{victim} | ended with signal SIGKILL" in cluster.log(), "it is dead")
+    alive = ["--bootstrap", ",".join(cluster.address(each) for each in (1, 2, 3) if each != victim)]
+    status = run_command(cluster, "cluster", "status", "--json", *alive).json
+    states = {each["id"]: (each["is_fenced"], each["state"]) for each in status["brokers"]}
+    assert states.pop(victim) == (False, "silent")
+    assert set(states.values()) == {(False, "up")}
+    assert [each["leader"] for each in status["led_by_silent"]] == [victim]
+    text = run_command(cluster, "cluster", "status", *alive).ok
+    assert f"Broker {victim} does not answer" in text
+    assert "1 partition led by a broker that does not answer" in text
+    assert "all brokers answer" not in text
+    report = run_command(cluster, "doctor", "--json", *alive)
+    assert report.code == 1
+    problems = [each["text"] for each in json.loads(report.out)["checks"] if each["verdict"] == "problem"]
+    assert any(each.startswith(f"Broker {victim} does not answer") for each in problems), problems
+
+
 def _without_two(cluster: LocalCluster) -> dict[str, Any] | None:
     status: dict[str, Any] = run_command(cluster, "cluster", "status", "--json").json
     down = [each["id"] for each in status["brokers"] if each["is_fenced"]]
@@ -105,6 +134,28 @@ def _without_controller(cluster: LocalCluster, alive: list[str]) -> dict[str, An
         return None
     status: dict[str, Any] = done.json
     return status if status["quorum"] is None and status["quorum_error"] else None
+
+
+def test_a_cluster_has_one_gateway_and_a_status_listener_for_each_node(
+    own_cluster: Callable[..., LocalCluster],
+) -> None:
+    pytest.importorskip("uvicorn", reason="needs tidemill[gateway]")
+    faces = ("--gateway", "127.0.0.1:0", "--status", "127.0.0.1:0")
+    cluster = own_cluster("--brokers", "2", "--base-port", "0", *faces)
+    console = eventually(
+        lambda: re.search(r"^Console at http://(\S+)/$", cluster.log(), re.MULTILINE), "the console", LIMIT_S
+    )[1]
+    assert answers(console)
+    for number in (1, 2):
+        status = re.search(
+            rf"^broker-{number} \| Metrics at http://(\S+)/metrics$", cluster.log(), re.MULTILINE
+        )
+        assert status is not None, cluster.log()
+        assert answers(status[1], "/readyz")
+    os.kill(cluster.node_pids()[1], signal.SIGKILL)
+    assert eventually(lambda: answers(console), "the gateway does not end with a broker")
+    cluster.stop()
+    assert not answers(console)
 
 
 def test_ctrl_c_stops_every_node(own_cluster: Callable[..., LocalCluster]) -> None:

@@ -73,3 +73,32 @@ def test_cluster_and_broker(cli: Run, target: RunningBroker, orders: str) -> Non
     assert target.bootstrap in table
     of_broker = settings(cli, "broker", str(broker["id"]))
     assert of_broker["node.id"] == (str(broker["id"]), "server.properties")
+
+
+def test_the_level_of_a_logger_is_changed_at_run_time(cli: Run) -> None:
+    name = "tidemill.broker.requests.dispatch"
+    before = settings(cli, "logger", "1", "--all")[name]
+    assert cli("configs", "set", "logger", "1", f"{name}=ERROR").ok == f"set {name}=ERROR of logger 1\n"
+    assert settings(cli, "logger", "1", "--all")[name] == ("ERROR", "logger")
+    assert cli("configs", "unset", "logger", "1", name).code == 0
+    assert settings(cli, "logger", "1", "--all")[name] == before
+    refused = cli("configs", "describe", "logger", "default")
+    assert (refused.code, "named by its id" in refused.err) == (2, True)
+    assert "no.such.logger" in cli("configs", "set", "logger", "1", "no.such.logger=DEBUG").error
+
+
+def test_subscriptions_to_client_metrics(cli: Run) -> None:
+    cli(
+        "configs",
+        "set",
+        "client-metrics",
+        "cli-test",
+        "metrics=org.apache.kafka.producer.",
+        "interval.ms=60000",
+    )
+    assert settings(cli, "client-metrics", "cli-test") == {
+        "metrics": ("org.apache.kafka.producer.", "client metrics"),
+        "interval.ms": ("60000", "client metrics"),
+    }
+    assert "interval" in cli("configs", "set", "client-metrics", "cli-test", "interval.ms=1").error
+    assert cli("configs", "unset", "client-metrics", "cli-test", "metrics", "interval.ms").code == 0

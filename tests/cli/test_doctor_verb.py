@@ -169,8 +169,8 @@ def test_replicas_that_are_missing(tidemill_cluster: InProcessCluster) -> None:
     tidemill_cluster.create_topic("orders", partitions=3, replication_factor=3)
     tidemill_cluster.broker(3).crash()
     report = doctor("--bootstrap", tidemill_cluster.bootstrap, "--timeout", "5")
-    assert report.one("partitions", "warning")["text"].endswith("lack replicas")
-    assert "fenced" in report.one("disk of broker 3")["text"]
+    assert "under-replicated, out of sync on broker 3" in report.one("partitions", "warning")["text"]
+    assert report.one("brokers", "problem")["text"] == "Broker 3 is down or fenced"
 
 
 def test_a_data_directory_of_another_cluster(

@@ -23,8 +23,10 @@ from tests.cli.gateways import (
     start_with_gateway,
     wait_for_end,
 )
+from tidemill.cli import addresses
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.connection import Address
 
 pytest.importorskip("uvicorn", reason="needs tidemill[gateway]")
 
@@ -111,21 +113,46 @@ def test_a_broker_stops_while_its_gateway_still_starts(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
-def test_ports_that_are_taken_do_not_stop_the_broker(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as taken_too:
-        gateway, status = (f"127.0.0.1:{each.getsockname()[1]}" for each in (taken, taken_too))
-        settings = {"tidemill.status.listener": status}
-        with start_with_gateway(tmp_path / "data", gateway, **settings) as broker:
-            eventually(
-                lambda: "the gateway ended" in broker.log(), "the broker says that there is no gateway"
-            )
+def test_a_status_port_that_is_taken_does_not_stop_the_broker(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status = f"127.0.0.1:{taken.getsockname()[1]}"
+        with start_with_gateway(tmp_path / "data", **{"tidemill.status.listener": status}) as broker:
             with Cluster(broker.bootstrap) as cluster:
                 Admin(cluster).create_topic("orders")
             lines = broker.log().splitlines()
-    (line, *_) = (each for each in lines if "the gateway ended" in each)
-    assert f"cannot listen on {gateway}: address already in use" in line
     (line,) = (each for each in lines if status in each)
     assert "give --status another address" in line
+
+
+@pytest.mark.parametrize(
+    "command", [("serve", "--listen", "127.0.0.1:0"), ("cluster", "start", "--base-port", "0")]
+)
+def test_a_gateway_port_that_is_taken_stops_the_start(
+    cli: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    data_dir = tmp_path / "data"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = f"127.0.0.1:{taken.getsockname()[1]}"
+        failed = cli(*command, "--data-dir", str(data_dir), "--gateway", gateway)
+    assert failed.error == (
+        f"tidemill {' '.join(command[: 1 + (command[0] == 'cluster')])}: cannot listen on {gateway}: address already "
+        "in use; --gateway HOST:PORT names another address"
+    )
+    assert not data_dir.exists()
+
+
+def test_a_broker_waits_for_the_gateway_of_its_predecessor_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    address = Address("127.0.0.1", taken.getsockname()[1])
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        taken.close()
+
+    monkeypatch.setattr("time.sleep", pause)
+    addresses.check_free(address, "--gateway")
+    assert len(pauses) == 1
 
 
 def test_without_the_extra_a_broker_goes_on(

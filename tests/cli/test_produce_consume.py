@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
+import confluent_kafka
 import pytest
 
 from tests.brokers import RunningBroker, eventually, readable
 from tests.cli.conftest import LIMIT_S, Run, write
+from tidemill.cli.record_format import NewRecord
+from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.consumer import Consumer
+from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.partitioner import partition_of_key
+from tidemill.client.producer import Producer
+from tidemill.protocol.records import Header
+from tidemill.types import TopicPartition
 
 Spawn = Callable[..., subprocess.Popen[bytes]]
 JANUARY_MS = 1_767_225_600_000
@@ -58,14 +69,8 @@ def test_a_tombstone_has_a_key_and_no_value(cli: Run, orders: str) -> None:
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compression(cli: Run, orders: str, codec: str) -> None:
     lines = "".join(f"record {number}\n" for number in range(1000))
-    report = cli(
-        "produce", orders, "--compression", codec, "--partition", "2", "--json", stdin=lines.encode()
-    ).json
-    assert report == {
-        "topic": orders,
-        "records": 1000,
-        "partitions": [{"partition": 2, "records": 1000, "first_offset": 0, "last_offset": 999}],
-    }
+    done = cli("produce", orders, "--compression", codec, "--partition", "2", stdin=lines.encode())
+    assert (done.ok, done.err) == ("", f"1000 records written to {orders}: partition 2 offsets 0 to 999\n")
     assert cli("consume", orders).ok == lines
 
 
@@ -77,8 +82,8 @@ def test_acks(cli: Run, orders: str, acks: str) -> None:
 
 def test_a_large_input_is_spread_over_the_partitions(cli: Run, orders: str) -> None:
     lines = [f"{number:0100d}" for number in range(40_000)]
-    report = cli("produce", orders, "--json", stdin="\n".join(lines).encode()).json
-    assert report["records"] == len(lines)
+    done = cli("produce", orders, stdin="\n".join(lines).encode())
+    assert done.err.startswith(f"{len(lines)} records written")
     assert sorted(cli("consume", orders).ok.split()) == lines
 
 
@@ -163,7 +168,102 @@ def test_what_was_written_before_a_failure_is_reported(cli: Run, orders: str) ->
     assert "MESSAGE_TOO_LARGE" in error
     missing_key = cli("produce", orders, "--key-separator", ":", stdin=b"no key here\n")
     assert missing_key.code == 1
-    assert "record 1 has no ':' between key and value" in missing_key.err
+    assert "line 1: it has no ':' between key and value" in missing_key.err
+    assert "has no partition 9, only 0 to 2" in cli("produce", orders, "--partition", "9", "x").err
+
+
+def _all_kinds_of_records() -> list[NewRecord]:
+    """Each pair of a key and a value that could be taken for another, then random ones."""
+    texts = (
+        None,
+        b"",
+        b"null",
+        b"a:b",
+        b"two\nlines\r\n",
+        b'{"value": null}',
+        "\u2028 ü \x00".encode(),
+        b"\xff\xfe",
+    )
+    headers = (
+        Header("", None),
+        Header("h", b""),
+        Header("h", b"again"),
+        Header("ü", b"\x80"),
+        Header("h", b"\n"),
+    )
+    records = [
+        NewRecord(key, value, headers[:number], number % 3, timestamp_ms)
+        for key in texts
+        for number, (value, timestamp_ms) in enumerate(itertools.product(texts, (-1, 0, JANUARY_MS)))
+    ]
+    random = Random(15)
+    for _ in range(500):
+        key, value, header = (random.choice((None, random.randbytes(random.randrange(40)))) for _ in range(3))
+        records.append(
+            NewRecord(key, value, [Header("r", header)], random.randrange(3), random.getrandbits(40))
+        )
+    return [*records, NewRecord(b"large", bytes(400_000), (), 0, JANUARY_MS)]
+
+
+def _held_records(cluster: Cluster, topic: str) -> dict[int, list[NewRecord]]:
+    """What each partition has, in its order."""
+    partitions = cluster.partitions_of(topic)
+    ends = Admin(cluster).end_offsets(partitions)
+    consumer = Consumer(cluster, dict.fromkeys(partitions, 0))
+    held: dict[int, list[NewRecord]] = {index: [] for index in range(len(partitions))}
+    while any(consumer.positions[each] < ends[each] for each in partitions):
+        for partition, (_, timestamp_ms, key, value, headers) in consumer.poll():
+            record = NewRecord(key, value, tuple(headers), partition.partition, timestamp_ms)
+            held[partition.partition].append(record)
+    return held
+
+
+@pytest.mark.parametrize("as_member", [False, True])
+def test_a_topic_is_copied_without_loss(cli: Run, cluster: Cluster, orders: str, as_member: bool) -> None:
+    written, copy = _all_kinds_of_records(), f"{orders}-copy"
+    producer = Producer(cluster)
+    for each in written:
+        producer.add(
+            orders,
+            each.value,
+            key=each.key,
+            headers=each.headers,
+            partition=each.partition,
+            timestamp_ms=each.timestamp_ms,
+        )
+    producer.flush()
+    Admin(cluster).create_topic(copy, partition_count=3)
+    lines = cli("consume", orders, "--json", *(("--group", f"{orders}-g") if as_member else ())).ok
+    assert cli("produce", copy, "--json", stdin=lines.encode()).json["records"] == len(written)
+    expected = {
+        index: [each._replace(headers=tuple(each.headers)) for each in written if each.partition == index]
+        for index in range(3)
+    }
+    assert _held_records(cluster, orders) == expected
+    assert _held_records(cluster, copy) == expected
+
+
+def test_records_in_json_go_to_their_partition_or_by_key(cli: Run, orders: str) -> None:
+    lines = b'{"key": "21", "value": "a", "partition": 2}\n{"key": "21", "value": "b"}'
+    report = cli("produce", orders, "--json", stdin=lines).json
+    by_key = partition_of_key(b"21", 3)
+    assert report["records"] == 2
+    assert {(each["value"], each["partition"]) for each in records(cli, orders)} == {("a", 2), ("b", by_key)}
+    cli("produce", orders, "--json", "--repartition", stdin=lines).check()
+    assert Counter(each["partition"] for each in records(cli, orders)) == Counter([2, by_key, by_key, by_key])
+
+
+def test_a_bad_line_of_json_is_named_and_only_what_stands_before_it_is_written(cli: Run, orders: str) -> None:
+    lines = b'{"value": "a"}\n{"value": "b"}\n{"vlaue": "c"}\n{"value": "d"}\n'
+    failed = cli("produce", orders, "--json", stdin=lines)
+    assert failed.code == 1
+    assert "line 3: a record has no 'vlaue'; there are topic, partition" in failed.err
+    assert json.loads(failed.out)["records"] == 2
+    assert sorted(str(each["value"]) for each in records(cli, orders)) == ["a", "b"]
+    beyond = cli("produce", orders, "--json", '{"value": "x", "partition": 3}')
+    assert f"value 1: topic {orders} has no partition 3, only 0 to 2; --repartition" in beyond.err
+    assert cli("produce", orders, "--json", "--key", "k", "x").code == 2
+    assert cli("produce", orders, "--repartition", "x").code == 2
 
 
 def test_a_group_goes_on_where_it_was(cli: Run, cluster: Cluster, orders: str) -> None:
@@ -171,6 +271,45 @@ def test_a_group_goes_on_where_it_was(cli: Run, cluster: Cluster, orders: str) -
     write(cluster, orders, 0, "a", "b")
     assert cli("consume", orders, "--group", group, "--max", "1").ok == "a\n"
     assert cli("consume", orders, "--group", group).ok == "b\n"
+
+
+@pytest.mark.parametrize("isolation_level", ["read_uncommitted", "read_committed"])
+def test_a_group_that_has_read_everything_has_no_lag_behind_transaction_markers(
+    cli: Run, cluster: Cluster, target: RunningBroker, orders: str, isolation_level: str
+) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": target.bootstrap, "transactional.id": orders})
+    producer.init_transactions()
+    for partition, (value, end) in enumerate(
+        [("kept", producer.commit_transaction), ("dropped", producer.abort_transaction)]
+    ):
+        producer.begin_transaction()
+        producer.produce(orders, value, partition=partition)
+        producer.flush()
+        end()
+    group = f"{orders}-g"
+    read = cli("consume", orders, "--group", group, "--isolation-level", isolation_level).ok.split()
+    assert sorted(read) == (["kept"] if isolation_level == "read_committed" else ["dropped", "kept"])
+    admin = GroupAdmin(cluster)
+    lags = {each.partition.partition: each for each in admin.lags(admin.describe(group))}
+    # A record and its marker.
+    assert {index: each.committed_offset for index, each in lags.items()} == {0: 2, 1: 2, 2: 0}
+    assert {each.lag for each in lags.values()} == {0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_member_that_is_stopped_leaves_its_group(
+    cluster: Cluster, spawn: Spawn, orders: str, number: signal.Signals
+) -> None:
+    group = f"{orders}-g"
+    write(cluster, orders, 0, "a")
+    consumer = spawn("consume", orders, "--group", group, "--follow", stdout=subprocess.PIPE)
+    assert consumer.stdout is not None
+    assert consumer.stdout.readline() == b"a\n"
+    consumer.send_signal(number)
+    assert consumer.wait(LIMIT_S) == 0
+    admin = GroupAdmin(cluster)
+    assert admin.describe(group).members == ()
+    assert admin.committed(group)[TopicPartition(orders, 0)] == 1
 
 
 def test_a_group_without_its_package_says_how_to_get_it(cli: Run, orders: str, tmp_path: Path) -> None:

@@ -90,6 +90,13 @@ def test_published_with_hot_keys(shared: InProcessBroker, name: str) -> None:
     assert Counter(record.key for record in shared.records(topic)) == Counter(sent)
 
 
+def test_a_topic_that_publishing_creates_is_waited_for(shared: InProcessBroker, name: str) -> None:
+    """Brokers answer that it is unknown while they create it."""
+    with Client(shared.bootstrap, hot_keys=HotKeys(share=0.5)) as client:
+        delivery = client.publish(name, "x", key="hot").result(30)
+    assert (delivery.topic, delivery.offset) == (name, 0)
+
+
 def test_it_is_off_unless_asked_for(client: Client, shared: InProcessBroker, name: str) -> None:
     topic = shared.create_topic(name, partitions=PARTITIONS)
     deliveries = client.publish_many(topic, [NewRecord("x", "hot")] * 300)

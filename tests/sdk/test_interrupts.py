@@ -31,6 +31,7 @@ async def main():
             print("read", len(batch), flush=True)
 asyncio.run(main())
 """
+STOPPING = "import tidemill; tidemill.stop_on_sigterm()"
 WITHOUT_CONFLUENT_KAFKA = """
 import sys
 sys.modules["confluent_kafka"] = None
@@ -60,6 +61,32 @@ def test_ctrl_c_ends_a_loop_that_waits(tidemill_broker: InProcessBroker, program
     assert process.returncode == -signal.SIGINT
     assert errors.strip().endswith("KeyboardInterrupt")
     # It has left the group in order.
+    assert tidemill_broker.members("billing") == []
+
+
+@pytest.mark.parametrize("is_background_job", [False, True])
+@pytest.mark.parametrize("program", [CONSUMING, ASYNC_CONSUMING], ids=["sync", "async"])
+def test_sigterm_leaves_the_group_where_the_program_asked_for_it(
+    tidemill_broker: InProcessBroker, program: str, is_background_job: bool
+) -> None:
+    tidemill_broker.produce("orders", "paid")
+    # A shell starts a background job with SIGINT ignored.
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" if is_background_job else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{ignore}{STOPPING}{program}", tidemill_broker.bootstrap],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "read 1\n"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert errors.strip().endswith("KeyboardInterrupt")
     assert tidemill_broker.members("billing") == []
 
 

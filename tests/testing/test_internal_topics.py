@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.cli.cluster_view import partition_health
-from tidemill.client.admin import Admin
+from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.health import examine
 from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.testing import InProcessBroker
@@ -32,6 +32,11 @@ def test_looking_creates_no_topic(cluster: Cluster) -> None:
     with pytest.raises(ApiError) as unknown_group:
         GroupAdmin(cluster).describe("nobody")
     assert unknown_group.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+    assert GroupAdmin(cluster).committed("nobody") == {}
+    with pytest.raises(ApiError) as not_deleted:
+        GroupAdmin(cluster).delete("nobody")
+    assert not_deleted.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+    assert Admin(cluster).describe_configs(ResourceType.GROUP, "nobody")
     assert _topics(cluster) == []
 
 
@@ -40,7 +45,7 @@ def test_one_replica_is_enough_where_there_is_one_broker(cluster: Cluster) -> No
     cluster.retrying(lambda: cluster.transaction_coordinator("somebody"))
     admin = Admin(cluster)
     assert admin.topic_values(["__transaction_state"], "min.insync.replicas") == {"__transaction_state": "2"}
-    assert partition_health(admin, admin.topics()).under_min_isr == []
+    assert examine(cluster).symptoms == []
     with pytest.raises(ApiError) as unknown_id:
         TransactionAdmin(cluster).describe("nobody")
     assert unknown_id.value.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND

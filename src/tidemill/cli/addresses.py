@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+import time
 
 from tidemill.client.connection import Address
 from tidemill.config.listeners import parse_listeners
+from tidemill.errors import ConfigError
 
+# A gateway whose broker was killed holds its address until it has ended, which takes it a few seconds at most.
+_PREDECESSOR_S_MAX = 3.0
+_RETRY_S = 0.2
 _LOOPBACKS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -24,3 +31,28 @@ def dialled(address: Address) -> Address:
 def bind_reason(error: OSError) -> str:
     """Why an address cannot be listened on. Python adds the address to strerror, in words of its own."""
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+
+
+def bound(address: Address, option: str, backlog: int = 128) -> socket.socket:
+    """A socket that listens there; `ConfigError` names the option that gives another address."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=backlog)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: {bind_reason(error)}; {option} HOST:PORT names another address"
+        ) from error
+
+
+def check_free(address: Address, option: str) -> None:
+    """`ConfigError` when the address cannot be listened on, also after a predecessor had its time to end."""
+    deadline_s = time.monotonic() + _PREDECESSOR_S_MAX
+    while True:
+        try:
+            bound(address, option).close()
+            return
+        except ConfigError as failure:
+            is_taken = isinstance(failure.__cause__, OSError) and failure.__cause__.errno == errno.EADDRINUSE
+            if not is_taken or time.monotonic() >= deadline_s:
+                raise
+        time.sleep(_RETRY_S)

@@ -11,11 +11,8 @@ import argparse
 import importlib.util
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
 
 from tidemill.cli.benchmark.clients import ConfluentClient, LoadClient, OwnClient, Plan
 from tidemill.cli.benchmark.measures import Result
@@ -95,7 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
     loads = _LOADS if arguments.load == "all" else (arguments.load,)
     results: list[Result] = []
     busy = _busy_note()
@@ -116,10 +112,6 @@ def run(arguments: argparse.Namespace) -> int:
         if busy is not None:
             print(busy)
     return 1 if any(result.errors for result in results) else 0
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _run(load: str, client: LoadClient, progress: Progress, reads_too: bool) -> list[Result]:

@@ -14,6 +14,7 @@ from tidemill.cli.reassign import add_throttle
 from tidemill.cli.replica_plan import PlanError, evacuate
 from tidemill.cli.table import plural, size_text
 from tidemill.client.admin import Admin
+from tidemill.client.health import examine
 from tidemill.errors import ApiError, ErrorCode
 
 # Partitions may be created on the broker while it is emptied.
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     with connect(arguments) as cluster:
-        rows = broker_rows(Admin(cluster))
+        rows = broker_rows(Admin(cluster), examine(cluster))
     if arguments.json:
         print_json([row._asdict() for row in rows])
     else:

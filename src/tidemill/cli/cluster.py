@@ -7,19 +7,13 @@ import sys
 import time
 
 from tidemill.cli import local_cluster
-from tidemill.cli.cluster_view import (
-    Health,
-    PartitionRow,
-    broker_rows,
-    partition_health,
-    partition_name,
-    print_brokers,
-)
+from tidemill.cli.cluster_view import broker_rows, print_brokers
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.table import Quantity, plural, print_fields, print_table
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.cluster_admin import ClusterAdmin, Quorum
+from tidemill.client.health import Health, PartitionFact, Symptom, examine, quorum_symptoms
 from tidemill.errors import ApiError, TidemillError
 from tidemill.protocol.api.quorum import ReplicaState
 
@@ -54,15 +48,18 @@ def _describe(arguments: argparse.Namespace) -> int:
     with connect(arguments) as cluster:
         admin = Admin(cluster)
         described = admin.describe_cluster()
+        # A KRaft broker names any broker as the controller.
+        quorum, _ = _quorum(cluster)
+        controller_id = described.controller_id if quorum is None else quorum.leader_id
         topics = admin.topics()
-        brokers = broker_rows(admin)
+        brokers = broker_rows(admin, examine(cluster))
     internal = sum(topic.is_internal for topic in topics)
     partitions = sum(len(topic.partitions) for topic in topics)
     if arguments.json:
         print_json(
             {
                 "cluster_id": described.cluster_id,
-                "controller_id": described.controller_id,
+                "controller_id": controller_id,
                 "topics": len(topics) - internal,
                 "partitions": partitions,
                 "brokers": [each._asdict() for each in brokers],
@@ -72,7 +69,7 @@ def _describe(arguments: argparse.Namespace) -> int:
     print_fields(
         [
             ("cluster", described.cluster_id),
-            ("controller", described.controller_id),
+            ("controller", controller_id),
             ("topics", f"{len(topics) - internal}, and {internal} internal"),
             ("partitions", partitions),
         ]
@@ -85,12 +82,11 @@ def _status(arguments: argparse.Namespace) -> int:
     with connect(arguments) as cluster:
         admin = Admin(cluster)
         described = admin.describe_cluster()
-        topics = admin.topics()
-        brokers = broker_rows(admin)
-        health = partition_health(admin, topics)
+        health = examine(cluster)
+        brokers = broker_rows(admin, health)
         quorum, reason = _quorum(cluster)
         moving = [] if quorum is None else sorted(ClusterAdmin(cluster).reassignments())
-    partitions = sum(len(topic.partitions) for topic in topics)
+    symptoms = [*health.symptoms, *([] if quorum is None else quorum_symptoms(quorum))]
     if arguments.json:
         print_json(
             {
@@ -98,8 +94,10 @@ def _status(arguments: argparse.Namespace) -> int:
                 "quorum": None if quorum is None else _quorum_json(quorum),
                 "quorum_error": reason,
                 "brokers": [each._asdict() for each in brokers],
-                "partitions": partitions,
+                "partitions": health.partition_count,
+                "problems": [each._asdict() for each in symptoms],
                 "offline": [each._asdict() for each in health.offline],
+                "led_by_silent": [each._asdict() for each in health.led_by_silent],
                 "under_min_isr": [each._asdict() for each in health.under_min_isr],
                 "under_replicated": [each._asdict() for each in health.under_replicated],
                 "reassigning": [str(each) for each in moving],
@@ -110,16 +108,19 @@ def _status(arguments: argparse.Namespace) -> int:
     print()
     print_brokers(brokers)
     print()
-    _print_health(health, partitions)
+    _print_health(health, symptoms)
     if moving:
         print(f"{plural(len(moving), 'partition')} on the move; `tidemill reassign status` shows them")
     return 0
 
 
 def _quorum(cluster: Cluster) -> tuple[Quorum | None, str | None]:
-    """The brokers know much without a controller: what they know is shown, and why the quorum is not."""
+    """The brokers know much without a controller: what they know is shown, and why the quorum is not.
+
+    The controller is asked once: how the cluster is now does not wait for how it will be.
+    """
     try:
-        return ClusterAdmin(cluster).quorum(), None
+        return ClusterAdmin(cluster).quorum_now(), None
     except TidemillError as error:
         return None, error.message if isinstance(error, ApiError) else str(error)
 
@@ -202,27 +203,31 @@ def _ago_text(age_ms: int | None) -> Quantity | None:
     return None if age_ms is None else Quantity(f"{age_ms / 1000:.1f} s ago")
 
 
-def _print_health(health: Health, partitions: int) -> None:
-    lists = (
+def _print_health(health: Health, symptoms: list[Symptom]) -> None:
+    if not symptoms:
+        print(
+            f"all brokers answer, all {health.partition_count} partitions have a leader and all their replicas in sync"
+        )
+    for symptom in symptoms:
+        if symptom.about != "partitions":
+            print(symptom.sentence)
+    for what, rows in (
         ("offline (no leader: neither written nor read)", health.offline),
+        ("led by a broker that does not answer (neither written nor read)", health.led_by_silent),
         ("under min.insync.replicas (acks=all is refused)", health.under_min_isr),
         ("under-replicated", health.under_replicated),
-    )
-    if not any(rows for _, rows in lists):
-        print(f"all {partitions} partitions have a leader and all their replicas in sync")
-        return
-    for what, rows in lists:
+    ):
         if rows:
             print(f"{plural(len(rows), 'partition')} {what}:")
             _print_partitions(rows)
 
 
-def _print_partitions(rows: list[PartitionRow]) -> None:
+def _print_partitions(rows: list[PartitionFact]) -> None:
     print_table(
         ("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "MINIMUM"),
         [
             (
-                partition_name(each),
+                each.name,
                 each.leader,
                 ",".join(map(str, each.replicas)),
                 ",".join(map(str, each.in_sync)) or None,

@@ -1,4 +1,4 @@
-"""What `cluster` and `brokers` show: brokers with what they hold, and partitions that are not as they should be."""
+"""What `cluster` and `brokers` show of brokers: whether they answer, and what they hold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 from tidemill.cli.table import print_table, size_text
 from tidemill.client.admin import Admin
 from tidemill.client.connection import Address, BrokerUnreachable, ConnectionLost
+from tidemill.client.health import BrokerState, Health
 from tidemill.errors import ApiError
-from tidemill.protocol.api.cluster import DescribeClusterBroker, MetadataResponseTopic
+from tidemill.protocol.api.cluster import DescribeClusterBroker
 from tidemill.protocol.api.replicas import DescribeLogDirsResult
-from tidemill.types import TopicPartition
 
 
 class BrokerRow(NamedTuple):
@@ -19,37 +19,32 @@ class BrokerRow(NamedTuple):
     address: str
     rack: str | None
     is_fenced: bool
+    state: BrokerState
     partitions_led: int
     replicas: int
     data_bytes: int | None
     disk_free_bytes: int | None
 
 
-class PartitionRow(NamedTuple):
-    topic: str
-    partition: int
-    leader: int | None
-    replicas: list[int]
-    in_sync: list[int]
-    min_in_sync: int
+_STATES = {
+    BrokerState.UP: "up",
+    BrokerState.SILENT: "does not answer",
+    BrokerState.FENCED: "fenced",
+    BrokerState.GONE: "not registered",
+}
 
 
-class Health(NamedTuple):
-    """Partitions that lack something; one may be in several lists."""
-
-    offline: list[PartitionRow]
-    under_min_isr: list[PartitionRow]
-    under_replicated: list[PartitionRow]
-
-
-def broker_rows(admin: Admin) -> list[BrokerRow]:
+def broker_rows(admin: Admin, health: Health) -> list[BrokerRow]:
     topics = admin.topics()
     partitions = [each for topic in topics for each in topic.partitions]
     leaders = Counter(each.leader_id for each in partitions)
     replicas = Counter(replica for each in partitions for replica in each.replica_nodes)
     return [
-        _broker_row(admin, each, leaders[each.broker_id], replicas[each.broker_id])
+        _broker_row(
+            admin, each, health.brokers[each.broker_id], leaders[each.broker_id], replicas[each.broker_id]
+        )
         for each in sorted(admin.describe_cluster().brokers, key=lambda each: each.broker_id)
+        if each.broker_id in health.brokers
     ]
 
 
@@ -61,7 +56,7 @@ def print_brokers(rows: list[BrokerRow]) -> None:
                 each.id,
                 each.address,
                 each.rack,
-                "fenced" if each.is_fenced else "up",
+                _STATES[each.state],
                 each.partitions_led,
                 each.replicas,
                 None if each.data_bytes is None else size_text(each.data_bytes),
@@ -72,36 +67,10 @@ def print_brokers(rows: list[BrokerRow]) -> None:
     )
 
 
-def partition_health(admin: Admin, topics: list[MetadataResponseTopic]) -> Health:
-    names = [topic.name for topic in topics if topic.name]
-    minima = admin.topic_values(names, "min.insync.replicas") if names else {}
-    health = Health([], [], [])
-    for topic in topics:
-        for each in topic.partitions:
-            row = PartitionRow(
-                topic.name or "",
-                each.partition_index,
-                each.leader_id if each.leader_id >= 0 else None,
-                each.replica_nodes,
-                each.isr_nodes,
-                # As the leader counts: more than there are replicas is never asked for.
-                min(int(minima.get(topic.name or "") or 1), len(each.replica_nodes)),
-            )
-            if row.leader is None:
-                health.offline.append(row)
-            if len(row.in_sync) < row.min_in_sync:
-                health.under_min_isr.append(row)
-            if len(row.in_sync) < len(row.replicas):
-                health.under_replicated.append(row)
-    return health
-
-
-def partition_name(row: PartitionRow) -> str:
-    return str(TopicPartition(row.topic, row.partition))
-
-
-def _broker_row(admin: Admin, broker: DescribeClusterBroker, leaders: int, replicas: int) -> BrokerRow:
-    directories = [] if broker.is_fenced else _directories(admin, broker.broker_id)
+def _broker_row(
+    admin: Admin, broker: DescribeClusterBroker, state: BrokerState, leaders: int, replicas: int
+) -> BrokerRow:
+    directories = _directories(admin, broker.broker_id) if state is BrokerState.UP else []
     partitions = [
         each for directory in directories for topic in directory.topics for each in topic.partitions
     ]
@@ -111,6 +80,7 @@ def _broker_row(admin: Admin, broker: DescribeClusterBroker, leaders: int, repli
         str(Address(broker.host, broker.port)),
         broker.rack,
         broker.is_fenced,
+        state,
         leaders,
         replicas,
         sum(each.partition_size for each in partitions) if directories else None,

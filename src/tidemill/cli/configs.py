@@ -1,4 +1,4 @@
-"""`tidemill configs`: show and change the settings of topics, brokers and groups."""
+"""`tidemill configs`: show and change the settings of topics, brokers, their loggers, groups and client metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
 from tidemill.protocol.api.admin import DescribeConfigsResourceResult
 
-_RESOURCES = {"topic": ResourceType.TOPIC, "broker": ResourceType.BROKER, "group": ResourceType.GROUP}
+_RESOURCES = {
+    "topic": ResourceType.TOPIC,
+    "broker": ResourceType.BROKER,
+    "logger": ResourceType.BROKER_LOGGER,
+    "group": ResourceType.GROUP,
+    "client-metrics": ResourceType.CLIENT_METRICS,
+}
 # The name for what holds for every broker unless one has its own value.
 _ALL_BROKERS = "default"
 _DEFAULT_SOURCE = 5
@@ -47,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _set,
         "change settings; others stay as they are",
         "tidemill configs set topic orders retention.ms=86400000 cleanup.policy=delete\n"
-        "tidemill configs set broker default log.retention.ms=604800000",
+        "tidemill configs set broker default log.retention.ms=604800000\n"
+        "tidemill configs set logger 1 tidemill.broker.requests.dispatch=DEBUG\n"
+        "tidemill configs set client-metrics all metrics=org.apache.kafka.producer. interval.ms=60000",
     )
     _add_resource(change)
     change.add_argument("settings", metavar="KEY=VALUE", nargs="+")
@@ -63,9 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_resource(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("resource", choices=tuple(_RESOURCES), metavar="topic|broker|group")
+    parser.add_argument("resource", choices=tuple(_RESOURCES), metavar="|".join(_RESOURCES))
     parser.add_argument(
-        "name", metavar="NAME", help=f"for a broker its id, or {_ALL_BROKERS!r} for all brokers"
+        "name",
+        metavar="NAME",
+        help=f"for a broker and its loggers the broker's id; {_ALL_BROKERS!r} stands for all brokers",
     )
 
 
@@ -82,6 +92,8 @@ def _resource(arguments: argparse.Namespace) -> tuple[ResourceType, str]:
             return resource, ""
         if not name.isdecimal():
             raise UsageError(f"a broker is named by its id, a number, or {_ALL_BROKERS!r}, not {name!r}")
+    if resource is ResourceType.BROKER_LOGGER and not name.isdecimal():
+        raise UsageError(f"loggers are those of one broker, which is named by its id, a number, not {name!r}")
     return resource, name
 
 

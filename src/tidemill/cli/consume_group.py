@@ -1,14 +1,19 @@
 """`tidemill consume --group`: a member of a consumer group, through confluent-kafka.
 
-An offset is stored when its record was printed and the output flushed, so a record is committed only after it was seen. The
-commands without a group need no other package; this one says how to get it.
+An offset is stored when its record was printed and the output flushed, so a record is committed only after it was seen.
+Ctrl-C and SIGTERM let both be done for the records at hand; a second signal does not wait for that. At the end of a
+partition its end is stored: markers of transactions and aborted records are passed over, as the position of Java's consumer
+passes them, and a group that has read everything has no lag. The commands without a group need no other package; this one
+says how to get it.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import security_options
@@ -19,6 +24,8 @@ from tidemill.types import NO_TIMESTAMP, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer as GroupConsumer
+
+Place = tuple[str, int]
 
 _POLL_S = 0.5
 _BATCH_MAX = 500
@@ -46,38 +53,84 @@ def consume_group(arguments: argparse.Namespace, write: Writer, follow: bool) ->
     )
     try:
         consumer.subscribe([arguments.topic])
-        _run(consumer, write, follow, arguments.max or sys.maxsize)
+        with _Stop() as stop:
+            _run(consumer, write, follow, arguments.max or sys.maxsize, stop)
     finally:
         # Leaves the group at once, and commits what was stored.
         consumer.close()
     return 0
 
 
-def _run(consumer: GroupConsumer, write: Writer, follow: bool, left: int) -> None:
+class _Stop:
+    """Notes the first signal that ends the command, instead of raising KeyboardInterrupt anywhere."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._is_asked_for = False
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # One that is ignored, as Ctrl-C is for background jobs, stays so.
+            if callable(signal.getsignal(number)):
+                self._handlers[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_asked_for:
+            raise KeyboardInterrupt
+        self._is_asked_for = True
+
+    def check(self) -> None:
+        if self._is_asked_for:
+            raise KeyboardInterrupt
+
+
+def _run(consumer: GroupConsumer, write: Writer, follow: bool, left: int, stop: _Stop) -> None:
     from confluent_kafka import KafkaError
 
-    ended: set[tuple[str | None, int | None]] = set()
+    ended: set[Place] = set()
     while left:
         messages = consumer.consume(min(left, _BATCH_MAX), timeout=_POLL_S)
-        printed = []
+        printed = 0
+        positions: dict[Place, int] = {}
         for message in messages:
-            place = message.topic(), message.partition()
+            place = str(message.topic()), int(message.partition() or 0)
             error = message.error()
             if error is None:
                 ended.discard(place)
                 sys.stdout.buffer.write(write(_consumed(message)))
-                printed.append(message)
+                printed += 1
+                positions[place] = int(message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended.add(place)
+                # The offset of the end, behind what is no record for a reader.
+                positions[place] = int(message.offset() or 0)
             elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                 raise CommandError(error.str())
         sys.stdout.buffer.flush()
-        for message in printed:
-            consumer.store_offsets(message)
-        left -= len(printed)
+        _store(consumer, positions)
+        stop.check()
+        left -= printed
         assigned = {(each.topic, each.partition) for each in consumer.assignment()}
         if not follow and assigned and assigned <= ended:
             return
+
+
+def _store(consumer: GroupConsumer, positions: dict[Place, int]) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import TopicPartition as Position
+
+    for (topic, partition), offset in positions.items():
+        try:
+            consumer.store_offsets(offsets=[Position(topic, partition, offset)])
+        except KafkaException as failure:
+            # A rebalance has just taken the partition away: its next owner prints these records again.
+            if failure.args[0].code() != KafkaError._STATE:
+                raise CommandError(failure.args[0].str()) from None
 
 
 def _consumed(message: Any) -> Consumed:

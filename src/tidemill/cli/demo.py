@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_examples, positive
@@ -49,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(warning, file=sys.stderr)
     started_at = time.monotonic()
     print("A broker, an order stream and two pipelines on Spark: this takes a minute or two.", flush=True)
-    signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="tidemill-demo-", ignore_cleanup_errors=True) as directory:
         home = Path(directory)
         with _broker(home) as bootstrap, Cluster(bootstrap, client_id="tidemill-demo") as cluster:
@@ -63,10 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     print("  tidemill pipeline list             what runs on Spark")
     print("  tidemill pipeline new my.py        a pipeline of your own")
     return 0
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _say(step: int, text: str) -> None:

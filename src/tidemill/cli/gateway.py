@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tidemill.cli.addresses import bind_reason, dialled, listen_address
+from tidemill.cli.addresses import bound, dialled, listen_address
+from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.failures import CommandError
 from tidemill.cli.gateway_child import INSTALL_HINT, missing_packages
 from tidemill.cli.logs import add_log_arguments, configure_logging
@@ -96,12 +97,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a proxy stands before the gateway: believe its X-Forwarded-Proto, -Host and -Prefix",
     )
+    _add_limits(parser)
+    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+    add_log_arguments(parser)
+    parser.set_defaults(program=parser.prog)
+    add_examples(
+        parser,
+        "tidemill gateway\n"
+        "tidemill gateway --bootstrap broker-1:9092,broker-2:9092 --listen 0.0.0.0:8080 --auth my_auth:check\n"
+        "tidemill gateway --client-config client.properties --status-url http://broker-1:9404",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-body-bytes", metavar="N", type=positive, help="of one request (default 16 MiB)"
     )
     limits.add_argument(
         "--max-record-bytes", metavar="N", type=positive, help="of one record (default 1 MiB)"
+    )
+    limits.add_argument(
+        "--max-records", metavar="N", type=positive, help="of one request that is no stream (default 50000)"
     )
     limits.add_argument(
         "--max-requests", metavar="N", type=positive, help="under way at the same time (default 1000)"
@@ -121,15 +138,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_seconds,
         help="how long the cluster may take for an answer (default 10)",
     )
-    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
-    add_log_arguments(parser)
-    parser.set_defaults(program=parser.prog)
-    add_examples(
-        parser,
-        "tidemill gateway\n"
-        "tidemill gateway --bootstrap broker-1:9092,broker-2:9092 --listen 0.0.0.0:8080 --auth my_auth:check\n"
-        "tidemill gateway --client-config client.properties --status-url http://broker-1:9404",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,22 +145,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"the gateway needs {', '.join(missing)}: {INSTALL_HINT}")
     # Whoever reads of a taken port gave the address to `tidemill serve`, if that started us.
     option = "--gateway" if arguments.until_stdin_closes else _LISTEN_OPTION
-    with _bound(listen_address(_LISTEN_OPTION, arguments.listen), option) as listening:
+    with bound(listen_address(_LISTEN_OPTION, arguments.listen), option, _BACKLOG) as listening:
         configure_logging(arguments.log_level, arguments.log_format)
         if arguments.log_level != "debug":
             # It tells of every start and stop what our own lines say.
             logging.getLogger("uvicorn").setLevel(logging.WARNING)
         return _serve(_settings(arguments, listening), listening, arguments.until_stdin_closes)
-
-
-def _bound(address: Address, option: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise CommandError(
-            f"cannot listen on {address}: {bind_reason(error)}; {option} HOST:PORT names another address"
-        ) from None
 
 
 def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settings:
@@ -162,6 +160,7 @@ def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settin
     limits = {
         "body_bytes_max": arguments.max_body_bytes,
         "record_bytes_max": arguments.max_record_bytes,
+        "request_records_max": arguments.max_records,
         "requests_max": arguments.max_requests,
         "instances_max": arguments.max_instances,
         "instance_idle_s": arguments.instance_timeout,
@@ -201,6 +200,7 @@ def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) 
             "the gateway listens on %s without --auth: whoever reaches it may read and change everything",
             settings.listen_host,
         )
+    raise_file_limit()
     server = AnnouncedServer(uvicorn_config(create_app(settings), settings))
     # uvicorn stops by a signal, and then raises it once more for those who were there before.
     for number in (signal.SIGINT, signal.SIGTERM):

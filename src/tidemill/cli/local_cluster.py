@@ -4,12 +4,17 @@ Every node is broker and voter. Its `server.properties` is written to `DIR/broke
 stands from then on, so that a change made there holds; running the command again continues the cluster. The nodes'
 output appears with their name in front. A node that dies is reported and not restarted: the others go on without it,
 which is what a cluster is for, and it can be started by hand with `tidemill serve --config`.
+
+With --status each node has a status listener, on ports in a row. With --gateway there is one gateway for all of them, which
+this process starts when the cluster is up and starts again when it dies: it does not depend on any one broker.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
+import re
 import signal
 import socket
 import sys
@@ -20,13 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidemill.cli.addresses import check_free, listen_address
 from tidemill.cli.failures import CommandError
+from tidemill.cli.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
 from tidemill.cli.options import natural, positive
 from tidemill.cli.table import plural
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.connection import Address
 from tidemill.config import load_broker_config, parse_properties
 from tidemill.errors import ConfigError, TidemillError
+from tidemill.log.files import FOLDER_MODE
 
 _HOST = "127.0.0.1"
 _DEFAULT_BASE_PORT = 9092
@@ -35,6 +44,8 @@ _PROBE_S = 0.2
 _STOP_LIMIT_S = 30.0
 # A log line may hold a long record or a traceback.
 _LINE_BYTES_MAX = 1 << 20
+# What a node prints once its status listener serves.
+_METRICS_LINE = re.compile(rb"Metrics at (http://\S+)/metrics")
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ def add_verb_start(verbs: Any) -> None:
         epilog=(
             "examples:\n"
             "  tidemill cluster start --brokers 3\n"
+            "  tidemill cluster start --gateway 127.0.0.1:8080 --status 127.0.0.1:9404\n"
             "  tidemill cluster start --brokers 3 --data-dir /var/tmp/three --base-port 19092"
         ),
     )
@@ -77,6 +89,14 @@ def add_verb_start(verbs: Any) -> None:
         f"(default {_DEFAULT_BASE_PORT})",
     )
     parser.add_argument(
+        "--status",
+        metavar="HOST:PORT",
+        help="serve /metrics, /healthz, /readyz and /rebalances of the first broker here; the others' ports follow",
+    )
+    parser.add_argument(
+        "--gateway", metavar="HOST:PORT", help="run a REST gateway with the web console of the cluster here"
+    )
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
@@ -87,9 +107,26 @@ def add_verb_start(verbs: Any) -> None:
 
 
 def _start(arguments: argparse.Namespace) -> int:
+    gateway = _gateway_address(arguments.gateway)
+    status = listen_address("--status", arguments.status) if arguments.status else None
+    if status is None and gateway is not None and importlib.util.find_spec("prometheus_client") is not None:
+        # For the gateway alone: throughput and rebalances come from there.
+        status = Address(_HOST, 0)
     nodes = prepare(Path(arguments.data_dir), arguments.brokers, arguments.base_port)
     options = [word for setting in arguments.set for word in ("--set", setting)]
-    return asyncio.run(_Runner(nodes, [*options, "--log-level", arguments.log_level]).run())
+    options += ["--log-level", arguments.log_level]
+    return asyncio.run(_Runner(nodes, options, status, gateway).run())
+
+
+def _gateway_address(text: str | None) -> Address | None:
+    if text is None:
+        return None
+    if missing := missing_packages():
+        raise CommandError(f"--gateway needs {', '.join(missing)}: {INSTALL_HINT}")
+    address = listen_address("--gateway", text)
+    if address.port:
+        check_free(address, "--gateway")
+    return address
 
 
 # --- files ---
@@ -142,7 +179,8 @@ def _written(data_dir: Path, count: int, ports: list[int]) -> list[LocalNode]:
     nodes = []
     for index in range(count):
         home = (data_dir / f"broker-{index + 1}").resolve()
-        home.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        home.mkdir(mode=FOLDER_MODE, exist_ok=True)
         node = LocalNode(index + 1, home / "server.properties", ports[index])
         node.config_path.write_text(
             _properties_text(node, ports[count + index], voters, count), encoding="utf-8"
@@ -196,9 +234,15 @@ def _number(home: Path) -> int:
 
 
 class _Runner:
-    def __init__(self, nodes: list[LocalNode], options: list[str]) -> None:
+    def __init__(
+        self, nodes: list[LocalNode], options: list[str], status: Address | None, gateway: Address | None
+    ) -> None:
         self._nodes = nodes
         self._options = options
+        self._status = status
+        self._status_urls: dict[LocalNode, str] = {}
+        self._gateway_address = gateway
+        self._gateway: GatewayChild | None = None
         self._processes: dict[LocalNode, Process] = {}
         self._stop_signals = 0
         self._stopping = asyncio.Event()
@@ -220,6 +264,8 @@ class _Runner:
             for task in (announcing, stopping):
                 task.cancel()
             await asyncio.gather(announcing, stopping, return_exceptions=True)
+            if self._gateway is not None:
+                await self._gateway.stop()
         return 1 if self._is_failed else 0
 
     def _request_stop(self) -> None:
@@ -237,6 +283,7 @@ class _Runner:
             "serve",
             "--config",
             str(node.config_path),
+            *self._status_option(node),
             *self._options,
         ]
         # In a session of its own: Ctrl-C at the terminal is for this process, which tells the nodes.
@@ -253,6 +300,8 @@ class _Runner:
             process.terminate()
         assert process.stdout is not None
         async for line in process.stdout:
+            if served := _METRICS_LINE.match(line):
+                self._status_urls[node] = served[1].decode()
             # A node's own hint speaks of stopping that node, which is not what Ctrl-C does here.
             if not line.startswith(b"Try:"):
                 self._say(node.name, line.decode(errors="replace").rstrip("\n"))
@@ -263,6 +312,12 @@ class _Runner:
                 node.name,
                 f"ended with {_end_text(code)}; it is not started again ({self._restart_hint(node)})",
             )
+
+    def _status_option(self, node: LocalNode) -> list[str]:
+        if self._status is None:
+            return []
+        port = self._status.port and self._status.port + self._nodes.index(node)
+        return ["--status", str(self._status._replace(port=port))]
 
     def _restart_hint(self, node: LocalNode) -> str:
         return f"tidemill serve --config {node.config_path} starts it"
@@ -279,6 +334,11 @@ class _Runner:
             f"Try:  tidemill cluster status --bootstrap {self._nodes[0].address}      (Ctrl-C stops the cluster)",
             flush=True,
         )
+        if self._gateway_address is not None:
+            options = ["--bootstrap", bootstrap, "--until-stdin-closes"]
+            options += [word for url in self._status_urls.values() for word in ("--status-url", url)]
+            self._gateway = GatewayChild(self._gateway_address, options, lambda line: print(line, flush=True))
+            self._gateway.start()
 
     async def _stop(self, everyone: asyncio.Future[list[None]]) -> None:
         self._signal(signal.SIGTERM)

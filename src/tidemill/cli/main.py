@@ -1,8 +1,8 @@
 """The `tidemill` command: one module per subcommand, imported only when it is used, so that starting stays quick.
 
 A command prints its result on standard output and everything else on standard error. Exit codes: 0 done, 1 failed, 2 used
-wrongly, 130 stopped with Ctrl-C, 141 when the reader of its output has gone, as the shell would report for any program.
-A failure is one line that names the command, what happened and, where there is one, the way out.
+wrongly, 130 stopped with Ctrl-C or SIGTERM, 141 when the reader of its output has gone, as the shell would report for any
+program. A failure is one line that names the command, what happened and, where there is one, the way out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import argparse
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from tidemill import __version__
 from tidemill.cli.failures import UsageError
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.sdk.stopping import stop_on_sigterm
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     parsed, rest = make_parser(words).parse_known_args(words)
     program = getattr(parsed, "program", f"tidemill {parsed.command}")
+    if threading.current_thread() is threading.main_thread():
+        stop_on_sigterm()
     try:
         _take_rest(parsed, rest)
         exit_code: int = importlib.import_module(COMMANDS[parsed.command][0]).run(parsed)

@@ -39,7 +39,9 @@ def add_verb(verbs: Any, name: str, run: Run, summary: str, examples: str) -> ar
     return parser
 
 
-def complete(parser: argparse.ArgumentParser, run: Run, examples: str) -> None:
+def complete(
+    parser: argparse.ArgumentParser, run: Run, examples: str, json_help: str = "print JSON instead of text"
+) -> None:
     """The options of everything that talks to a broker, and the examples under its help."""
     add_examples(parser, examples)
     parser.set_defaults(run_verb=run, program=parser.prog)
@@ -63,7 +65,7 @@ def complete(parser: argparse.ArgumentParser, run: Run, examples: str) -> None:
         default=DEFAULT_TIMEOUT_S,
         help=f"how long to wait and to try again (default {DEFAULT_TIMEOUT_S:g})",
     )
-    group.add_argument("--json", action="store_true", help="print JSON instead of text")
+    group.add_argument("--json", action="store_true", help=json_help)
 
 
 def add_examples(parser: argparse.ArgumentParser, examples: str) -> None:

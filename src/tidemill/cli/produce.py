@@ -3,6 +3,9 @@
 What can be read without waiting is gathered into batches; as soon as the input pauses, everything is written. So a large
 file goes out in large batches, and a line from a slow program goes out at once. Keys and values are bytes: what came in
 is what goes out, whatever its encoding. Standard output stays empty, except with --json.
+
+With --json, records are what `tidemill consume --json` prints, and the report is JSON. A record that cannot be read ends the
+command with the number of its line; all records before it have been written then, and none after it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import complete, connect, key_values, natural, print_json
 from tidemill.cli.positions import parse_time
+from tidemill.cli.record_format import BadRecord, NewRecord, read_json
 from tidemill.cli.table import plural
 from tidemill.client.cluster import Cluster
 from tidemill.client.producer import ACKS_ALL, Appended, Producer
@@ -51,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a header of every record; repeatable",
     )
     parser.add_argument("--partition", metavar="N", type=natural, help="default: by key, or spread evenly")
+    parser.add_argument(
+        "--repartition",
+        action="store_true",
+        help="with --json: place records by key or evenly, whatever partition they name",
+    )
     parser.add_argument("--compression", choices=tuple(_CODECS), default="none")
     parser.add_argument("--acks", choices=tuple(_ACKS), default="all", help="whose word counts (default all)")
     parser.add_argument(
@@ -63,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'tidemill produce orders --key 42 \'{"item": "book"}\'\n'
         "tidemill produce orders --key-separator : < lines.txt\n"
         "tail -F app.log | tidemill produce logs --compression zstd\n"
-        "tidemill produce users --key 42 --tombstone",
+        "tidemill produce users --key 42 --tombstone\n"
+        "tidemill produce orders --json --bootstrap broker-2:9092 < orders.jsonl",
+        json_help="records as `tidemill consume --json` prints them, and the report as JSON",
     )
 
 
@@ -73,22 +84,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _produce(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    headers = [Header(key, value.encode()) for key, value in key_values(arguments.header, "--header").items()]
-    timestamp_ms = None if arguments.timestamp is None else parse_time(arguments.timestamp)
+    read = _json_reader(arguments) if arguments.json else _plain_reader(arguments)
     with connect(arguments) as cluster:
-        _check_topic(cluster, arguments.topic)
+        partition_count = _partition_count(cluster, arguments.topic)
         producer = Producer(cluster, acks=_ACKS[arguments.acks], codec=_CODECS[arguments.compression])
         progress = _Progress()
         try:
-            for records, is_pause in _input(arguments):
-                for key, value in records:
+            for records, is_pause in _input(arguments, read, partition_count):
+                for record in records:
                     producer.add(
                         arguments.topic,
-                        value,
-                        key=key,
-                        headers=headers,
-                        partition=arguments.partition,
-                        timestamp_ms=timestamp_ms,
+                        record.value,
+                        key=record.key,
+                        headers=record.headers,
+                        partition=record.partition,
+                        timestamp_ms=record.timestamp_ms,
                     )
                 if is_pause:
                     producer.flush()
@@ -101,6 +111,21 @@ def _produce(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        plain_only = {
+            "--key": arguments.key,
+            "--key-separator": arguments.key_separator,
+            "--tombstone": arguments.tombstone or None,
+            "--header": arguments.header or None,
+            "--timestamp": arguments.timestamp,
+        }
+        for option, value in plain_only.items():
+            if value is not None:
+                raise UsageError(f"with --json each record says for itself what {option} would; leave it out")
+    elif arguments.repartition:
+        raise UsageError("--repartition is for --json: other records name no partition")
+    if arguments.repartition and arguments.partition is not None:
+        raise UsageError("either --partition for all records or --repartition, not both")
     if arguments.tombstone and (arguments.key is None or arguments.values or arguments.key_separator):
         raise UsageError("--tombstone takes a --key and no values")
     if arguments.key is not None and arguments.key_separator is not None:
@@ -111,43 +136,81 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError("- (standard input) cannot be mixed with values")
 
 
-def _check_topic(cluster: Cluster, topic: str) -> None:
+def _partition_count(cluster: Cluster, topic: str) -> int:
     try:
-        cluster.partitions_of(topic)
+        return len(cluster.partitions_of(topic))
     except UnknownTopic:
         raise CommandError(
             f"there is no topic {topic}; create it with `tidemill topics create {topic}`"
         ) from None
 
 
-_Keyed = tuple[bytes | None, bytes | None]
+_Reader = Callable[[bytes], NewRecord]
+_Read = tuple[list[NewRecord], bool]
 
 
-def _input(arguments: argparse.Namespace) -> Iterator[tuple[list[_Keyed], bool]]:
-    """Keys and values, as many as there are without waiting, and whether a wait comes next."""
-    key = None if arguments.key is None else os.fsencode(arguments.key)
+def _plain_reader(arguments: argparse.Namespace) -> _Reader:
+    """Values as they are, with the key, headers and time that the options give to all of them."""
     separator = None if arguments.key_separator is None else os.fsencode(arguments.key_separator)
+    headers = [Header(key, value.encode()) for key, value in key_values(arguments.header, "--header").items()]
+    model = NewRecord(
+        None if arguments.key is None else os.fsencode(arguments.key),
+        None,
+        headers,
+        arguments.partition,
+        None if arguments.timestamp is None else parse_time(arguments.timestamp),
+    )
 
-    def keyed(value: bytes, number: int) -> _Keyed:
-        return (key, value) if separator is None else _split(value, separator, number)
+    def read(value: bytes) -> NewRecord:
+        if separator is None:
+            return model._replace(value=value)
+        key, found, rest = value.partition(separator)
+        if not found:
+            raise BadRecord(f"it has no {separator.decode(errors='replace')!r} between key and value")
+        return model._replace(key=key, value=rest)
 
+    return read
+
+
+def _json_reader(arguments: argparse.Namespace) -> _Reader:
+    def read(line: bytes) -> NewRecord:
+        record = read_json(line)
+        if arguments.partition is not None or arguments.repartition:
+            return record._replace(partition=arguments.partition)
+        return record
+
+    return read
+
+
+def _input(arguments: argparse.Namespace, read: _Reader, partition_count: int) -> Iterator[_Read]:
+    """Records, as many as there are without waiting, and whether a wait comes next."""
     if arguments.tombstone:
-        yield [(key, None)], True
-    elif arguments.values and arguments.values != [_STDIN]:
-        yield [keyed(os.fsencode(value), number) for number, value in enumerate(arguments.values, 1)], True
+        yield [read(b"")._replace(value=None)], True
+        return
+    number = 0
+    if arguments.values and arguments.values != [_STDIN]:
+        what, chunks = "value", iter([([os.fsencode(value) for value in arguments.values], True)])
     else:
-        number = 0
-        for lines, is_pause in _stdin_lines():
-            yield [keyed(line, number + index) for index, line in enumerate(lines, 1)], is_pause
-            number += len(lines)
+        what, chunks = "line", _stdin_lines()
+    for lines, is_pause in chunks:
+        records: list[NewRecord] = []
+        for line in lines:
+            number += 1
+            try:
+                record = read(line)
+                _check_partition(arguments, record.partition, partition_count)
+            except BadRecord as error:
+                # What stands before it is written, so that the number says where to go on.
+                yield records, True
+                raise CommandError(f"{what} {number}: {error}; what comes before it is written") from None
+            records.append(record)
+        yield records, is_pause
 
 
-def _split(value: bytes, separator: bytes, number: int) -> _Keyed:
-    key, found, rest = value.partition(separator)
-    if not found:
-        shown = separator.decode(errors="replace")
-        raise CommandError(f"record {number} has no {shown!r} between key and value")
-    return key, rest
+def _check_partition(arguments: argparse.Namespace, index: int | None, count: int) -> None:
+    if index is not None and index >= count:
+        advice = "; --repartition places records by key" if arguments.partition is None else ""
+        raise BadRecord(f"topic {arguments.topic} has no partition {index}, only 0 to {count - 1}{advice}")
 
 
 def _stdin_lines() -> Iterator[tuple[list[bytes], bool]]:

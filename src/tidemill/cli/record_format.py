@@ -1,22 +1,28 @@
-"""How `tidemill consume` writes a record: as a line from a template, or as JSON.
+"""How `tidemill consume` writes a record, as a line from a template or as JSON, and how `produce` reads the JSON.
 
 A template is text with fields in braces: {topic} {partition} {offset} {timestamp} {time} {key} {value} {headers}. `\\n`,
 `\\t` and `\\0` stand for these characters, `{{` and `}}` for braces. Bytes go out as they came in; only a terminal gets
 control characters as escapes, because a record must not steer it.
+
+The JSON of a record loses nothing. Bytes that are UTF-8 stand as text under `key` and `value`, others under `key_base64` and
+`value_base64`; null is null. `read_json` takes what `json_writer` gives, and is strict: a field that is misspelt, missing or
+given twice is an error, because a guess would be a changed record.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import json
 import string
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from tidemill.cli.failures import UsageError
 from tidemill.cli.positions import time_text
 from tidemill.cli.table import printable
 from tidemill.client.consumer import Consumed
+from tidemill.protocol.records import INT64_MAX, INT64_MIN, Header
 
 DEFAULT_TEMPLATE = "{value}\\n"
 _NULL = b"null"
@@ -106,3 +112,108 @@ def _put(document: dict[str, object], name: str, data: bytes | None) -> None:
         document[name] = None if data is None else data.decode()
     except UnicodeDecodeError:
         document[f"{name}_base64"] = base64.b64encode(data or b"").decode()
+
+
+# --- and back ---
+
+
+class NewRecord(NamedTuple):
+    """A record to write. Without a partition its key decides; without a timestamp it is of now."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class BadRecord(Exception):
+    """A line that is not the JSON of a record; the text says why."""
+
+
+_RECORD_NAMES = (
+    "topic", "partition", "offset", "timestamp", "key", "key_base64", "value", "value_base64", "headers",
+)  # fmt: skip
+_HEADER_NAMES = ("key", "value", "value_base64")
+
+
+def read_json(line: bytes) -> NewRecord:
+    """The record of one line. `topic` and `offset` are read past: the command and the broker decide on these."""
+    try:
+        document = json.loads(line.decode(), object_pairs_hook=_without_repetition)
+    except UnicodeDecodeError:
+        raise BadRecord("it is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(f"it is not JSON: {error}") from None
+    fields = _fields(document, "a record", _RECORD_NAMES)
+    headers = fields.get("headers", [])
+    if not isinstance(headers, list):
+        raise BadRecord("headers must be a list")
+    return NewRecord(
+        _get(fields, "key") if "key" in fields or "key_base64" in fields else None,
+        _get(fields, "value"),
+        [_header(each) for each in headers],
+        _integer(fields, "partition", 0, (1 << 31) - 1),
+        _integer(fields, "timestamp", INT64_MIN, INT64_MAX),
+    )
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRecord(f"{twice!r} is there twice")
+    return fields
+
+
+def _fields(document: object, what: str, names: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise BadRecord(f"{what} must be an object in braces")
+    for name in document:
+        if name not in names:
+            raise BadRecord(f"{what} has no {name!r}; there are {', '.join(names)}")
+    return document
+
+
+def _header(document: object) -> Header:
+    fields = _fields(document, "a header", _HEADER_NAMES)
+    key = fields.get("key")
+    if not isinstance(key, str):
+        raise BadRecord("a header needs a text as key")
+    _utf8("key", key)
+    return Header(key, _get(fields, "value"))
+
+
+def _get(fields: dict[str, Any], name: str) -> bytes | None:
+    coded_name = f"{name}_base64"
+    if name in fields and coded_name in fields:
+        raise BadRecord(f"it has both {name} and {coded_name}")
+    if coded_name in fields:
+        coded = fields[coded_name]
+        try:
+            return base64.b64decode(coded.encode() if isinstance(coded, str) else b"-", validate=True)
+        except binascii.Error:
+            raise BadRecord(f"{coded_name} is not base64") from None
+    if name not in fields:
+        raise BadRecord(f"it has neither {name} nor {coded_name}; null says that there is none")
+    text = fields[name]
+    if text is not None and not isinstance(text, str):
+        raise BadRecord(f"{name} must be a text or null, and JSON in it a text, too")
+    return None if text is None else _utf8(name, text)
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadRecord(f"{name} has half of a surrogate pair, which is no text") from None
+
+
+def _integer(fields: dict[str, Any], name: str, low: int, high: int) -> int | None:
+    if name not in fields:
+        return None
+    number = fields[name]
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise BadRecord(f"{name} must be a whole number from {low} to {high}")
+    return number

@@ -4,8 +4,8 @@ Settings come from a `server.properties` file, then `--set`, then the two shorth
 checked before the data directory is touched. Standard output gets the address, once it can be dialled; the log goes to
 standard error.
 
-Those who watch a broker cannot keep it from serving: a status listener whose address is taken and a gateway that does not
-run (see `gateway_child`) are errors in the log, with what to do.
+A gateway whose address is taken stops the start. Once the broker serves, what people watch it by cannot keep it from
+serving: a status listener whose address is taken and a gateway that dies (see `gateway_child`) are errors in the log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 import gc
 import importlib.util
 import logging
-import resource
 import signal
 import sys
 from typing import NamedTuple
@@ -25,10 +24,11 @@ import uvloop
 from tidemill import __version__
 from tidemill.broker.node import Node
 from tidemill.broker.status.server import StatusServer
-from tidemill.cli.addresses import dialled, listen_address
+from tidemill.cli.addresses import check_free, dialled, listen_address
+from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
 from tidemill.cli.logs import add_log_arguments, configure_logging
-from tidemill.cli.options import add_examples
+from tidemill.cli.options import add_examples, default_bootstrap
 from tidemill.client.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError
@@ -99,10 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
     properties = _properties(arguments)
     faces = _faces(arguments, properties)
     config, warnings = load_broker_config(properties)
+    if faces.gateway is not None and faces.gateway.port and config.is_broker:
+        check_free(faces.gateway, "--gateway")
     configure_logging(arguments.log_level, arguments.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
-    _raise_file_limit()
+    raise_file_limit()
     return uvloop.run(_serve(config, faces))
 
 
@@ -211,8 +213,12 @@ def _announce(
     if status_address is not None:
         lines.append(f"Metrics at http://{status_address}/metrics\n")
     if config.is_broker:
+        listener, port = shown[0]
+        address = str(dialled(Address(listener.host, port)))
+        option = "" if address == default_bootstrap() else f" --bootstrap {address}"
         lines.append(
-            f"Try:  tidemill topics create orders      (or any Kafka client at {texts[0]}; Ctrl-C stops the broker)\n"
+            f"Try:  tidemill topics create orders{option}      (or any Kafka client at {texts[0]}; "
+            "Ctrl-C stops the broker)\n"
         )
     # At once: who waits for the first line finds the others.
     sys.stdout.write("".join(lines))
@@ -243,10 +249,3 @@ def _properties(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.listen or "listeners" not in properties:
         properties["listeners"] = f"PLAINTEXT://{arguments.listen or _DEFAULT_LISTENER}"
     return properties
-
-
-def _raise_file_limit() -> None:
-    """Segments and connections are files: take what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

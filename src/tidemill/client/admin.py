@@ -67,6 +67,8 @@ EARLIEST_TIMESTAMP = -2
 class ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
     GROUP = 32
 
 
@@ -245,10 +247,13 @@ class Admin:
         self.cluster.retrying(attempt)
 
     def _connection_of(self, resource: ResourceType, name: str) -> Connection:
-        """A broker answers for itself, a group's coordinator for the group; topics are known everywhere."""
-        if resource is ResourceType.BROKER and name:
+        """A broker answers for itself, a group's coordinator for the group; topics are known everywhere.
+
+        Before there is a group, any broker knows as much of its settings: a coordinator is not made for that.
+        """
+        if resource in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and name:
             return self.cluster.broker(int(name))
-        if resource is ResourceType.GROUP:
+        if resource is ResourceType.GROUP and self.cluster.has_groups():
             return self.cluster.coordinator(name)
         return self.cluster.controller()
 

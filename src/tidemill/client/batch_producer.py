@@ -27,14 +27,14 @@ from tidemill.client.transaction_coordinator import INIT_PRODUCER_ID_VERSION, Id
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import compression, frames
 from tidemill.protocol.api.data import (
-    PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
-from tidemill.protocol.records import MAGIC, BatchHeader, assemble
+from tidemill.protocol.produce import TopicToProduce, produce_request_parts
+from tidemill.protocol.records import MAGIC, BatchHeader, batch_head
+from tidemill.protocol.wire import Buffer
 from tidemill.types import TopicPartition
 
 REQUESTS_IN_FLIGHT = 5
@@ -69,9 +69,16 @@ class Encoded(Protocol):
 
 
 class _Batch(NamedTuple):
+    """A batch as it is sent: what stands before the records, and the records, which are not copied."""
+
     partition: TopicPartition
-    data: bytearray
+    head: bytearray
+    records: Buffer
     record_count: int
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.records)
 
 
 class _Posted(NamedTuple):
@@ -132,11 +139,11 @@ class BatchProducer:
         gathered_bytes = 0
         for partition, encoded in batches:
             batch = self._assembled(self._identity, partition, encoded)
-            if partition in gathered or gathered_bytes + len(batch.data) > REQUEST_BYTES_MAX:
+            if partition in gathered or gathered_bytes + batch.size > REQUEST_BYTES_MAX:
                 self._send_ahead(gathered)
                 gathered, gathered_bytes = {}, 0
             gathered[partition] = batch
-            gathered_bytes += len(batch.data)
+            gathered_bytes += batch.size
             self._unacknowledged.setdefault(partition, deque()).append(batch)
         self._send_ahead(gathered)
 
@@ -178,7 +185,7 @@ class BatchProducer:
             base_sequence=sequence,
             record_count=encoded.record_count,
         )
-        return _Batch(partition, assemble(header, payload), encoded.record_count)
+        return _Batch(partition, batch_head(header, payload), payload, encoded.record_count)
 
     # --- sending ahead ---
 
@@ -205,23 +212,21 @@ class BatchProducer:
         return lane
 
     def _post(self, lane: _Lane, batches: dict[TopicPartition, _Batch]) -> None:
-        topics: dict[str, TopicProduceData] = {}
+        topics: dict[str, list[tuple[int, tuple[Buffer, Buffer]]]] = {}
         for partition, batch in batches.items():
-            name = partition.topic
-            if name not in topics:
-                topics[name] = TopicProduceData(name=name, topic_id=self._cluster.topic(name).topic_id)
-            topics[name].partition_data.append(
-                PartitionProduceData(index=partition.partition, records=batch.data)
-            )
-        message = ProduceRequest(
-            transactional_id=self._transactional_id,
-            acks=_ACKS_ALL,
-            timeout_ms=int(self._cluster.timeout_s * 1000),
-            topic_data=list(topics.values()),
-        )
+            topics.setdefault(partition.topic, []).append((partition.partition, (batch.head, batch.records)))
         version = lane.connection.version_of(ProduceRequest, self._produce_version)
-        names = {topic.topic_id: topic.name for topic in message.topic_data}
-        lane.posted.append(_Posted(lane.connection.post(message, version), version, batches, names))
+        ids = {name: self._cluster.topic(name).topic_id for name in topics}
+        body = produce_request_parts(
+            version,
+            self._transactional_id,
+            _ACKS_ALL,
+            int(self._cluster.timeout_s * 1000),
+            [TopicToProduce(name, ids[name], partitions) for name, partitions in topics.items()],
+        )
+        names = {topic_id: name for name, topic_id in ids.items()}
+        correlation_id = lane.connection.post_body(ProduceRequest, version, body)
+        lane.posted.append(_Posted(correlation_id, version, batches, names))
 
     # --- what comes back ---
 
@@ -266,7 +271,7 @@ class BatchProducer:
         is_behind_another = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not is_head
         if code in _TOO_LARGE:
             raise RecordTooLarge(
-                f"{batch.partition} does not take a batch of {len(batch.data):,} bytes ({batch.record_count} "
+                f"{batch.partition} does not take a batch of {batch.size:,} bytes ({batch.record_count} "
                 f"records): raise the topic's max.message.bytes or write smaller records"
             )
         self._note(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER if is_behind_another else code, text))

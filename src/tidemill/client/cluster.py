@@ -93,9 +93,9 @@ class Cluster:
     ) -> None:
         self.timeout_s = timeout_s
         self._seeds = parse_bootstrap(bootstrap)
-        self._connect = connect or (
-            lambda address: Connection(address, client_id=client_id, timeout_s=timeout_s, security=security)
-        )
+        self._client_id = client_id
+        self._security = security
+        self._connect = connect or (lambda address: self.open(address, timeout_s))
         self.clock = clock
         self._sleep = sleep
         self._connections: dict[Address, Connection] = {}
@@ -169,6 +169,10 @@ class Cluster:
         if address is None:
             raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"there is no broker {broker_id}")
         return self.connection(address)
+
+    def open(self, address: Address, timeout_s: float) -> Connection:
+        """A new connection with a limit of its own for every wait, which the caller owns and closes."""
+        return Connection(address, client_id=self._client_id, timeout_s=timeout_s, security=self._security)
 
     def open_leader(self, partition: TopicPartition) -> Connection:
         """A new connection to the leader, which the caller owns and closes: for who has requests under way."""

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from tidemill import __version__
@@ -33,6 +35,8 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 RESPONSE_BYTES_MAX = 1 << 30
 # Understood by every broker since Kafka 2.4; older ones answer with UNSUPPORTED_VERSION and get version 0.
 _API_VERSIONS_VERSION = 3
+# The kernel takes 1,024 pieces at once.
+_PARTS_AT_ONCE = 512
 _CORRELATION_BYTES = 4
 
 
@@ -133,15 +137,15 @@ class Connection:
 
     def post(self, message: Request, version: int) -> int:
         """Sends a request whose answer is taken later, by the correlation id that is returned."""
-        try:
-            return self._send(message, version)
-        except OSError as error:
-            self.close()
-            reason = _reason(error, self._timeout_s)
-            raise ConnectionLost(f"{self.address}: {reason}{self._hint}") from None
-        except BaseException:
-            self.close()
-            raise
+        correlation_id = self._next_correlation_id()
+        self._send([frames.request_frame(message, version, correlation_id, self._client_id)])
+        return correlation_id
+
+    def post_body(self, api: type[Request], version: int, body: Sequence[wire.Buffer]) -> int:
+        """The same for a request whose body is encoded already, in pieces, which are not copied."""
+        correlation_id = self._next_correlation_id()
+        self._send(frames.request_frame_parts(api, version, correlation_id, self._client_id, body))
+        return correlation_id
 
     def take(
         self, correlation_id: int, *, wait_s: float = 0.0, allocate: Callable[[int], bytearray] = bytearray
@@ -204,12 +208,36 @@ class Connection:
     def _exchange(self, message: Request, version: int, wait_s: float = 0.0) -> memoryview:
         return self.take(self.post(message, version), wait_s=wait_s)
 
-    def _send(self, message: Request, version: int) -> int:
+    def _next_correlation_id(self) -> int:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        frame = frames.request_frame(message, version, self._correlation_id, self._client_id)
-        self._socket.settimeout(self._timeout_s)
-        self._socket.sendall(frame)
         return self._correlation_id
+
+    def _send(self, parts: Sequence[wire.Buffer]) -> None:
+        """After any failure the stream is at an unknown place: it is closed."""
+        try:
+            self._socket.settimeout(self._timeout_s)
+            if len(parts) == 1 or isinstance(self._socket, ssl.SSLSocket):
+                self._socket.sendall(b"".join(parts) if len(parts) > 1 else parts[0])
+            else:
+                self._send_gathered(deque(memoryview(part) for part in parts))
+        except OSError as error:
+            self.close()
+            reason = _reason(error, self._timeout_s)
+            raise ConnectionLost(f"{self.address}: {reason}{self._hint}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _send_gathered(self, parts: deque[memoryview]) -> None:
+        while parts:
+            sent = self._socket.sendmsg(islice(parts, _PARTS_AT_ONCE))
+            while sent:
+                if sent < len(parts[0]):
+                    parts[0] = parts[0][sent:]
+                    break
+                sent -= len(parts.popleft())
+            while parts and not parts[0]:
+                parts.popleft()
 
     def _receive(self, view: memoryview) -> memoryview:
         received, size = 0, len(view)

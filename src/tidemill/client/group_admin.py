@@ -101,11 +101,15 @@ class GroupAdmin:
         """GROUP_ID_NOT_FOUND when there is no such group of either kind."""
 
         def attempt() -> GroupDescription:
-            if not self.cluster.has_groups():
-                raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
+            self._check_groups_exist(group_id)
             return self._describe_consumer_group(group_id) or self._describe_classic_group(group_id)
 
         return self.cluster.retrying(attempt)
+
+    def _check_groups_exist(self, group_id: str) -> None:
+        """Keeps requests about what is there from creating the topic of groups."""
+        if not self.cluster.has_groups():
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
 
     def _describe_consumer_group(self, group_id: str) -> GroupDescription | None:
         message = ConsumerGroupDescribeRequest(group_ids=[group_id])
@@ -132,6 +136,7 @@ class GroupAdmin:
 
     def delete(self, group_id: str) -> None:
         def attempt() -> None:
+            self._check_groups_exist(group_id)
             message = DeleteGroupsRequest(groups_names=[group_id])
             (result,) = self.cluster.coordinator(group_id).request(message, DeleteGroupsResponse).results
             check(result.error_code, result.error_message)
@@ -149,6 +154,8 @@ class GroupAdmin:
         )
 
         def attempt() -> dict[TopicPartition, int]:
+            if not self.cluster.has_groups():
+                return {}
             response = self.cluster.coordinator(group_id).request(
                 message, OffsetFetchResponse, max_version=LAST_VERSION_WITH_NAMES
             )
@@ -197,6 +204,7 @@ class GroupAdmin:
         message = OffsetDeleteRequest(group_id=group_id, topics=list(topics.values()))
 
         def attempt() -> None:
+            self._check_groups_exist(group_id)
             response = self.cluster.coordinator(group_id).request(message, OffsetDeleteResponse)
             check(response.error_code)
             for topic in response.topics:

@@ -95,6 +95,8 @@ def stable_offsets(
     )
 
     def attempt() -> dict[TopicPartition, CommittedOffset]:
+        if not cluster.has_groups():
+            return {}
         response = cluster.coordinator(group_id).request(
             message, OffsetFetchResponse, max_version=_LAST_VERSION_WITH_NAMES
         )

@@ -30,12 +30,14 @@ from tidemill.sdk.hot_keys import HotKeys, HotKeySpreader
 from tidemill.sdk.kafka_errors import cause, translated
 from tidemill.sdk.records import Delivery, NewRecord, Serializer, encoded, header_pairs
 from tidemill.sdk.settings import Settings
-from tidemill.sdk.waiting import Health, patiently
+from tidemill.sdk.waiting import Health, topic_metadata
 
 _POLL_S = 0.1
 _ROOM_POLL_S = 0.01
 # Beyond the time that a record may take, so that its own failure is what is reported.
 _FLUSH_GRACE_S = 2.0
+# The first question creates a topic, where brokers allow it; it is unknown until that is done.
+_CREATION_S = 10.0
 
 
 class Publication(Future[Delivery]):
@@ -212,12 +214,14 @@ class Publisher:
     def learn(self, topic: str) -> None:
         """Ask how many partitions the topic has. A number that has grown since only makes hot keys use fewer of them."""
         doing = f"publish to {topic}"
-        found = patiently(
-            lambda timeout_s: self.producer.list_topics(topic, timeout=timeout_s),
+        found = topic_metadata(
+            lambda name, seconds: self.producer.list_topics(name, timeout=seconds),
+            topic,
             doing,
             self._timeout_s,
             self.health,
-        ).topics[topic]
+            _CREATION_S,
+        )
         if found.error is not None:
             raise translated(found.error, doing, DeliveryFailed, "create it with create_topic")
         self._partition_counts[topic] = len(found.partitions)

@@ -28,7 +28,6 @@ from tidemill.sdk.errors import (
     CommitFailed,
     InvalidSetting,
     TransactionFailed,
-    UnknownTopic,
     Unreachable,
 )
 from tidemill.sdk.guarantees import Guarantee, Verdict
@@ -37,7 +36,7 @@ from tidemill.sdk.positions import Positions
 from tidemill.sdk.publishing import Publication
 from tidemill.sdk.records import NewRecord, Record, Serializer
 from tidemill.sdk.settings import LOGGER, Settings
-from tidemill.sdk.waiting import Health, patiently
+from tidemill.sdk.waiting import Health, topic_metadata
 from tidemill.types import TopicPartition
 
 # How long a step waits for the first record.
@@ -244,22 +243,16 @@ class Reader:
         self._is_open = True
 
     def _check_topic(self, topic: str) -> None:
-        deadline_s = time.monotonic() + min(_NEW_TOPIC_S, self._timeout_s)
-        while (error := self._topic_error(topic)) is not None:
-            failed = translated(error, f"consume {topic}", advice="create it with create_topic")
-            if not isinstance(failed, UnknownTopic) or time.monotonic() >= deadline_s:
-                raise failed
-            time.sleep(STEP_S)
-
-    def _topic_error(self, topic: str) -> KafkaError | None:
-        found = patiently(
-            lambda timeout_s: self.consumer.list_topics(topic, timeout=timeout_s),
+        found = topic_metadata(
+            lambda name, seconds: self.consumer.list_topics(name, timeout=seconds),
+            topic,
             self._doing,
             self._timeout_s,
             self.health,
+            _NEW_TOPIC_S,
         )
-        error: KafkaError | None = found.topics[topic].error
-        return error
+        if found.error is not None:
+            raise translated(found.error, f"consume {topic}", advice="create it with create_topic")
 
     def _fetch(self) -> list[Record]:
         messages: list[Message] = []

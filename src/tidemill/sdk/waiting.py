@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
 
 from tidemill.sdk.errors import Unreachable
 from tidemill.sdk.kafka_errors import NO_ANSWER, cause, one_line
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _SLICE_S = 0.5
 _PAUSE_S = 0.02
+_NEW_TOPIC_PAUSE_S = 0.1
+_UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 class Health:
@@ -74,6 +77,24 @@ def patiently(
             if time.monotonic() >= deadline_s:
                 raise health.unreachable(doing, timeout_s) from failure
         time.sleep(_PAUSE_S)
+
+
+def topic_metadata(
+    look: Callable[[str, float], ClusterMetadata],
+    topic: str,
+    doing: str,
+    timeout_s: float,
+    health: Health,
+    new_topic_s: float,
+) -> TopicMetadata:
+    """What the cluster knows of a topic. One that was created a moment ago may be unknown for `new_topic_s`."""
+    deadline_s = time.monotonic() + min(new_topic_s, timeout_s)
+    while True:
+        found = patiently(lambda seconds: look(topic, seconds), doing, timeout_s, health).topics[topic]
+        is_unknown = found.error is not None and found.error.code() in _UNKNOWN_TOPIC
+        if not is_unknown or time.monotonic() >= deadline_s:
+            return found
+        time.sleep(_NEW_TOPIC_PAUSE_S)
 
 
 def in_thread(call: Callable[[], T]) -> Future[T]:

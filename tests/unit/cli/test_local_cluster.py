@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tidemill.cli.failures import CommandError
 from tidemill.cli.local_cluster import prepare
 from tidemill.config import BrokerConfig, load_broker_config, parse_properties
+from tidemill.log.files import DiskFiles
 
 
 def config_of(path: Path) -> BrokerConfig:
@@ -28,6 +30,19 @@ def test_three_nodes_know_each_other(tmp_path: Path) -> None:
         assert config.topics.default_replication_factor == 3
         assert config.topics.defaults.min_insync_replicas == 2
         assert Path(config.storage.log_dirs[0]).is_absolute()
+
+
+def test_folders_are_open_to_owner_and_group_only(tmp_path: Path) -> None:
+    (node,) = prepare(tmp_path / "above" / "c", 1, 0)
+    DiskFiles().make_folder(str(tmp_path / "data" / "orders-0"))
+    for folder in (tmp_path / "above" / "c", node.config_path.parent, tmp_path / "data" / "orders-0"):
+        assert folder.stat().st_mode & 0o777 == 0o750 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def test_one_node_asks_for_one_replica(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidemill.client.cluster import Cluster
@@ -33,7 +33,8 @@ from tidemill.protocol.api.data import (
 )
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import header_at, iterate_records
-from tidemill.protocol.schema import Request, Response
+from tidemill.protocol.schema import Request, Response, decode_exact
+from tidemill.protocol.wire import Buffer
 from tidemill.types import TopicPartition
 
 TOPIC_ID = bytes(range(16))
@@ -173,8 +174,9 @@ class ProducingConnection(Connection):
     def request(self, message: Request, response_type: type[Any], **_: Any) -> Any:
         return self._network.answer(message)
 
-    def post(self, message: Request, version: int) -> int:
-        assert isinstance(message, ProduceRequest)
+    def post_body(self, api: type[Request], version: int, body: Sequence[Buffer]) -> int:
+        assert api is ProduceRequest
+        message = decode_exact(ProduceRequest, version, b"".join(body))
         self._count += 1
         if self.is_closed:
             raise ConnectionLost("closed")

@@ -32,6 +32,7 @@ class Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address("127.0.0.1", self._listener.getsockname()[1])
         self.headers: list[frames.RequestHeader] = []
+        self.frames: list[bytes] = []
         self._thread: threading.Thread | None = None
 
     def play(self, *behaviours: Behaviour) -> None:
@@ -43,7 +44,8 @@ class Peer:
         with connection, connection.makefile("rb") as stream:
             for behave in behaviours:
                 (size,) = struct.unpack(">i", stream.read(4))
-                header = frames.parse_request_header(stream.read(size))
+                self.frames.append(stream.read(size))
+                header = frames.parse_request_header(self.frames[-1])
                 self.headers.append(header)
                 answer = behave(header)
                 if answer is None:
@@ -92,6 +94,22 @@ def test_the_highest_common_version_is_used(peer: Peer) -> None:
         assert connection.request(MetadataRequest(), MetadataResponse).cluster_id == "c"
     assert [(header.api_key, header.api_version) for header in peer.headers] == [(18, 3), (3, 5)]
     assert peer.headers[0].correlation_id != peer.headers[1].correlation_id
+
+
+def test_a_body_in_many_large_parts_arrives_whole(peer: Peer) -> None:
+    """More parts than the kernel takes at once, and more bytes than its buffer holds; some parts are empty."""
+    body = [bytes([number % 256]) * (number % 5 * 3_000) for number in range(1_500)]
+    received: list[bytes] = []
+
+    def keep(header: frames.RequestHeader) -> bytes:
+        received.append(peer.frames[-1][header.body_position :])
+        return metadata(header)
+
+    peer.play(versions((3, 0, 5)), keep)
+    with Connection(peer.address) as connection:
+        correlation_id = connection.post_body(MetadataRequest, 5, body)
+        connection.take(correlation_id)
+    assert received == [b"".join(body)]
 
 
 def test_a_bound_lowers_the_version(peer: Peer) -> None:

@@ -29,11 +29,7 @@ from tidemill.protocol.api.data import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from tidemill.protocol.api.offsets import (
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-)
+from tidemill.protocol.api.offsets import OffsetCommitRequest, OffsetCommitResponse
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import header_at
 from tidemill.protocol.schema import Request
@@ -157,11 +153,11 @@ def test_a_coordinator_that_died_is_asked_for_again() -> None:
     network = ScriptedNetwork({})
     found = [FindCoordinatorResponse(coordinators=[Coordinator(host="b", port=port)]) for port in (DEAD, 2)]
     network.answers[FindCoordinatorRequest] = [*found]
-    network.answers[OffsetFetchRequest] = [OffsetFetchResponse(groups=[OffsetFetchResponseGroup()])]
+    network.answers[OffsetCommitRequest] = [OffsetCommitResponse()]
     network.refused.add(DEAD)
     # Nothing else was asked before: it does not even know the cluster's brokers.
-    assert GroupAdmin(network.cluster()).committed("g") == {}
-    assert network.asked_of(OffsetFetchRequest) == [2]
+    GroupAdmin(network.cluster()).commit("g", {})
+    assert network.asked_of(OffsetCommitRequest) == [2]
 
 
 def test_a_cluster_that_was_never_reached_is_not_waited_for() -> None:

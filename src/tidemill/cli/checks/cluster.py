@@ -10,12 +10,12 @@ import time
 
 from tidemill.cli.checks.data_dir import disk_space
 from tidemill.cli.checks.finding import Finding, ok, problem, warning
-from tidemill.cli.cluster_view import partition_health, partition_name
 from tidemill.cli.table import plural
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.cluster_admin import ClusterAdmin, Quorum
 from tidemill.client.connection import Address, Connection
+from tidemill.client.health import BrokerState, Health, Severity, Symptom, examine, quorum_symptoms
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest
 from tidemill.protocol.api.data import FetchRequest, ListOffsetsRequest, ProduceRequest
@@ -25,8 +25,6 @@ from tidemill.protocol.schema import Request
 
 _SKEW_WARNING_S = 1.0
 _SKEW_PROBLEM_S = 60.0
-_CAUGHT_UP_S_MAX = 10.0
-_NAMED = 5
 # What every client needs.
 _NEEDED: tuple[type[Request], ...] = (
     ProduceRequest,
@@ -70,7 +68,7 @@ def versions(address: Address, connection: Connection) -> Finding:
 def cluster_checks(cluster: Cluster) -> list[Finding]:
     admin = Admin(cluster)
     findings = []
-    for check, ask in (("quorum", _quorum), ("partitions", _partitions), ("disks", _disks)):
+    for check, ask in (("quorum", _quorum), ("cluster", _health)):
         try:
             findings += ask(cluster, admin)
         except TidemillError as error:
@@ -82,6 +80,11 @@ def cluster_checks(cluster: Cluster) -> list[Finding]:
                 )
             )
     return findings
+
+
+def _finding(symptom: Symptom) -> Finding:
+    judged = problem if symptom.severity is Severity.CRITICAL else warning
+    return judged(symptom.about, symptom.text, symptom.remedy)
 
 
 # -- the quorum ------------------------------------------------------------------------------------------------
@@ -101,7 +104,7 @@ def _quorum(cluster: Cluster, admin: Admin) -> list[Finding]:
         ]
     answered_s = time.time()
     brokers = len(admin.describe_cluster().brokers)
-    return [_clock(quorum, asked_s, answered_s), *_voters(quorum, answered_s), _size(quorum, brokers)]
+    return [_clock(quorum, asked_s, answered_s), *_voters(quorum), _size(quorum, brokers)]
 
 
 def _clock(quorum: Quorum, asked_s: float, answered_s: float) -> Finding:
@@ -124,21 +127,10 @@ def _clock(quorum: Quorum, asked_s: float, answered_s: float) -> Finding:
     return ok("clock", text)
 
 
-def _voters(quorum: Quorum, now_s: float) -> list[Finding]:
-    end = max(each.log_end_offset for each in quorum.voters)
-    late = []
-    for voter in quorum.voters:
-        age_s = now_s - voter.last_caught_up_timestamp / 1000 if voter.last_caught_up_timestamp > 0 else None
-        is_leader = voter.replica_id == quorum.leader_id
-        if not is_leader and (age_s is None or age_s > _CAUGHT_UP_S_MAX):
-            lag = "it never fetched" if voter.log_end_offset < 0 else f"{end - voter.log_end_offset} behind"
-            late.append(f"{voter.replica_id} ({lag})")
-    count = len(quorum.voters)
-    if not late:
-        return [ok("quorum", f"node {quorum.leader_id} leads {plural(count, 'voter')}, all caught up")]
-    spare = max(0, (count - 1) // 2 - len(late))
-    text = f"{len(late)} of {count} voters do not follow: {', '.join(late)}; it survives {plural(spare, 'more failure')}"
-    return [warning("quorum", text, "start them again, or look into their logs")]
+def _voters(quorum: Quorum) -> list[Finding]:
+    found = [_finding(each) for each in quorum_symptoms(quorum)]
+    count = plural(len(quorum.voters), "voter")
+    return found or [ok("quorum", f"node {quorum.leader_id} leads {count}, all caught up")]
 
 
 def _size(quorum: Quorum, brokers: int) -> Finding:
@@ -158,55 +150,30 @@ def _size(quorum: Quorum, brokers: int) -> Finding:
     return ok("voters", f"{plural(count, 'voter')}: survives {plural((count - 1) // 2, 'failure')}")
 
 
-# -- partitions and disks ------------------------------------------------------------------------------------------
+# -- brokers, partitions and disks ---------------------------------------------------------------------------------
 
 
-def _partitions(_: Cluster, admin: Admin) -> list[Finding]:
-    topics = admin.topics()
-    health = partition_health(admin, topics)
-    total = sum(len(topic.partitions) for topic in topics)
+def _health(cluster: Cluster, admin: Admin) -> list[Finding]:
+    health = examine(cluster)
+    findings = [_finding(each) for each in health.symptoms]
+    about = {finding.check for finding in findings}
+    if "brokers" not in about:
+        findings.append(ok("brokers", f"{plural(len(health.brokers), 'broker')}, all of them answer"))
+    if "partitions" not in about:
+        text = f"all {health.partition_count} have a leader and all their replicas in sync"
+        findings.append(ok("partitions", text))
+    return findings + _disks(admin, health)
+
+
+def _disks(admin: Admin, health: Health) -> list[Finding]:
+    """Of the brokers that answer; what is wrong with the others has been said."""
     findings = []
-    for rows, what, remedy in (
-        (
-            health.offline,
-            "have no leader and can neither be written nor read",
-            "start the brokers that hold their replicas; `tidemill topics elect --unclean` is the last resort",
-        ),
-        (
-            health.under_min_isr,
-            "have fewer replicas in sync than min.insync.replicas: acks=all is refused",
-            "start the missing brokers, or move the replicas with `tidemill reassign`",
-        ),
-    ):
-        if rows:
-            names = ", ".join(partition_name(row) for row in rows[:_NAMED])
-            more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-            findings.append(problem("partitions", f"{len(rows)} of {total} {what}: {names}{more}", remedy))
-    if health.under_replicated:
-        count = len(health.under_replicated)
-        findings.append(
-            warning(
-                "partitions",
-                f"{count} of {total} lack replicas",
-                "start the missing brokers, or wait until they have caught up; `tidemill cluster status` lists them",
-            )
-        )
-    if not findings:
-        findings.append(ok("partitions", f"all {total} have a leader and all their replicas in sync"))
-    return findings
-
-
-def _disks(_: Cluster, admin: Admin) -> list[Finding]:
-    findings = []
-    for broker in admin.describe_cluster().brokers:
-        check = f"disk of broker {broker.broker_id}"
-        if broker.is_fenced:
-            findings.append(
-                warning(check, "the broker is fenced: it does not take part", "start it, or remove it")
-            )
+    for broker_id, state in sorted(health.brokers.items()):
+        if state is not BrokerState.UP:
             continue
+        check = f"disk of broker {broker_id}"
         try:
-            directories = admin.log_dirs_now(broker.broker_id)
+            directories = admin.log_dirs_now(broker_id)
         except TidemillError as error:
             findings.append(problem(check, f"it does not answer: {error}", "look into the broker's log"))
             continue
