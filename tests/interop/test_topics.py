@@ -145,6 +145,13 @@ def test_asking_for_a_missing_topic_does_not_create_it(client: Client, other: Cl
     assert topic not in other.list_topics()
 
 
+@with_clients()
+def test_producing_creates_a_missing_topic(client: Client, other: Client, topic: str) -> None:
+    """The first metadata answer does not know the topic yet: the client asks again by itself."""
+    client.produce(topic, [Message(b"first")])
+    assert other.fetch(topic, 0, 0, 1)[0].value == b"first"
+
+
 def test_without_auto_creation_a_missing_topic_stays_missing(
     start: Callable[..., Broker], topic: str
 ) -> None:

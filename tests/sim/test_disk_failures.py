@@ -58,7 +58,7 @@ _ROLES: dict[str, Callable[[Stage], Machine]] = {
 @pytest.mark.parametrize(
     "operations", [("write",), ("sync", "flush"), _EVERYTHING], ids=["write", "sync", "all"]
 )
-def test_failure_5_a_disk_that_fails_moves_the_leaders(
+def test_failure_05_a_disk_that_fails_moves_the_leaders(
     operations: tuple[Operation, ...], role: str, pattern: str
 ) -> None:
     def course(stage: Stage) -> None:
@@ -159,7 +159,7 @@ def test_failure_27_the_others_go_on_while_a_followers_disk_is_full(victim_is: s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_failure_3_full_disks_keep_what_they_have_when_the_third_loses_its_power(seed: int) -> None:
+def test_failure_03_full_disks_keep_what_they_have_when_the_third_loses_its_power(seed: int) -> None:
     """There is no space for a vote, so nobody is elected; but nobody who has the records stops either."""
 
     def course(stage: Stage) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.net.network import Address, Link, ServerLimits
-from tidemill.broker.requests.dispatch import Peer
+from tidemill.broker.net.network import Address, Link, Peer, ServerLimits
 from tidemill.sim.loops import Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
 

@@ -102,7 +102,8 @@ def request_body(api: str, version: int, **fields: Any) -> bytes:
 
 def request_header(api: str, version: int, correlation_id: int, client_id: str | None = "wire-test") -> bytes:
     """Header v2 for flexible versions: a v1 header and an empty list of tagged fields."""
-    text = b"\xff\xff" if client_id is None else struct.pack(">h", len(client_id)) + client_id.encode()
+    name = (client_id or "").encode()
+    text = b"\xff\xff" if client_id is None else struct.pack(">h", len(name)) + name
     plain = struct.pack(">hhi", API_KEYS[api], version, correlation_id) + text
     return plain + b"\0" if request_schema(api, version).__flexible__ else plain
 

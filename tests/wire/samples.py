@@ -1,4 +1,4 @@
-"""One valid request for every API that is served, at its oldest and newest version: what the fuzzers start from."""
+"""One valid request for every API that is served, at its oldest and newest version."""
 
 from __future__ import annotations
 

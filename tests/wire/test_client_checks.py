@@ -142,6 +142,18 @@ class TestMetadata:
         described = connection.metadata(topic)
         assert (described.error_code, described.partitions) == (UNKNOWN_TOPIC_OR_PARTITION, ())
 
+    def test_auto_creation_goes_on_behind_the_first_answer(self, connection: Connection, topic: str) -> None:
+        first = connection.metadata(topic, create=True)
+        assert (first.error_code, first.partitions) == (UNKNOWN_TOPIC_OR_PARTITION, ())
+        eventually(lambda: len(connection.metadata(topic).partitions) == 1, "the created topic")
+
+    def test_auto_creation_of_an_internal_topic_gives_it_its_own_settings(
+        self, connection: Connection
+    ) -> None:
+        name = "__transaction_state"
+        connection.metadata(name, create=True)
+        eventually(lambda: len(connection.metadata(name).partitions) == 50, "fifty partitions")
+
     @pytest.mark.parametrize("name", ["a b", "", ".", "..", "x" * 250, "a/b", "ä"])
     def test_an_invalid_name(self, connection: Connection, name: str) -> None:
         assert connection.metadata(name, create=True).error_code == INVALID_TOPIC

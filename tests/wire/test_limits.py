@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,11 @@ from tests.brokers import Broker, RunningBroker, eventually, raise_descriptor_li
 from tests.wire import health
 from tests.wire.batches import encode
 from tests.wire.connection import Connection, ConnectionClosedError, fetch_fields, produce_fields
-from tests.wire.messages import request
+from tests.wire.messages import frame, request, request_body, request_header
 
 SILENT = int(os.environ.get("TIDEMILL_SILENT_CONNECTIONS", "2000"))
+MEMBER_ID_REQUIRED = 79
+NO_COORDINATOR_YET = (14, 15, 16)
 VALUE = b"x" * 1_000_000
 
 
@@ -166,6 +169,56 @@ def _is_served(broker: Broker) -> bool:
     except (ConnectionClosedError, OSError):
         return False
     return True
+
+
+REPEATED: dict[str, tuple[int, dict[str, Any], str]] = {
+    "describe_configs": (4, {"resources": [{"resource_type": 4, "resource_name": "1"}] * 20_000}, "results"),
+    "describe_groups": (5, {"groups": ["a group"] * 20_000}, "groups"),
+    "consumer_group_describe": (1, {"group_ids": ["a group"] * 20_000}, "groups"),
+    "offset_fetch": (8, {"groups": [{"group_id": "a group", "topics": None}] * 20_000}, "groups"),
+    "describe_transactions": (0, {"transactional_ids": ["an id"] * 20_000}, "transaction_states"),
+    "metadata": (12, {"topics": [{"name": "no-such-topic"}] * 20_000}, "topics"),
+    "describe_producers": (
+        0,
+        {"topics": [{"name": "no-such-topic", "partition_indexes": [0]}] * 20_000},
+        "topics",
+    ),
+}
+
+
+@pytest.mark.parametrize("api", REPEATED)
+def test_what_is_named_twenty_thousand_times_is_described_once(connection: Connection, api: str) -> None:
+    """The configuration of a broker is 35 KB: told that often it would be 700 MB, and more of memory."""
+    version, fields, field = REPEATED[api]
+    assert len(getattr(connection.request(api, version, **fields), field)) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 32_767, "ä" * 16_383])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_member_with_the_longest_name_there_is_gets_an_id(
+    connection: Connection, topic: str, name: str, is_static: bool
+) -> None:
+    """Its id begins with the name of the instance, or of the client, and is a string of the protocol itself."""
+    fields: dict[str, Any] = {
+        "group_id": topic,
+        "session_timeout": 10_000,
+        "rebalance_timeout": 1_000,
+        "member_id": "",
+        "group_instance_id": name if is_static else None,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
+    header = request_header("join_group", 9, 1, client_id="short" if is_static else name)
+
+    def join() -> Any:
+        connection.request("find_coordinator", 6, key_type=0, coordinator_keys=[topic])
+        connection.send(frame(header + request_body("join_group", 9, **fields)))
+        answer = connection.finish("join_group", 9, 1)
+        return None if answer.error_code in NO_COORDINATOR_YET else answer
+
+    joined = eventually(join, "a coordinator of the group")
+    assert joined.error_code in (0, MEMBER_ID_REQUIRED)
+    assert joined.member_id.startswith(name[:10])
 
 
 def test_a_burst_of_bad_connections_logs_one_line_each(broker: Broker) -> None:

@@ -21,7 +21,7 @@ def _claim(**fields: Any) -> list[dict[str, Any]]:
     return [{"topic_name": _METADATA, "partitions": [{"partition_index": 0, **fields}]}]
 
 
-_CLAIMS: dict[str, Callable[[int], tuple[str, int, dict[str, Any]]]] = {
+CLAIMS: dict[str, Callable[[int], tuple[str, int, dict[str, Any]]]] = {
     "vote": lambda node_id: (
         "vote",
         2,
@@ -48,12 +48,12 @@ _CLAIMS: dict[str, Callable[[int], tuple[str, int, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("node_id", [1, 2, 77])
-@pytest.mark.parametrize("claim", _CLAIMS)
+@pytest.mark.parametrize("claim", CLAIMS)
 def test_nobody_ends_a_node_by_claiming_to_lead_its_quorum(
     start: Callable[..., Broker], claim: str, node_id: int
 ) -> None:
     broker = start()
-    api, version, fields = _CLAIMS[claim](node_id)
+    api, version, fields = CLAIMS[claim](node_id)
     with Connection(broker) as connection:
         connection.create_topic("orders")
         connection.produce("orders", encode([b"before"]))

@@ -122,7 +122,7 @@ class TestIdempotence:
             assert (again.error_code, again.base_offset) == (0, sequence)
         assert connection.end_offset(topic) == 7
 
-    def test_failure_9_a_batch_older_than_the_window_is_not_stored_again(
+    def test_failure_09_a_batch_older_than_the_window_is_not_stored_again(
         self, connection: Connection, topic: str
     ) -> None:
         connection.create_topic(topic)

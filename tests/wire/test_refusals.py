@@ -17,6 +17,7 @@ from tidemill.protocol.api.offsets import (
 from tidemill.protocol.frames import request_frame
 
 UNSUPPORTED_VERSION = 35
+SECURITY_DISABLED = 54
 LONG = "x" * 32_760
 LONGEST = "y" * 32_767
 
@@ -30,8 +31,6 @@ ACL = {
     "permission_type": 2,
 }
 UNSERVED: list[tuple[str, int, dict[str, Any]]] = [
-    ("create_acls", 3, {"creations": [ACL, ACL]}),
-    ("delete_acls", 3, {"filters": [{"resource_type_filter": 2, "pattern_type_filter": 3}] * 2}),
     (
         "alter_client_quotas",
         1,
@@ -55,6 +54,25 @@ def entries_of(response: Any) -> list[Any]:
     ]
     (entries,) = lists
     return list(entries)
+
+
+ACLS: list[tuple[str, int, dict[str, Any]]] = [
+    ("create_acls", 3, {"creations": [ACL, ACL]}),
+    ("delete_acls", 3, {"filters": [{"resource_type_filter": 2, "pattern_type_filter": 3}] * 2}),
+]
+
+
+@pytest.mark.parametrize(("api", "version", "fields"), ACLS, ids=[api for api, _, _ in ACLS])
+def test_each_rule_is_refused_while_there_is_no_authorizer(
+    connection: Connection, api: str, version: int, fields: dict[str, Any]
+) -> None:
+    entries = entries_of(connection.request(api, version, **fields))
+    assert [each.error_code for each in entries] == [SECURITY_DISABLED] * 2
+
+
+def test_rules_cannot_be_listed_while_there_is_no_authorizer(connection: Connection) -> None:
+    wanted = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    assert connection.request("describe_acls", 3, **wanted).error_code == SECURITY_DISABLED
 
 
 @pytest.mark.parametrize(("api", "version", "fields"), UNSERVED, ids=[api for api, _, _ in UNSERVED])

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,6 +65,23 @@ def test_an_unknown_key_is_a_warning_that_names_it(start: Callable[..., Broker])
     broker = start({"no.such.key": "1"})
     health.assert_serves(broker)
     assert "no.such.key" in broker.log()
+    with Connection(broker) as connection:
+        asked = {"resource_type": 4, "resource_name": "1", "configuration_keys": ["no.such.key"]}
+        (result,) = connection.request("describe_configs", 4, resources=[asked]).results
+        assert [(each.name, each.value, each.is_sensitive) for each in result.configs] == [
+            ("no.such.key", None, True)
+        ]
+
+
+def test_an_unknown_key_that_was_set_at_run_time_is_a_warning_at_every_start(tmp_path: Path) -> None:
+    entry = {"name": "no.such.key", "config_operation": 0, "value": "1"}
+    change = {"resource_type": 4, "resource_name": "1", "configs": [entry]}
+    with start_broker(tmp_path / "data") as broker, Connection(broker) as connection:
+        (response,) = connection.request("incremental_alter_configs", 1, resources=[change]).responses
+        assert response.error_code == 0
+        eventually(lambda: "no.such.key is kept" in broker.log(), "the warning")
+    with start_broker(tmp_path / "data", log_path=tmp_path / "second.log") as again:
+        assert "no.such.key is kept" in again.log()
 
 
 def test_settings_of_the_file_are_used(tmp_path: Path, topic: str) -> None:
@@ -194,3 +212,16 @@ def test_a_foreign_identity_is_named_at_once(
     assert ended.returncode != 0
     assert (own_cluster if identity == "another cluster" else own_directory)[1] in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_data_dir_with_the_cluster_id_in_a_record_of_its_own_still_starts(tmp_path: Path) -> None:
+    """Tidemill wrote that record, which Kafka's tools refuse, before 17 November 2026."""
+    with tarfile.open(Path(__file__).parent / "old_versions" / "cluster-id-record.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for _ in range(2):
+        with start_broker(tmp_path / "data") as broker, Connection(broker) as connection:
+            described = connection.request(
+                "metadata", 12, topics=[{"name": "kept"}], allow_auto_topic_creation=False
+            )
+            assert described.cluster_id == "FKtP_7qwQXS0Jadd3cSztA"
+            assert [len(topic.partitions) for topic in described.topics] == [1]

@@ -28,12 +28,14 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle
 from tidemill.broker.quorum.quorum import Quorum
 from tidemill.broker.requests import handlers
+from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Dispatcher, Scope
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.handlers.producers import write_markers
 from tidemill.broker.requests.handlers.transactions import add_partitions
-from tidemill.config import BrokerConfig, Listener
+from tidemill.broker.requests.topic_creation import TopicCreation
+from tidemill.config import BrokerConfig, Listener, check_protocol
 from tidemill.coordinator.groups.group import Caller
 from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
@@ -131,7 +133,7 @@ class Node:
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._make_coordinators()
-        self._follower = ImageFollower(replicas, (self._groups, self._transactions))
+        self._follower = ImageFollower(config.node_id, replicas, (self._groups, self._transactions))
         self._compactor = Compactor(
             config,
             platform.files,
@@ -157,6 +159,12 @@ class Node:
             transactions=self._transactions,
             verification=self._verification,
             data_dir=data_dir,
+            topic_creation=self._topic_creation,
+            client_metrics=ClientMetrics(
+                lambda: driver.image,
+                lambda: asyncio.get_running_loop().time() * 1000,
+                config.network.telemetry_max_bytes,
+            ),
             new_uuid=self._new_uuid,
             metrics=replicas.metrics,
         )
@@ -174,6 +182,10 @@ class Node:
             self._producer_ids,
             self._groups.partition_of,
             lambda request: write_markers(self.broker, request),
+        )
+        hosts = (self._groups, self._transactions)
+        self._topic_creation = TopicCreation(
+            driver.ask, {host.topic.name: host.ensure_topic for host in hosts}
         )
         own = Caller(f"node-{config.node_id}", "", AddPartitionsToTxnRequest.versions.max)
         self._verification = Verification(
@@ -244,11 +256,7 @@ class Node:
         """Who asks for encryption must not get a listener without it."""
         network = self.config.network
         for listener in (*network.listeners, *network.controller_listeners):
-            if listener.security_protocol != "PLAINTEXT":
-                raise ConfigError(
-                    f"listener {listener.name} asks for {listener.security_protocol}, which this broker does not speak yet; "
-                    "use PLAINTEXT, inside a network that you trust"
-                )
+            check_protocol(listener.name, listener.security_protocol)
 
     def _open_data_dir(self) -> DataDir:
         folders = self.config.storage.log_dirs
@@ -328,6 +336,7 @@ class Node:
         self._driver.stop_asking()
         await self._dispatcher.drain(_DRAIN_S_MAX)
         self._listening.close()
+        self._topic_creation.close()
         self._follower.close()
         self._groups.close()
         self._verification.close()

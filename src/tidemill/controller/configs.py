@@ -19,6 +19,8 @@ from tidemill.config import (
     ConfigKey,
     ConfigType,
     UpdateMode,
+    check_protection,
+    validate_client_metrics,
     validate_group_configs,
     validate_topic_configs,
 )
@@ -103,7 +105,7 @@ def _alter(
         response = AlterConfigsResourceResponse(resource_type=resource.type, resource_name=resource.name)
         try:
             if counts[resource] > 1:
-                raise _invalid_request(f"Resource '{resource.name}' occurs more than once in the request")
+                raise _invalid_request(f"Each resource must appear at most once: '{resource.name}'")
             _check_changes(changes)
             _check_resource(resource)
             before = image.config(resource)
@@ -123,7 +125,7 @@ def _alter(
 def _check_changes(changes: Sequence[_Change]) -> None:
     twice = [name for name, count in Counter(change.name for change in changes).items() if count > 1]
     if twice:
-        raise _invalid_request(f"Configuration {', '.join(twice)} occurs more than once for one resource")
+        raise _invalid_request(f"Error due to duplicate config keys: {', '.join(twice)}")
     for change in changes:
         if change.operation not in Operation.__members__.values():
             raise _invalid_request(
@@ -131,36 +133,44 @@ def _check_changes(changes: Sequence[_Change]) -> None:
                 "must be 0 (set), 1 (delete), 2 (append) or 3 (subtract)"
             )
         if change.value is None and change.operation != Operation.DELETE:
-            raise _invalid_request(f"Null value for configuration {change.name}: must be a text")
+            raise _invalid_request(f"Null value not supported for : {change.name}")
 
 
 def _check_resource(resource: ConfigResource) -> None:
     if resource.type == ResourceType.TOPIC:
         if not resource.name:
-            raise _invalid_request("Topics have no common configuration: the name of the topic is missing")
+            raise _invalid_request(
+                "Default topic resources are not allowed: the name of the topic is missing"
+            )
         check_topic_name(resource.name)
     elif resource.type == ResourceType.BROKER:
         if resource != CLUSTER_DEFAULT and not resource.name.isdecimal():
-            raise _invalid_request(f"'{resource.name}' is not the number of a broker")
+            raise _invalid_request(f"Node id must be an integer, not '{resource.name}'")
     elif resource.type == ResourceType.GROUP:
         if not resource.name:
-            raise _invalid_request("Groups have no common configuration: the name of the group is missing")
+            raise _invalid_request(
+                "Default group resources are not allowed: the name of the group is missing"
+            )
+    elif resource.type == ResourceType.CLIENT_METRICS:
+        if not resource.name:
+            raise _invalid_request("Subscription name can't be empty")
     else:
         raise _invalid_request(
-            f"Resource type {resource.type} has no configuration to alter: "
-            "must be 2 (topic), 4 (broker) or 32 (group)"
+            f"Unknown resource type {resource.type}: must be 2 (topic), 4 (broker), 16 (client metrics) or 32 (group)"
         )
 
 
 def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
     if resource.type == ResourceType.TOPIC:
         if resource.name not in image.topics_by_name:
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{resource.name}'")
-    elif resource.type == ResourceType.GROUP or resource == CLUSTER_DEFAULT:
-        # A group may be given settings before it has members.
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.name}' does not exist"
+            )
+    elif resource.type != ResourceType.BROKER or resource == CLUSTER_DEFAULT:
+        # A group may be given settings before it has members, and settings make a subscription.
         return
     elif BrokerId(int(resource.name)) not in image.brokers:
-        raise _invalid_request(f"Broker {resource.name} is not registered")
+        raise _invalid_request(f"Unexpected broker id, {resource.name} is not registered")
 
 
 def _check_min_isr(
@@ -192,10 +202,10 @@ def _incremented(
 def _edited_list(resource: ConfigResource, current: str | None, change: _Change) -> str:
     key = _key(resource, change.name)
     if key is None or key.type is not ConfigType.LIST:
-        verb = "appended to" if change.operation == Operation.APPEND else "subtracted from"
+        verb = Operation(change.operation).name
         raise ApiError(
             ErrorCode.INVALID_CONFIG,
-            f"Nothing can be {verb} configuration {change.name}: its type is not a list",
+            f"Can't {verb} to key {change.name}: its type is not a list",
         )
     items = [item for item in (current if current is not None else key.default or "").split(",") if item]
     for item in (change.value or "").split(","):
@@ -213,7 +223,8 @@ def _replaced(
 
 
 def _key(resource: ConfigResource, name: str) -> ConfigKey | None:
-    if resource.type == ResourceType.GROUP:
+    """For lists that can be appended to: as in Kafka, those of groups and client metrics cannot."""
+    if resource.type in (ResourceType.GROUP, ResourceType.CLIENT_METRICS):
         return None
     return (TOPIC_KEYS_BY_NAME if resource.type == ResourceType.TOPIC else BROKER_KEYS).get(name)
 
@@ -228,6 +239,9 @@ def _validate(
         if resource.type == ResourceType.GROUP:
             validate_group_configs(after, broker)
             return
+        if resource.type == ResourceType.CLIENT_METRICS:
+            validate_client_metrics(after)
+            return
     except ConfigError as error:
         raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
     try:
@@ -235,21 +249,29 @@ def _validate(
             # Removing what could not have been set does nothing, and Kafka lets it pass.
             if change.operation != Operation.DELETE:
                 _check_broker_key(resource, change.name)
+                check_protection({change.name: after[change.name]})
         for name, value in after.items():
-            BROKER_KEYS[name].parse(value)
+            key = BROKER_KEYS.get(name)
+            if key is not None:
+                key.parse(value)
     except ConfigError as error:
         # Kafka answers a bad broker value with INVALID_REQUEST, not INVALID_CONFIG (KAFKA-13609).
         raise _invalid_request(str(error)) from None
 
 
 def _check_broker_key(resource: ConfigResource, name: str) -> None:
+    """What no table has is kept, as Kafka keeps it for plug-ins."""
     key = BROKER_KEYS.get(name)
     if key is None:
-        raise ApiError(ErrorCode.INVALID_CONFIG, f"Unknown broker configuration {name}")
+        return
     if key.is_read_only:
-        raise _invalid_request(f"Configuration {name} is read-only: it can be set only in the broker's file")
+        raise _invalid_request(
+            f"Cannot update these configs dynamically: [{name}]; set it in the broker's file"
+        )
     if resource == CLUSTER_DEFAULT and key.mode is UpdateMode.PER_BROKER:
-        raise _invalid_request(f"Configuration {name} can be set only for one broker, not for all")
+        raise _invalid_request(
+            f"Cannot update these configs at default cluster level, only for one broker: [{name}]"
+        )
 
 
 def _config_records(

@@ -170,6 +170,11 @@ class Controller:
             delta.replay(record)
         return [*records, *self._replication(delta.apply()).after_min_isr_changed()]
 
+    def _update_features(
+        self, request: admin.UpdateFeaturesRequest, context: RequestContext
+    ) -> Decision[Record, admin.UpdateFeaturesResponse]:
+        return features.update_features(self.image, self._config.node_id, request, context.version)
+
     def _register_broker(
         self, request: broker_api.BrokerRegistrationRequest, context: RequestContext
     ) -> Decision[Record, broker_api.BrokerRegistrationResponse]:
@@ -317,6 +322,7 @@ DECIDES: dict[type[Request], Callable[[Controller, Any, RequestContext], Decisio
     admin.CreatePartitionsRequest: Controller._create_partitions,
     admin.IncrementalAlterConfigsRequest: Controller._incremental_alter_configs,
     admin.AlterConfigsRequest: Controller._alter_configs,
+    admin.UpdateFeaturesRequest: Controller._update_features,
     broker_api.BrokerRegistrationRequest: Controller._register_broker,
     broker_api.BrokerHeartbeatRequest: Controller._heartbeat,
     broker_api.AllocateProducerIdsRequest: Controller._allocate_producer_ids,

@@ -259,7 +259,10 @@ class MetadataDelta:
             features=_features(record.features),
         )
 
-    def _replay_cluster_id(self, record: ClusterIdRecord) -> None:
+    def _replay_cluster_id(self, record: ClusterIdRecord | NoOpRecord) -> None:
+        """A no-op record without an id only moves the offset."""
+        if record.cluster_id is None:
+            return
         assert self.cluster_id in ("", record.cluster_id), f"{self.cluster_id} is not {record.cluster_id}"
         self.cluster_id = record.cluster_id
 
@@ -268,9 +271,6 @@ class MetadataDelta:
 
     def _replay_producer_ids(self, record: ProducerIdsRecord) -> None:
         self.next_producer_id = ProducerId(record.next_producer_id)
-
-    def _replay_no_op(self, record: NoOpRecord) -> None:
-        """Only moves the offset."""
 
 
 _HANDLERS: dict[type[DataMessage], Callable[[MetadataDelta, Any], None]] = {
@@ -289,7 +289,7 @@ _HANDLERS: dict[type[DataMessage], Callable[[MetadataDelta, Any], None]] = {
     ClusterIdRecord: MetadataDelta._replay_cluster_id,
     FeatureLevelRecord: MetadataDelta._replay_feature,
     ProducerIdsRecord: MetadataDelta._replay_producer_ids,
-    NoOpRecord: MetadataDelta._replay_no_op,
+    NoOpRecord: MetadataDelta._replay_cluster_id,
 }
 
 

@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from tidemill.config import BrokerLayers
 from tidemill.controller.image import CLUSTER_DEFAULT, MetadataImage, ResourceType
 from tidemill.controller.records import Record
-from tidemill.protocol.api.metadata import ClusterIdRecord, ConfigRecord, FeatureLevelRecord
+from tidemill.errors import ErrorCode
+from tidemill.machine import Decision
+from tidemill.protocol.api.admin import (
+    FeatureUpdateKey,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from tidemill.protocol.api.metadata import ConfigRecord, FeatureLevelRecord, NoOpRecord
 
 # The levels at which Apache Kafka 4.3 formats a new cluster, of the features that exist here.
 FEATURE_LEVELS: Mapping[str, int] = {
@@ -23,13 +31,16 @@ FEATURE_LEVELS: Mapping[str, int] = {
     "transaction.version": 2,
 }
 MIN_ISR = "min.insync.replicas"
+_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
+# The first version that has nothing to say of single features.
+_FIRST_WITHOUT_RESULTS = 2
 
 
 def first_records(image: MetadataImage, cluster_id: str, layers: BrokerLayers) -> list[Record]:
     """None, once all of it is there."""
     records: list[Record] = []
     if not image.cluster_id:
-        records.append(ClusterIdRecord(cluster_id=cluster_id))
+        records.append(NoOpRecord(cluster_id=cluster_id))
     records += [
         FeatureLevelRecord(name=name, feature_level=level)
         for name, level in FEATURE_LEVELS.items()
@@ -50,3 +61,48 @@ def first_records(image: MetadataImage, cluster_id: str, layers: BrokerLayers) -
             )
         )
     return records
+
+
+def update_features(
+    image: MetadataImage, node_id: int, request: UpdateFeaturesRequest, version: int
+) -> Decision[Record, UpdateFeaturesResponse]:
+    """All of the updates, or none. A release runs at one level of each feature, so only that one is accepted."""
+    for update in request.feature_updates:
+        problem = _update_problem(image, node_id, update, version)
+        if problem is not None:
+            told = (
+                f"Invalid update version {update.max_version_level} for feature {update.feature}. {problem}"
+            )
+            message = f"The update failed for all features since the following feature had an error: {told}"
+            return Decision(
+                [], UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message)
+            )
+    records: list[Record] = [
+        FeatureLevelRecord(name=update.feature, feature_level=update.max_version_level)
+        for update in request.feature_updates
+        if image.features.get(update.feature) != update.max_version_level
+    ]
+    response = UpdateFeaturesResponse()
+    if version < _FIRST_WITHOUT_RESULTS:
+        names = sorted(update.feature for update in request.feature_updates)
+        response.results = [UpdatableFeatureResult(feature=name, error_message="NONE") for name in names]
+    return Decision([] if request.validate_only else records, response)
+
+
+def _update_problem(image: MetadataImage, node_id: int, update: FeatureUpdateKey, version: int) -> str | None:
+    kind = update.upgrade_type
+    if version == 0:
+        kind = _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
+    if kind not in (_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE):
+        return "The controller does not support the given upgrade type."
+    level, current = update.max_version_level, image.features.get(update.feature, 0)
+    if level < 0:
+        return "A feature version cannot be less than 0."
+    supported = FEATURE_LEVELS.get(update.feature)
+    if supported is None:
+        return f"Local controller {node_id} does not support this feature."
+    if level != supported:
+        return f"Local controller {node_id} only supports versions {supported}-{supported}"
+    if level > current and kind != _UPGRADE:
+        return "Can't downgrade to a newer version."
+    return None

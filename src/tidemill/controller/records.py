@@ -18,11 +18,11 @@ from tidemill.controller.image import (
 from tidemill.protocol.api.metadata import (
     BrokerEndpoint,
     BrokerFeature,
-    ClusterIdRecord,
     ConfigRecord,
     ControllerEndpoint,
     ControllerFeature,
     FeatureLevelRecord,
+    NoOpRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
@@ -49,7 +49,7 @@ Record = DataMessage
 
 def image_records(image: MetadataImage) -> Iterator[Record]:
     if image.cluster_id:
-        yield ClusterIdRecord(cluster_id=image.cluster_id)
+        yield NoOpRecord(cluster_id=image.cluster_id)
     for name, level in image.features.items():
         yield FeatureLevelRecord(name=name, feature_level=level)
     for controller in image.controllers.values():

@@ -30,12 +30,15 @@ def collision_key(name: str) -> str:
 
 
 def _problem(name: str) -> str | None:
+    """The first words are Kafka's: clients match on them."""
     if not name:
-        return "A topic name may not be empty"
+        return "Topic name is invalid: the name is empty"
     if name in (".", ".."):
-        return f"A topic may not be named '{name}'"
+        return f"Topic name is invalid: '{name}' means a directory"
     if len(name) > MAX_NAME_LENGTH:
-        return f"A topic name may have at most {MAX_NAME_LENGTH} characters, not {len(name)}: '{name[:40]}…'"
+        return (
+            f"Topic name is invalid: the length is {len(name)}, more than {MAX_NAME_LENGTH}: '{name[:40]}…'"
+        )
     if not _LEGAL.fullmatch(name):
-        return f"Topic name '{name}' may contain only ASCII letters, digits, '.', '_' and '-'"
+        return f"Topic name is invalid: '{name}' may have only ASCII letters, digits, '.', '_' and '-'"
     return None

@@ -73,7 +73,9 @@ def create_topics(
     for topic in sorted(once, key=lambda topic: counts[topic.name] > 1):
         try:
             if counts[topic.name] > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{topic.name}' twice")
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"Duplicate topic name: '{topic.name}' is named twice"
+                )
             if is_excessive:
                 raise _excessive()
             _check_new_name(image, names_by_key, topic.name)
@@ -164,7 +166,7 @@ def _requested_partitions(request: CreateTopicsRequest, defaults: TopicDefaults)
 def _excessive() -> ApiError:
     return ApiError(
         ErrorCode.POLICY_VIOLATION,
-        f"The request asks for more than {MAX_PARTITIONS_PER_REQUEST} partitions, the most in one request",
+        f"Excessively large number of partitions per request: {MAX_PARTITIONS_PER_REQUEST} are the most",
     )
 
 
@@ -177,14 +179,14 @@ def _names_by_collision_key(image: MetadataImage, wanted: Iterable[str]) -> dict
 def _check_new_name(image: MetadataImage, names_by_key: dict[str, str], name: str) -> None:
     check_topic_name(name)
     if name == _METADATA_TOPIC:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"Topic '{name}' is internal and cannot be created")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is not allowed")
     if name in image.topics_by_name:
         raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists")
     other = names_by_key.get(collision_key(name))
     if other is not None:
         raise ApiError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"Topic '{name}' collides with '{other}': names may not differ only in '.' and '_'",
+            f"Topic '{name}' collides with existing topic {other}: names may not differ only in '.' and '_'",
         )
 
 
@@ -200,7 +202,7 @@ def _topic_configs(topic: CreatableTopic, defaults: TopicDefaults) -> dict[str, 
     for config in topic.configs:
         if config.value is None:
             raise ApiError(
-                ErrorCode.INVALID_CONFIG, f"Configuration {config.name} of topic '{topic.name}' is null"
+                ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {config.name}"
             )
         configs[config.name] = config.value
     try:
@@ -218,19 +220,21 @@ def _assigned_partitions(image: MetadataImage, topic: CreatableTopic) -> list[Pa
         if value != -1:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST,
-                f"Topic '{topic.name}' has a manual assignment, so its {field} must be -1, not {value}",
+                f"A manual partition assignment was given for '{topic.name}': its {field} must be -1, not {value}",
             )
     assigned: dict[int, PartitionImage] = {}
     replication_factor: int | None = None
     for assignment in topic.assignments:
         index = assignment.partition_index
         if index in assigned:
-            raise _bad_assignment(f"Partition {index} of topic '{topic.name}' is assigned twice")
+            raise _bad_assignment(
+                f"Found multiple manual partition assignments for partition {index} of '{topic.name}'"
+            )
         assigned[index] = _assigned_partition(image, index, assignment.broker_ids, replication_factor)
         replication_factor = len(assignment.broker_ids)
     if sorted(assigned) != list(range(len(assigned))):
         raise _bad_assignment(
-            f"Partitions of topic '{topic.name}' must be numbered from 0 without gaps, not {sorted(assigned)}"
+            f"partitions should be a consecutive sequence from 0, not {sorted(assigned)} as for '{topic.name}'"
         )
     return [assigned[index] for index in range(len(assigned))]
 
@@ -239,14 +243,17 @@ def _assigned_partition(
     image: MetadataImage, index: int, broker_ids: Sequence[int], replication_factor: int | None
 ) -> PartitionImage:
     if not broker_ids:
-        raise _bad_assignment(f"The assignment of partition {index} has no replicas")
+        raise _bad_assignment(f"The manual partition assignment includes no replica of partition {index}")
     for broker_id in sorted(broker_ids):
         if broker_id not in image.brokers:
             raise _bad_assignment(
-                f"Partition {index} is assigned to broker {broker_id}, which is not registered"
+                f"The manual partition assignment includes broker {broker_id} for partition {index}, which is "
+                "not registered"
             )
         if broker_ids.count(broker_id) > 1:
-            raise _bad_assignment(f"Partition {index} is assigned to broker {broker_id} more than once")
+            raise _bad_assignment(
+                f"The manual partition assignment includes the broker {broker_id} twice for partition {index}"
+            )
     if replication_factor is not None and len(broker_ids) != replication_factor:
         raise _bad_assignment(
             f"Partition {index} has {len(broker_ids)} replica(s), but the partitions before it have "
@@ -279,14 +286,12 @@ def _placed_partitions(
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise ApiError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Replication factor {topic.replication_factor} of topic '{topic.name}' must be at least 1, "
-            "or -1 for the default",
+            f"Replication factor must be larger than 0, or -1 for the default, not {topic.replication_factor}",
         )
     if topic.num_partitions < -1 or topic.num_partitions == 0:
         raise ApiError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The number of partitions {topic.num_partitions} of topic '{topic.name}' must be at least 1, "
-            "or -1 for the default",
+            f"Number of partitions was set to {topic.num_partitions}: it must be at least 1, or -1 for the default",
         )
     count = defaults.num_partitions if topic.num_partitions == -1 else topic.num_partitions
     factor = defaults.replication_factor if topic.replication_factor == -1 else topic.replication_factor
@@ -306,7 +311,8 @@ def _place(
         placed = place_replicas(brokers, count, factor, seed, [each.replicas for each in existing])
     except PlacementError as error:
         raise ApiError(
-            ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor {factor} cannot be had: {error}"
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): {error}",
         ) from None
     partitions = [_new_partition(image, replicas) for replicas in placed]
     return [partition for partition in partitions if partition is not None]
@@ -374,14 +380,14 @@ def _topic_to_delete(
         )
     if state.name is not None:
         if names[state.name] > 1:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{state.name}' twice")
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Duplicate topic name: '{state.name}' is named twice")
         topic = image.topics_by_name.get(state.name)
         if topic is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{state.name}'")
         return topic
     shown_id = uuid_text(state.topic_id)
     if ids[state.topic_id] > 1:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic id {shown_id} twice")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Duplicate topic id: {shown_id} is named twice")
     topic = image.topics_by_id.get(TopicId(state.topic_id))
     if topic is None:
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with id {shown_id}")
@@ -398,7 +404,9 @@ def create_partitions(
         result = CreatePartitionsTopicResult(name=topic.name)
         try:
             if counts[topic.name] > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names topic '{topic.name}' twice")
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"Duplicate topic name: '{topic.name}' is named twice"
+                )
             added = _added_partitions(image, topic)
             if len(records) + len(added) > MAX_PARTITIONS_PER_REQUEST:
                 raise _excessive()
@@ -419,7 +427,9 @@ def _added_partitions(image: MetadataImage, wanted: CreatePartitionsTopic) -> li
     if wanted.count <= current:
         raise ApiError(
             ErrorCode.INVALID_PARTITIONS,
-            f"Topic '{topic.name}' has {current} partition(s), so {wanted.count} would not be an increase",
+            f"Topic already has {current} partition(s)"
+            if wanted.count == current
+            else f"The topic {topic.name} currently has {current} partition(s), more than {wanted.count}",
         )
     added = wanted.count - current
     if added > MAX_PARTITIONS_PER_REQUEST:
@@ -430,8 +440,8 @@ def _added_partitions(image: MetadataImage, wanted: CreatePartitionsTopic) -> li
     else:
         if len(wanted.assignments) != added:
             raise _bad_assignment(
-                f"Topic '{topic.name}' is to get {added} partition(s), but {len(wanted.assignments)} "
-                "assignment(s) are given"
+                f"Attempted to add {added} additional partition(s), but {len(wanted.assignments)} assignment(s) "
+                "are given"
             )
         partitions = [
             _assigned_partition(image, current + index, assignment.broker_ids, factor)

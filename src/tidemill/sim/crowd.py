@@ -86,10 +86,13 @@ class Crowd:
             if machine.node is None:
                 return [f"{machine.host} is not up"]
             for partition in machine.node.broker.replicas.partitions():
-                if partition.leader is not None and partition.last_stable_offset != partition.high_watermark:
+                # What is not replicated yet may belong to a transaction, or be the marker of one.
+                if partition.leader is None or partition.log is None:
+                    continue
+                if partition.last_stable_offset != partition.log.log_end_offset:
                     found.append(
                         f"{partition.name} of {machine.host}: stable up to {partition.last_stable_offset} "
-                        f"of {partition.high_watermark}"
+                        f"of {partition.log.log_end_offset}"
                     )
         led = self._ends(self._read)
         return found + [f"{tp} has no leader" for tp in self._read if tp not in led]

@@ -254,6 +254,12 @@ class SimulatedLoop(AbstractEventLoop):
     ) -> Future[Any]:
         raise NotImplementedError("a simulated process has no threads")
 
+    async def getaddrinfo(  # type: ignore[override]
+        self, host: str, port: int | None, **_: object
+    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        """Here a host's name is its address."""
+        return [(0, 0, 0, "", (host, port or 0))]
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self.is_dead:
             self._on_exception(self, context)

@@ -20,10 +20,9 @@ from functools import partial
 from random import Random
 from zlib import crc32
 
-from tidemill.broker.net.connection import Part, Reply
-from tidemill.broker.net.network import Address, Link, Listening, ServerLimits
-from tidemill.broker.net.request_order import InFlight, Order
-from tidemill.broker.requests.dispatch import Peer, order_of
+from tidemill.broker.net.connection import Reply
+from tidemill.broker.net.network import Address, Link, Listening, Part, Peer, ServerLimits
+from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.sim.loops import Scheduler, SimulatedLoop

@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.broker.net.connection import Part
-from tidemill.broker.net.network import Address, Link, Listening, Network, ServerLimits
-from tidemill.broker.requests.dispatch import Call, Peer
+from tidemill.broker.net.network import Address, Link, Listening, Network, Part, Peer, ServerLimits
+from tidemill.broker.requests.dispatch import Call
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
@@ -25,7 +24,7 @@ from tidemill.testing.faults import Fault, Faults, Strike
 from tidemill.testing.refusals import NameOf, refusal, refused_metadata, topics_of
 
 if TYPE_CHECKING:
-    from tidemill.broker.net.connection import Reply
+    from tidemill.broker.net.network import Reply
 
 CLIENT_LISTENER = "PLAINTEXT"
 # Of the fixture's own helpers: the test's hands, not the code under test.
@@ -153,10 +152,10 @@ class _StruckPeer:
     def expect_reply(self) -> Reply:
         reply = self._peer.expect_reply()
         if self._fault.strike is Strike.LOSE_ANSWER:
-            return _LostReply(self._peer)  # type: ignore[return-value]
+            return _LostReply(self._peer)
         if self._fault.strike is Strike.REFUSE:
-            return _RefusedMetadata(reply, self._fault, self._version)  # type: ignore[return-value]
-        return _LateReply(reply, self._fault.delay_s)  # type: ignore[return-value]
+            return _RefusedMetadata(reply, self._fault, self._version)
+        return _LateReply(reply, self._fault.delay_s)
 
     def close(self, reason: str | None) -> None:
         self._peer.close(reason)

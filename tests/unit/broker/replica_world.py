@@ -214,7 +214,7 @@ class World:
                 RegisterBrokerRecord(
                     broker_id=broker_id,
                     broker_epoch=host.broker_epoch,
-                    incarnation_id=bytes(16),
+                    incarnation_id=host.starts.to_bytes(16),
                     rack=host.rack,
                     fenced=False,
                     end_points=[_endpoint(host.name)],
@@ -267,6 +267,8 @@ class World:
             syncer=syncer,
             data_dir=data_dir,
             image=self.image,
+            # Nothing waits in line here.
+            lanes=SimpleNamespace(claim=lambda *_: None),
             address_of=lambda broker, _connection: next(
                 (endpoint.host, endpoint.port) for endpoint in broker.endpoints.values()
             ),
@@ -292,13 +294,17 @@ class World:
         """The process dies; the operating system keeps what it wrote."""
         self._end(self.hosts[broker_id], SimulatedDisk.kill)
 
-    def lose_power(self, broker_id: int) -> None:
-        """What was not synced may be gone."""
-        self._end(self.hosts[broker_id], lambda disk: disk.crash(self._rng, keep="nothing"))
+    def lose_power(self, broker_id: int, *, is_silent: bool = False) -> None:
+        """What was not synced may be gone. A silent one closes no connection."""
+        self._end(
+            self.hosts[broker_id], lambda disk: disk.crash(self._rng, keep="nothing"), is_silent=is_silent
+        )
 
-    def _end(self, host: Host, surviving: Callable[[SimulatedDisk], SimulatedDisk]) -> None:
+    def _end(
+        self, host: Host, surviving: Callable[[SimulatedDisk], SimulatedDisk], *, is_silent: bool = False
+    ) -> None:
         assert host.loop is not None
-        self.wires.process_died(host.loop, is_silent=False)
+        self.wires.process_died(host.loop, is_silent=is_silent)
         host.loop.kill()
         self._dead.append(host.loop)
         host.disk = surviving(host.disk)

@@ -13,7 +13,7 @@ from tidemill.broker.requests import handlers
 from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
-from tidemill.protocol.api import admin
+from tidemill.protocol.api import admin, quorum
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataRequest
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.schema import Request, Response
@@ -36,8 +36,19 @@ class _Metrics:
         return _Series()
 
 
+class _Lanes:
+    def __init__(self) -> None:
+        self.claims: list[object] = []
+
+    def claim(self, _broker: object, connection: object, _hosts: object) -> None:
+        self.claims.append(connection)
+
+
 class _Broker:
     metrics = _Metrics()
+
+    def __init__(self) -> None:
+        self.lanes = _Lanes()
 
 
 class _Reply:
@@ -63,7 +74,8 @@ class _Peer:
     def is_closed(self) -> bool:
         return self.closed_because is not None
 
-    def mark_as_node(self) -> None: ...
+    def mark_as_node(self) -> None:
+        raise AssertionError("a request proves nothing")
 
     def expect_reply(self) -> Any:
         return _Reply(self.sent)
@@ -181,3 +193,11 @@ async def test_an_answer_is_not_encoded_for_a_client_that_is_gone(
 
     peer = await asked(monkeypatch, DescribeClusterRequest(), handler, 1)
     assert peer.sent == []
+
+
+async def test_a_request_of_nodes_is_a_claim_and_no_proof(
+    monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    handler = returns(quorum.VoteResponse(), later=later)
+    peer = await asked(monkeypatch, quorum.VoteRequest(), handler, 2)
+    assert len(peer.sent) == 1

@@ -60,6 +60,23 @@ def delete_before(world: World, offset: int, timeout_ms: int = 30_000) -> Any:
     return answer.response.topics[0].partitions[0]
 
 
+# -- leaders that start again --------------------------------------------------------------------------------
+
+
+def test_followers_fetch_at_once_from_a_leader_that_lost_power_without_a_word(world: World) -> None:
+    """Their last request is never answered, and its timeout of half a minute is not waited for."""
+    write(world, 1, b"before")
+    world.lose_power(1, is_silent=True)
+    world.start(1)
+    world.change(leader=1, isr=[1, 2, 3])
+    restarted_s = world.scheduler.now_s
+    write(world, 1, b"after")
+    world.until(
+        lambda: all(world[other].values()[-1:] == [b"after"] for other in (2, 3)), "copies of what is new"
+    )
+    assert world.scheduler.now_s - restarted_s < 10, "of virtual time"
+
+
 # -- where a log begins --------------------------------------------------------------------------------------
 
 
@@ -283,7 +300,7 @@ def test_a_folder_of_an_older_topic_is_set_aside(world: World) -> None:
 # -- disks ---------------------------------------------------------------------------------------------------
 
 
-def test_failure_5_a_disk_that_fails_stops_the_broker_when_others_have_the_partition(world: World) -> None:
+def test_failure_05_a_disk_that_fails_stops_the_broker_when_others_have_the_partition(world: World) -> None:
     world[1].disk.fail("write")
     answer = produce(world, 1, b"a")
     assert produced(answer).error_code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -377,6 +394,25 @@ def test_failure_15_a_sole_replica_without_a_segment_is_offline(
     assert produced(produce(world, 1, b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert not world[1].fatal, "nobody else could take over"
     assert any("a segment is missing" in message for message in caplog.messages)
+
+
+def test_failure_15_damage_is_reported_of_a_topic_that_was_created_again(
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(1)
+    world.start()
+    for count, topic_id in enumerate((TOPIC_ID, bytes(range(16))), 1):
+        world.create_topic([1], topic_id=topic_id, segment_bytes=str(1 << 20))
+        world.settle()
+        for number in range(12):
+            write(world, 1, big(number))
+        path = sorted(name for name in world[1].disk.list(f"/data/{TOPIC}-0") if name.endswith(".log"))[1]
+        world[1].disk.flip_bit(f"/data/{TOPIC}-0/{path}", 16, 3)
+        fetched = consume(world, 1, int(path.partition(".")[0])).responses[0].partitions[0]
+        assert fetched.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert sum("is damaged" in message for message in caplog.messages) == count
+        world.delete_topic(topic_id)
+        world.settle()
 
 
 def test_failure_15_a_leader_whose_log_is_damaged_gives_way(world: World) -> None:

@@ -23,7 +23,7 @@ EPOCH = 5
         (EPOCH + 1, 0, True),
     ],
 )
-def test_failure_6_a_marker_voids_what_was_confirmed_of_its_transaction(
+def test_failure_06_a_marker_voids_what_was_confirmed_of_its_transaction(
     marker_epoch: int, transaction_version: int, is_void: bool
 ) -> None:
     guards = Guards()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tidemill.broker.disk.long_work import LongWork
+from tidemill.errors import ProtocolError
 from tidemill.protocol.steps import Steps
 
 
@@ -65,3 +68,44 @@ def test_what_blocks_is_done_elsewhere_and_may_fail() -> None:
         assert await following == 2
 
     asyncio.run(run())
+
+
+class _Large:
+    """Stands for a decompressed batch."""
+
+
+@pytest.mark.parametrize("is_in_thread", [False, True])
+def test_what_failed_work_held_is_free_at_once(is_in_thread: bool) -> None:
+    """Without the garbage collector, which a few large objects do not call."""
+    held: list[weakref.ref[_Large]] = []
+
+    def walk() -> Iterator[int]:
+        large = _Large()
+        held.append(weakref.ref(large))
+        try:
+            yield 1
+            raise IndexError
+        except IndexError as error:
+            raise ProtocolError(f"a record of {large} is cut off") from error
+
+    def piece() -> Steps[None]:
+        if is_in_thread:
+            yield lambda: list(walk())
+        for _ in walk():
+            yield None
+
+    async def run() -> None:
+        work = LongWork(_in_thread)
+        for _ in range(3):
+            with pytest.raises(ProtocolError):
+                await work.run(piece)
+        # The last one's future is let go in the next turn.
+        await asyncio.sleep(0)
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert len(held) == 3
+        assert [reference() for reference in held[:-1]] == [None, None]
+    finally:
+        gc.enable()

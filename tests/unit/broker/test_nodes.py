@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.dispatch import Call, Peer
-from tidemill.broker.requests.node_proof import comes_from, for_nodes
+from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.handlers.nodes import for_nodes
+from tidemill.broker.requests.node_proof import comes_from
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request, Response

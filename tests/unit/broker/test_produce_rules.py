@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.log.batches import T0, batch
+from tests.wire.batches import Record, encode_records
 from tidemill.broker.partitions.produce_rules import ProduceRules
 from tidemill.config import TopicConfig
 from tidemill.errors import ErrorCode, ProtocolError
@@ -53,6 +54,18 @@ def test_recompressing_keeps_the_records(old: int, new: int) -> None:
     assert header.codec == new
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (4, 2, 10)
     assert list(iterate_records(again)) == list(iterate_records(memoryview(data)))
+
+
+def test_a_batch_that_becomes_too_large_by_recompressing_is_refused() -> None:
+    """A few kilobytes of zstd would be stored as two megabytes."""
+    large = compress(4, encode_records([Record(bytes(2_000_000))]))
+    config = TopicConfig(compression_type="uncompressed", max_message_bytes=1_000_000)
+    data = _claiming(1, large)
+    assert len(data) < 10_000
+    with pytest.raises(InvalidBatch) as refused:
+        _inspect(config, data)
+    assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+    _inspect(TopicConfig(compression_type="gzip", max_message_bytes=1_000_000), data)
 
 
 @pytest.mark.parametrize("wrong", [1, 3, 1 << 30])

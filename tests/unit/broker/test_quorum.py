@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.broker.quorum_world import WALL_MS, TestNode, World, in_virtual_time
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.protocol.api.quorum import VoteRequestPartitionData, VoteResponse
+from tidemill.protocol.api.quorum import FetchSnapshotRequest, VoteRequestPartitionData, VoteResponse
 from tidemill.raft.messages import vote_request
 from tidemill.raft.voters import ReplicaKey
 
@@ -28,6 +28,21 @@ def test_three_voters_elect_commit_and_go_on_without_one() -> None:
         await world.agree(b"a", b"b", b"c")
         await first.start()
         await world.agree(b"a", b"b", b"c")
+        await world.stop()
+
+    in_virtual_time(main)
+
+
+def test_voters_of_the_configuration_have_the_name_of_their_listener() -> None:
+    """Kafka's `kafka-metadata-quorum` fails on an empty one."""
+
+    async def main() -> None:
+        world = World([1, 2, 3])
+        await world.start()
+        leader = await world.leader()
+        described = await leader.describe()
+        assert [node.node_id for node in described.nodes] == [1, 2, 3]
+        assert {each.name for node in described.nodes for each in node.listeners} == {"CONTROLLER"}
         await world.stop()
 
     in_virtual_time(main)
@@ -242,6 +257,26 @@ def test_another_cluster_is_refused_with_both_ids(caplog: pytest.LogCaptureFixtu
     refusals = [message for message in caplog.messages if "theirs" in message and "ours" in message]
     assert refusals
     assert len(refusals) <= 3
+
+
+def test_a_cluster_id_of_any_length_in_every_request_fills_neither_log_nor_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = World([1])
+        await world.start()
+        leader = await world.leader()
+        leader.quorum.set_cluster_id("ours")
+        for number in range(1_000):
+            request = FetchSnapshotRequest(cluster_id=f"{number}" + "x" * 30_000)
+            assert await leader.quorum.answer(request)
+        await world.stop()
+
+    in_virtual_time(main)
+    refusals = [record for record in caplog.records if "refusing FetchSnapshot" in record.getMessage()]
+    assert 1 <= len(refusals) <= 50
+    assert max(len(record.getMessage()) for record in refusals) < 300
+    assert {record.levelname for record in refusals} == {"WARNING"}
 
 
 def test_a_full_disk_is_told_to_whoever_appends_and_nothing_else_suffers() -> None:

@@ -227,7 +227,7 @@ def test_an_old_leader_cuts_off_what_the_new_one_does_not_have(world: World) -> 
     in_sync(world, 1, 2, 3)
 
 
-def test_failure_1_a_follower_that_restarts_keeps_what_it_may_not_know_to_be_committed(world: World) -> None:
+def test_failure_01_a_follower_that_restarts_keeps_what_it_may_not_know_to_be_committed(world: World) -> None:
     """Cutting to the own high watermark would lose the record when the other replica is gone next."""
     write(world, 1, b"a")
     world.until(lambda: world[2].high_watermark == 1, "the follower knows")
@@ -244,7 +244,7 @@ def test_failure_1_a_follower_that_restarts_keeps_what_it_may_not_know_to_be_com
     assert read(world, 2) == [b"a", b"b"]
 
 
-def test_failure_1_logs_agree_after_two_failovers(world: World) -> None:
+def test_failure_01_logs_agree_after_two_failovers(world: World) -> None:
     write(world, 1, b"a")
     world.cut_off(1)
     produce(world, 1, b"x", acks=1)

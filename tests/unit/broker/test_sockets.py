@@ -12,9 +12,8 @@ import pytest
 
 from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tidemill.broker.net import sockets
-from tidemill.broker.net.network import Address, Link, ServerLimits
+from tidemill.broker.net.network import Address, Link, Peer, ServerLimits
 from tidemill.broker.net.sockets import SocketNetwork
-from tidemill.broker.requests.dispatch import Peer
 
 FRAME_BYTES_MAX = 64 << 20
 

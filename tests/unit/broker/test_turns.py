@@ -11,9 +11,8 @@ from time import perf_counter
 import pytest
 
 from tests.unit.broker.scripted_peer import LOOPS, run_in
-from tidemill.broker.net.network import ServerLimits
+from tidemill.broker.net.network import Peer, ServerLimits
 from tidemill.broker.net.server import Server
-from tidemill.broker.requests.dispatch import Peer
 
 # More than the broker needs for most requests: a turn has room for a few of them.
 WORK_S = 0.0003

@@ -244,7 +244,7 @@ async def test_what_is_told_of_a_verification_that_failed(
     assert asked == [("tx", producer.producer_id, producer.producer_epoch, place, version >= ADDS)]
 
 
-async def test_failure_6_a_marker_that_overtakes_the_verification_makes_it_void(
+async def test_failure_06_a_marker_that_overtakes_the_verification_makes_it_void(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(

@@ -17,7 +17,7 @@ from tidemill.protocol.api.brokers import (
     Feature,
     Listener,
 )
-from tidemill.protocol.api.metadata import ClusterIdRecord, ConfigRecord, FeatureLevelRecord
+from tidemill.protocol.api.metadata import ConfigRecord, FeatureLevelRecord, NoOpRecord
 from tidemill.protocol.api.replicas import UnregisterBrokerRequest
 from tidemill.types import NO_BROKER, BrokerId
 
@@ -29,7 +29,7 @@ def broker_epoch(cluster: Cluster, broker_id: int) -> int:
 class TestFirstRecords:
     def test_the_cluster_id_comes_first(self) -> None:
         cluster = Cluster(brokers=0)
-        assert cluster.log[0] == ClusterIdRecord(cluster_id=CLUSTER_ID)
+        assert cluster.log[0] == NoOpRecord(cluster_id=CLUSTER_ID)
         assert cluster.image.cluster_id == CLUSTER_ID
         assert cluster.image.features == {
             "metadata.version": 30,
@@ -48,7 +48,7 @@ class TestFirstRecords:
         )
         cluster.activate(older)
         records = cluster.controller.first_records("x")
-        assert records[0] == ClusterIdRecord(cluster_id="x")
+        assert records[0] == NoOpRecord(cluster_id="x")
         assert [record.name for record in records if isinstance(record, FeatureLevelRecord)] == [
             "eligible.leader.replicas.version",
             "group.version",

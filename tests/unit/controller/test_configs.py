@@ -1,9 +1,9 @@
 """Alterations of configurations: all or nothing per resource, and their error codes.
 
-Most requests were also sent to Apache Kafka 4.3 and got the same codes. Differences: Kafka accepts unknown broker
-keys, answers an unknown operation with UNKNOWN_SERVER_ERROR, and gives no answer at all to an AlterConfigs in
-which a resource occurs twice. For a broker that is not the one asked it says INVALID_REQUEST, which is the
-handler's to check; BROKER_ID_NOT_REGISTERED is the controller's own answer.
+Most requests were also sent to Apache Kafka 4.3 and got the same codes. Differences: Kafka answers an unknown
+operation with UNKNOWN_SERVER_ERROR, and gives no answer at all to an AlterConfigs in which a resource occurs
+twice. For a broker that is not the one asked it says INVALID_REQUEST, which is the handler's to check;
+BROKER_ID_NOT_REGISTERED is the controller's own answer.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_unchanged_broker_value_is_written_again(cluster: Cluster) -> None:
         (BROKER, "1", [("log.retention.ms", SET, "0")], ErrorCode.INVALID_REQUEST),
         (BROKER, "1", [("node.id", SET, "5")], ErrorCode.INVALID_REQUEST),
         (BROKER, "1", [("log.retention.hours", SET, "7")], ErrorCode.INVALID_REQUEST),
-        (BROKER, "1", [("foo.bar", SET, "5")], ErrorCode.INVALID_CONFIG),
+        (BROKER, "1", [("foo.bar", APPEND, "5")], ErrorCode.INVALID_CONFIG),
         (BROKER, "1", [("log.retention.ms", SET, None)], ErrorCode.INVALID_REQUEST),
         (BROKER, "1", [("log.retention.ms", APPEND, "5")], ErrorCode.INVALID_CONFIG),
         (BROKER, "", [("listeners", SET, "PLAINTEXT://:1")], ErrorCode.INVALID_REQUEST),
@@ -145,6 +145,8 @@ def test_unchanged_broker_value_is_written_again(cluster: Cluster) -> None:
         (BROKER, "2", [("log.retention.ms", SET, "1")], ErrorCode.INVALID_REQUEST),
         (BROKER, "x", [("log.retention.ms", SET, "1")], ErrorCode.INVALID_REQUEST),
         (BROKER, "-1", [("log.retention.ms", SET, "1")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "1", [("ssl.client.auth", SET, "required")], ErrorCode.INVALID_REQUEST),
+        (BROKER, "1", [("sasl.enabled.mechanisms", APPEND, "PLAIN")], ErrorCode.INVALID_REQUEST),
         (9, "t", [("x", SET, "1")], ErrorCode.INVALID_REQUEST),
     ],
 )
@@ -194,6 +196,14 @@ def test_brokers_and_the_default_of_all_brokers(cluster: Cluster) -> None:
     (result,) = cluster.create(creatable("u"), validate_only=True)
     retention = next(config for config in result.configs or [] if config.name == "retention.ms")
     assert retention.value == "6"
+
+
+def test_broker_settings_that_no_table_has_are_kept(cluster: Cluster) -> None:
+    alter(cluster, (BROKER, "1", [("foo.bar", SET, "5")]), (BROKER, "", [("foo.all", SET, "6")]))
+    assert cluster.image.config(BROKER_1) == {"foo.bar": "5"}
+    assert cluster.image.config(CLUSTER_DEFAULT)["foo.all"] == "6"
+    alter(cluster, (BROKER, "1", [("log.retention.ms", SET, "6"), ("foo.bar", DELETE, None)]))
+    assert cluster.image.config(BROKER_1) == {"log.retention.ms": "6"}
 
 
 def test_legacy_alteration_replaces_everything(cluster: Cluster) -> None:

@@ -188,7 +188,7 @@ def _unclean_election() -> ElectLeadersRequest:
     return ElectLeadersRequest(election_type=ElectionType.UNCLEAN, topic_partitions=wanted)
 
 
-def test_failure_3_after_unclean_stops_of_all_nobody_leads_unasked() -> None:
+def test_failure_03_after_unclean_stops_of_all_nobody_leads_unasked() -> None:
     """The last known leader may have lost more than the others: one of them was in sync with it until the end."""
     cluster = three(min_isr=2)
     crash(cluster, 1, 2, 3)
@@ -198,7 +198,7 @@ def test_failure_3_after_unclean_stops_of_all_nobody_leads_unasked() -> None:
     assert cluster.partition().last_known_elr == (3,)
 
 
-def test_failure_3_the_last_in_sync_replica_loses_its_page_cache() -> None:
+def test_failure_03_the_last_in_sync_replica_loses_its_page_cache() -> None:
     """A follower that was in sync at the minimum leads, or nobody does: never the one that may have lost records."""
     cluster = three(min_isr=2)
     cluster.propose([1, 2])
@@ -224,7 +224,7 @@ def propose_with_epochs(cluster: Cluster, states: Sequence[tuple[int, int | None
 
 
 class TestLostDisk:
-    def test_failure_4_a_broker_with_an_empty_disk_is_eligible_for_nothing(self) -> None:
+    def test_failure_04_a_broker_with_an_empty_disk_is_eligible_for_nothing(self) -> None:
         cluster = three(min_isr=2)
         epoch = cluster.stop(2)
         cluster.fence(3)
@@ -235,7 +235,7 @@ class TestLostDisk:
         assert cluster.state() == (NOBODY, (), (3, 1))
         assert cluster.partition().directories == (directory(1), directory(2, disk=1), directory(3))
 
-    def test_failure_4_a_stale_alter_partition_does_not_put_it_into_the_isr(self) -> None:
+    def test_failure_04_a_stale_alter_partition_does_not_put_it_into_the_isr(self) -> None:
         cluster = three(min_isr=2)
         old_epoch = cluster.image.brokers[BrokerId(2)].epoch
         crash(cluster, 2)
@@ -249,7 +249,7 @@ class TestLostDisk:
         assert refused == ErrorCode.INELIGIBLE_REPLICA
         assert cluster.partition().isr == (1, 3)
 
-    def test_failure_4_an_empty_last_known_leader_does_not_lead(self) -> None:
+    def test_failure_04_an_empty_last_known_leader_does_not_lead(self) -> None:
         """Its followers would throw away what they have. Only an unclean election, asked for, may do that."""
         cluster = three(min_isr=1)
         cluster.propose([1])

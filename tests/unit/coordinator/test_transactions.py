@@ -66,7 +66,7 @@ def state(world: World) -> TransactionState:
     return world.machine.transactions["tx"].state
 
 
-def test_failure_7_a_delayed_end_never_decides_a_later_transaction() -> None:
+def test_failure_07_a_delayed_end_never_decides_a_later_transaction() -> None:
     world = World()
     init(world)
     add(world, 0, ORDERS)

@@ -69,7 +69,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("case", CUTS)
-def test_failure_1_it_cuts_where_the_epochs_part(case: str) -> None:
+def test_failure_01_it_cuts_where_the_epochs_part(case: str) -> None:
     """Never at its own high watermark: after two failovers that would cut off what others count on."""
     epochs, end, leader_epoch, leader_end, expected = CUTS[case]
     machine = follower(FakeLog(end, 0, epochs))

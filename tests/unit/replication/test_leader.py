@@ -134,7 +134,7 @@ def test_this_replica_counts_with_what_it_vouches_for() -> None:
     assert led.machine.synced(10, led.now_ms) == [AdvanceHighWatermark(10)]
 
 
-def test_failure_2_a_proposed_member_counts_before_anybody_knows_whether_it_is_one() -> None:
+def test_failure_02_a_proposed_member_counts_before_anybody_knows_whether_it_is_one() -> None:
     """Leader and controller may disagree about the ISR for a while; the larger of the two must have it all."""
     led = Led(isr=(1, 2))
     led.append(10)
@@ -149,7 +149,7 @@ def test_failure_2_a_proposed_member_counts_before_anybody_knows_whether_it_is_o
     assert led.machine.image_changed((1, 2, 3), (1, 2), 8, led.now_ms) == [AdvanceHighWatermark(20)]
 
 
-def test_failure_2_a_member_that_is_to_leave_counts_until_it_has_left() -> None:
+def test_failure_02_a_member_that_is_to_leave_counts_until_it_has_left() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
@@ -260,7 +260,7 @@ def test_a_follower_returns_not_before_it_has_the_start_of_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("epoch", [None, 29, 31])
-def test_failure_4_only_the_incarnation_that_the_controller_knows_returns(epoch: int | None) -> None:
+def test_failure_04_only_the_incarnation_that_the_controller_knows_returns(epoch: int | None) -> None:
     led = Led(isr=(1, 2))
     led.append(10)
     led.fetch(2, 10)

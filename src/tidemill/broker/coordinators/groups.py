@@ -28,6 +28,9 @@ from tidemill.types import TopicId
 
 logger = logging.getLogger(__name__)
 
+# The longest string of the protocol, without a dash and a uuid.
+_MEMBER_PREFIX_BYTES_MAX = 32_767 - 37
+
 OFFSETS_TOPIC = "__consumer_offsets"
 
 
@@ -115,7 +118,11 @@ class GroupCoordinators(ShardHost[Groups]):
     def _new_member_id(self, prefix: str | None) -> str:
         """As Kafka writes them: a dashed uuid after a prefix, a short one where the id is nothing else."""
         unique = self._new_uuid()
-        return self._uuid_text(unique) if prefix is None else f"{prefix}-{uuid.UUID(bytes=unique)}"
+        if prefix is None:
+            return self._uuid_text(unique)
+        # The whole has to fit a string of the protocol, and the prefix, a client's own name, may fill one.
+        shown = prefix.encode()[:_MEMBER_PREFIX_BYTES_MAX].decode(errors="ignore")
+        return f"{shown}-{uuid.UUID(bytes=unique)}"
 
 
 async def _done() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -63,6 +64,7 @@ class LongWork:
                 try:
                     result = await self._advance(begin())
                 except Exception as error:
+                    _drop_locals(error)
                     raised = error
                 try:
                     done(result, raised)
@@ -89,3 +91,20 @@ class LongWork:
                 value = await self._run_blocking(work)
             except Exception as error:
                 failure = error
+
+
+def _drop_locals(error: BaseException) -> None:
+    """Let go of what the failed steps worked on: a decompressed batch may be 100 MB.
+
+    An error refers to its frames, and a caller's frame, or the future between the two, refers to the error. Only the
+    garbage collector ends that cycle, and a few large objects do not call it.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        pending += (each.__cause__, each.__context__)

@@ -250,6 +250,14 @@ LOOP_LAG = MetricName(
 )
 
 
+CLIENT_METRIC = MetricName(
+    "tidemill_client_metric",
+    "value",
+    "What clients push as telemetry (KIP-714), as long as they push; `metric` and `attributes` are theirs.",
+)
+CLIENT_METRIC_LABELS = ("metric", "attributes", "client_id", "client_instance_id", "client_software_name")
+
+
 class Section(NamedTuple):
     title: str
     kind: str
@@ -274,4 +282,5 @@ SECTIONS = (
     Section("Groups", "gauge", GROUP_TOPIC_LABELS, GROUP_TOPIC_GAUGES),
     Section("Groups", "gauge", GROUP_LABELS, (GROUP_MEMBERS,)),
     Section("Groups", "gauge", GROUP_STATES_LABELS, (GROUP_STATES,)),
+    Section("Clients", "gauge", CLIENT_METRIC_LABELS, (CLIENT_METRIC,)),
 )

@@ -296,6 +296,10 @@ class Channel:
 
     # -- closing ---------------------------------------------------------------------------------------------
 
+    def reconnect(self, reason: str) -> None:
+        """Give up the link, because the peer is known to have lost it. What is outstanding fails."""
+        self._lose_link(reason)
+
     def close(self) -> None:
         """Fails what is outstanding, and every later request."""
         if self._is_closed:

@@ -29,14 +29,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from tidemill.broker.net.network import Part
 from tidemill.broker.net.receive_buffer import ReceiveBuffer
-from tidemill.broker.net.request_order import InFlight, Order
+from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.broker.net.turns import TURN_S, Turns
-from tidemill.broker.requests.dispatch import order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
-
-Part = bytes | bytearray | memoryview | FileSlice
 
 _REPLIES_QUEUED_MAX = 512
 _REPLY_BYTES_QUEUED_MAX = 4 << 20

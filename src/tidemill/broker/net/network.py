@@ -6,11 +6,14 @@ drops and duplicates. Neither side may keep a frame that it is handed: its bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tidemill.broker.requests.dispatch import Peer
+from tidemill.log.files import FileSlice
+
+# A reply is sent in parts; a slice of a file goes out by `sendfile`.
+Part = bytes | bytearray | memoryview | FileSlice
 
 
 class Address(NamedTuple):
@@ -30,6 +33,36 @@ class ServerLimits:
     backlog: int = 1024
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
+
+
+class Reply(Protocol):
+    """A place in the queue of a connection's replies. `send` fills it, once."""
+
+    def send(self, parts: Sequence[Part]) -> None: ...
+
+
+class Peer(Protocol):
+    """The connection of a client or node, as those see it that handle its requests."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def listener_name(self) -> str: ...
+    @property
+    def local_address(self) -> tuple[str, int]: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def received_s(self) -> float:
+        """When the last bytes of the request came, by `perf_counter`."""
+
+    @property
+    def close_callbacks(self) -> list[Callable[[], None]]: ...
+    def expect_reply(self) -> Reply: ...
+    def mark_as_node(self) -> None:
+        """The other side is a node of the cluster: what it sends need not wait for clients."""
+
+    def close(self, reason: str | None) -> None: ...
 
 
 class Listening(Protocol):

@@ -13,7 +13,11 @@ Kafka handles one request of a connection at a time. Here a request waits only w
 
 from __future__ import annotations
 
+import struct
 from enum import Enum
+from typing import NamedTuple
+
+_KEY_AND_VERSION = struct.Struct(">hh")
 
 
 class Order(Enum):
@@ -23,6 +27,35 @@ class Order(Enum):
     PRODUCE = 2
     FETCH = 3
     INDEPENDENT = 4
+
+
+class _Declared(NamedTuple):
+    order: Order
+    independent_since: int | None
+
+
+# By API key. Declared by whoever serves the API; a request of any other is refused and waits for nothing.
+_DECLARED: dict[int, _Declared] = {}
+
+
+def declare(api_key: int, order: Order, independent_since: int | None) -> None:
+    """The order of an API's requests. From `independent_since` on, only nodes of the cluster send them."""
+    _DECLARED[api_key] = _Declared(order, independent_since)
+
+
+def order_in(api_key: int, version: int) -> Order:
+    declared = _DECLARED.get(api_key)
+    if declared is None:
+        return Order.INDEPENDENT
+    order, since = declared
+    return order if since is None or version < since else Order.INDEPENDENT
+
+
+def order_of(frame: memoryview) -> Order:
+    """What the request in a frame waits for; one that will be refused waits for nothing."""
+    if len(frame) < _KEY_AND_VERSION.size:
+        return Order.INDEPENDENT
+    return order_in(*_KEY_AND_VERSION.unpack_from(frame))
 
 
 class InFlight:

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from time import perf_counter
 
 from tidemill.broker.net.connection import Connection
-from tidemill.broker.net.network import ServerLimits
+from tidemill.broker.net.network import Peer, ServerLimits
 from tidemill.broker.net.turns import Turns
-from tidemill.broker.requests.dispatch import Peer
 from tidemill.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidemill.broker.net.network import Address, ServerLimits
+from tidemill.broker.net.network import Address, Peer, ServerLimits
 from tidemill.broker.net.receive_buffer import ReceiveBuffer
 from tidemill.broker.net.server import Server
-from tidemill.broker.requests.dispatch import Peer
 from tidemill.errors import ProtocolError
 
 _CONNECT_S_MAX = 10.0

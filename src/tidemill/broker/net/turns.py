@@ -5,8 +5,8 @@ another turn. All clients together get at most `_ROUND_S` until the loop has loo
 who come later wait in line. So a client waits for one turn of each busy connection at most, however much these have sent.
 
 Nodes of the cluster do not wait in line. Heartbeats, votes and the fetches of followers are handled as soon as the loop sees
-them, at most a round after they came. Whoever claims to be a node gains that and no more: clients get their round each time
-the loop comes by.
+them, at most a round after they came. Which connections are a node's is proved by their address (`node_proof.py`). What a
+node gains is that and no more: clients get their round each time the loop comes by.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Protocol
 from zlib import crc32
 
 from tidemill.broker.disk.syncer import Syncer
-from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.channel import Channel, Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.throttles import Throttles
@@ -81,6 +81,9 @@ class Storage(Protocol):
         """Where brokers reach another one; None while nobody knows."""
 
     def broker_epoch(self) -> int: ...
+    def incarnation_of(self, broker_id: int) -> bytes | None:
+        """Differs after each start of a broker; None for one that is not registered."""
+
     def truncate(self, partition: Partition, cut: TruncateTo | RestartAt, done: Callable[[], None]) -> None:
         """Cut a log, after what a crash must find is on disk."""
 
@@ -131,10 +134,10 @@ class Fetchers:
         return None if loop is None else loop.state_of(partition)
 
     def brokers_changed(self) -> None:
-        """A leader may be found where it was not before."""
+        """A leader may have a new address, or have been started again."""
         if self._is_started:
             for loop in self._loops.values():
-                loop.go_on()
+                loop.leader_changed()
 
     def close(self) -> None:
         for loop in self._loops.values():
@@ -167,6 +170,8 @@ class _FetchLoop:
         self._session_id = 0
         self._session_epoch = 0
         self._is_asking = False
+        # Where the request under way went, and the process that it went to.
+        self._asked: tuple[Channel, bytes | None] | None = None
         # Told once, until the leader answers again.
         self._is_failing = False
         self._syncs = 0
@@ -232,12 +237,27 @@ class _FetchLoop:
             forgotten_topics_data=forgotten,
         )
         self._is_asking = True
-        self._channels.to(address, f"fetch-{self._number}").call(
+        channel = self._channels.to(address, f"fetch-{self._number}")
+        self._asked = (channel, self._storage.incarnation_of(self._leader_id))
+        channel.call(
             request,
             self._on_body,
             self._on_failed,
             timeout_s=(config.socket_timeout_ms + config.fetch_wait_max_ms) / 1000,
         )
+
+    def leader_changed(self) -> None:
+        """Ask again where the leader is now.
+
+        A leader that lost power closed no connection. Its successor knows nothing of the request, which would
+        otherwise hold up every partition of this loop until its timeout.
+        """
+        if self._is_asking and self._asked is not None:
+            channel, incarnation = self._asked
+            if self._storage.incarnation_of(self._leader_id) != incarnation:
+                self._asked = None
+                channel.reconnect(f"broker {self._leader_id} was started again")
+        self.go_on()
 
     def _changes(self, now_ms: int) -> tuple[list[FetchTopic], list[ForgottenTopic]]:
         """What the leader's session does not know yet. Afterwards it is taken for known."""

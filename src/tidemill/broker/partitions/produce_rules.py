@@ -17,6 +17,7 @@ from tidemill.protocol import compression
 from tidemill.protocol.record_walk import RECORDS_A_STEP, compress_in_steps, records_in_steps, walk
 from tidemill.protocol.records import (
     COMPRESSION_MASK,
+    HEADER_SIZE,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
     BatchHeader,
@@ -64,23 +65,12 @@ class ProduceRules:
 
     def received(self, data: memoryview, allows_zstd: bool, allows_transactions: bool = False) -> BatchHeader:
         """The batch's header, when it is one that this topic can take at all."""
-        config = self._config
         if self._is_internal:
             raise InvalidBatch(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{self._topic} is written by coordinators only"
             )
         header = sole_batch(data)
-        if len(data) > config.max_message_bytes:
-            raise InvalidBatch(
-                ErrorCode.MESSAGE_TOO_LARGE,
-                f"a batch of {len(data)} bytes; {self._topic} allows {config.max_message_bytes} "
-                "(max.message.bytes)",
-            )
-        if len(data) > config.segment_bytes:
-            raise InvalidBatch(
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"a batch of {len(data)} bytes does not fit a segment of {config.segment_bytes}",
-            )
+        self._check_size(len(data))
         if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME):
             if header.is_transactional and not allows_transactions:
                 # As Kafka: without a transactional id nobody may write into a transaction.
@@ -94,6 +84,19 @@ class ProduceRules:
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"
             )
         return header
+
+    def _check_size(self, size: int) -> None:
+        config = self._config
+        if size > config.max_message_bytes:
+            raise InvalidBatch(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a batch of {size} bytes; {self._topic} allows {config.max_message_bytes} (max.message.bytes)",
+            )
+        if size > config.segment_bytes:
+            raise InvalidBatch(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"a batch of {size} bytes does not fit a segment of {config.segment_bytes}",
+            )
 
     def looks_inside(self, header: BatchHeader, now_ms: int) -> bool:
         """Whether the records must be looked at: because of the topic, or of a header that looks wrong."""
@@ -123,12 +126,19 @@ class ProduceRules:
             if timestamp > max_timestamp:
                 max_timestamp = timestamp
             if check_times and timestamp != _NO_TIMESTAMP and not oldest <= timestamp <= newest:
-                findings.add_unfair(number, f"timestamp {timestamp} is not between {oldest} and {newest}")
+                findings.add_unfair(
+                    number,
+                    f"Timestamp {timestamp} of message with offset {number} is not between {oldest} and {newest}",
+                )
             if check_keys and key is None:
-                findings.add_keyless(number, f"{self._topic} is compacted: every record needs a key")
+                findings.add_keyless(
+                    number, f"Compacted topic cannot accept message without key: {self._topic}"
+                )
         findings.refuse(self._topic)
         if self._codec is not None and header.codec != self._codec:
             payload = yield from compress_in_steps(self._codec, body)
+            # As Kafka: what counts is what would be stored.
+            self._check_size(HEADER_SIZE + len(payload))
             attributes = (header.attributes & ~COMPRESSION_MASK) | self._codec
             data = memoryview(assemble(header._replace(attributes=attributes), payload))
             header = header_at(data)
@@ -158,9 +168,10 @@ class _Findings:
         if self._unfair:
             raise InvalidBatch(
                 ErrorCode.INVALID_TIMESTAMP,
-                f"{self._unfair_count} record(s) are older or newer than {topic} allows "
+                f"One or more records have been rejected: {self._unfair_count} are older or newer than {topic} allows "
                 "(message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
                 self._unfair,
             )
         if self._keyless:
-            raise InvalidBatch(ErrorCode.INVALID_RECORD, self._keyless[0][1], self._keyless)
+            message = f"One or more records have been rejected: {self._keyless[0][1]}"
+            raise InvalidBatch(ErrorCode.INVALID_RECORD, message, self._keyless)

@@ -155,6 +155,10 @@ class Replicas:
         broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
         return broker.epoch if broker is not None and broker.is_active else None
 
+    def incarnation_of(self, broker_id: int) -> bytes | None:
+        broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
+        return None if broker is None else broker.incarnation_id
+
     def address_of(self, broker_id: int) -> Address | None:
         broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
         if broker is None or not broker.endpoints:
@@ -415,6 +419,8 @@ class Replicas:
     def _remove(self, partition: Partition) -> None:
         """The partition is gone, or lives elsewhere now."""
         self._fetchers.unfollow(partition)
+        # Of what comes under this name next, damage is news.
+        self._damaged.discard(partition.name)
         if partition.log is None:
             partition.wake_waiters()
             # Offline: its data may be all that is left of something. Only its owner may remove it.

@@ -257,7 +257,8 @@ class ControllerDriver:
                     async with asyncio.timeout(left_s):
                         if not is_decided:
                             return await self.quorum.answer(request)
-                        return await self.decide(request, version or type(request).versions.max)
+                        asked = type(request).versions.max if version is None else version
+                        return await self.decide(request, asked)
                 address = self.quorum.leader_address()
                 if address is not None:
                     return await self._send(address, request, version, min(left_s, _ATTEMPT_TIMEOUT_S))

@@ -24,9 +24,8 @@ from tidemill.broker.quorum import formation
 from tidemill.broker.quorum.log import METADATA_FOLDER, MetadataDamaged, MetadataLog
 from tidemill.broker.quorum.peers import Peers
 from tidemill.broker.quorum.replica import QuorumListener, Replica
-from tidemill.broker.quorum.requests import Waiting, WaitingCall, WaitingTask, event_of, leaders
+from tidemill.broker.quorum.requests import Call, Waiting, WaitingCall, WaitingTask, event_of, leaders
 from tidemill.broker.quorum.state import QuorumStateFile
-from tidemill.broker.requests.dispatch import Call
 from tidemill.config import BrokerConfig
 from tidemill.errors import ApiError, ErrorCode, StorageError
 from tidemill.protocol import api as apis
@@ -47,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 _ASK_LEADER_TIMEOUT_S = 15.0
 _RESIGN_TIMEOUT_S = 1.0
+_FOREIGN_IDS_TOLD_MAX = 20
+_CLUSTER_ID_SHOWN = 64
 
 
 class Quorum:
@@ -92,6 +93,11 @@ class Quorum:
     def log(self) -> MetadataLog:
         assert self._log is not None, "not started"
         return self._log
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the log was read, and with it the voters."""
+        return self._log is not None
 
     @property
     def machine(self) -> RaftMachine | None:
@@ -210,8 +216,10 @@ class Quorum:
         )
 
     def _static_voters(self) -> VoterSet:
+        """Their addresses are of the first controller listener: what a client sees of a voter has its name."""
+        names = (*self._config.network.controller_listener_names, *(each.name for each in self._endpoints))
         return VoterSet(
-            Voter(ReplicaKey(voter.id), (VoterEndpoint("", voter.host, voter.port),))
+            Voter(ReplicaKey(voter.id), (VoterEndpoint(names[0], voter.host, voter.port),))
             for voter in self._config.quorum.voters
         )
 
@@ -373,15 +381,21 @@ class Quorum:
             self._replica.step(on.RequestAbandoned(waiting))
 
     def _note_foreigner(self, request: Request) -> None:
-        """The machine refuses it; say so once."""
-        theirs = getattr(request, "cluster_id", None)
+        """The machine refuses it; say so once for each cluster, and of so many clusters as there may really be.
+
+        The id is what somebody sent: it may have any length, and another one may come with every request.
+        """
+        theirs: str | None = getattr(request, "cluster_id", None)
         if theirs is None or self.cluster_id is None or theirs == self.cluster_id:
             return
-        if theirs in self._foreign_ids:
+        theirs = theirs[:_CLUSTER_ID_SHOWN]
+        if theirs in self._foreign_ids or len(self._foreign_ids) >= _FOREIGN_IDS_TOLD_MAX:
             return
         self._foreign_ids.add(theirs)
         name = apis.API_NAMES[request.api_key]
-        logger.error("refusing %s of a node of cluster %s: this is cluster %s", name, theirs, self.cluster_id)
+        logger.warning(
+            "refusing %s of a node of cluster %r: this is cluster %s", name, theirs, self.cluster_id
+        )
 
     async def ask_leader(self, request: Request) -> Response:
         if self.leader_id == self.own.id:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
-from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.net.network import Part, Peer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api import data, quorum
 from tidemill.protocol.schema import Request, Response, encode
 from tidemill.raft import events as on
+
+
+class Call(Protocol):
+    """A request of another node that waits for its answer."""
+
+    @property
+    def connection(self) -> Peer: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def is_wanted(self) -> bool: ...
+    def respond(self, body: Sequence[Part]) -> None: ...
 
 
 class Owner(Protocol):

@@ -16,11 +16,15 @@ from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metrics.registry import Metrics
+from tidemill.broker.net.network import Peer
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.quorum import Quorum
-from tidemill.broker.requests.dispatch import TABLE, Peer, Scope
+from tidemill.broker.requests.client_metrics import ClientMetrics
+from tidemill.broker.requests.dispatch import TABLE, Scope
 from tidemill.broker.requests.fetch_sessions import FetchSessions
+from tidemill.broker.requests.node_proof import NodeLanes
+from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import BrokerImage, MetadataImage
 from tidemill.log.datadir import DataDir
@@ -30,6 +34,9 @@ from tidemill.protocol.api.cluster import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
+from tidemill.raft.voters import KRAFT_VERSION_MAX
+
+_KRAFT_VERSION = "kraft.version"
 
 
 @dataclass(slots=True)
@@ -46,15 +53,30 @@ class Broker:
     transactions: TransactionCoordinators
     verification: Verification
     data_dir: DataDir
+    topic_creation: TopicCreation
+    client_metrics: ClientMetrics
     new_uuid: Callable[[], bytes]
     metrics: Metrics
     quorum: Quorum = field(init=False)
     # (address, API) of connections that were refused for not being a node's, as far as the log tells of them.
     refused_as_nodes: set[tuple[str, int]] = field(default_factory=set)
+    lanes: NodeLanes = field(default_factory=NodeLanes)
 
     @property
     def image(self) -> MetadataImage:
         return self.controller.image
+
+    @property
+    def kraft_version(self) -> int:
+        """0 while the voters are fixed by the configuration, or not known yet; level 0 of a feature is not shown."""
+        quorum = self.find_quorum()
+        is_dynamic = quorum is not None and len(quorum.voters) > 0 and quorum.voters.is_dynamic
+        return KRAFT_VERSION_MAX if is_dynamic else 0
+
+    def find_quorum(self) -> Quorum | None:
+        """None while the node starts: controllers are served before there is a quorum."""
+        quorum: Quorum | None = getattr(self, "quorum", None)
+        return quorum if quorum is not None and quorum.is_open else None
 
     def is_controller_listener(self, name: str) -> bool:
         return any(listener.name == name for listener in self.config.network.controller_listeners)
@@ -62,6 +84,11 @@ class Broker:
     def api_versions(self, listener_name: str) -> ApiVersionsResponse:
         """What a listener is for. One that serves brokers and controllers tells clients the broker's, as they expect."""
         image = self.image
+        supported = {name: (level, level) for name, level in image.features.items()}
+        supported[_KRAFT_VERSION] = (0, KRAFT_VERSION_MAX)
+        finalized = dict(image.features)
+        if self.kraft_version:
+            finalized[_KRAFT_VERSION] = self.kraft_version
         scope = Scope.CONTROLLER if self.is_controller_listener(listener_name) else Scope.BROKER
         return ApiVersionsResponse(
             api_keys=[
@@ -70,13 +97,13 @@ class Broker:
                 if api.scope & scope
             ],
             supported_features=[
-                SupportedFeatureKey(name=name, min_version=level, max_version=level)
-                for name, level in sorted(image.features.items())
+                SupportedFeatureKey(name=name, min_version=low, max_version=high)
+                for name, (low, high) in sorted(supported.items())
             ],
             finalized_features_epoch=image.end_offset,
             finalized_features=[
                 FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-                for name, level in sorted(image.features.items())
+                for name, level in sorted(finalized.items())
             ],
         )
 

@@ -24,9 +24,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tidemill.broker.net.request_order import Order
+from tidemill.broker.net.network import Part, Peer, Reply
+from tidemill.broker.net.request_order import Order, declare, order_in
+from tidemill.broker.requests.node_proof import known_hosts
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
@@ -41,13 +43,11 @@ from tidemill.protocol.frames import (
 from tidemill.protocol.schema import Request, Response, VersionRange, decode, encode
 
 if TYPE_CHECKING:
-    from tidemill.broker.net.connection import Part, Reply
     from tidemill.broker.requests.context import Broker
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = struct.Struct(">ii")
-_KEY_AND_VERSION = struct.Struct(">hh")
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -58,30 +58,6 @@ class Scope(Flag):
     BROKER = 1
     CONTROLLER = 2
     BOTH = 3
-
-
-class Peer(Protocol):
-    """The connection as a handler sees it."""
-
-    @property
-    def peer(self) -> str: ...
-    @property
-    def listener_name(self) -> str: ...
-    @property
-    def local_address(self) -> tuple[str, int]: ...
-    @property
-    def is_closed(self) -> bool: ...
-    @property
-    def received_s(self) -> float:
-        """When the last bytes of the request came, by `perf_counter`."""
-
-    @property
-    def close_callbacks(self) -> list[Callable[[], None]]: ...
-    def expect_reply(self) -> Reply: ...
-    def mark_as_node(self) -> None:
-        """The other side is a node of the cluster: what it sends need not wait for clients."""
-
-    def close(self, reason: str | None) -> None: ...
 
 
 class Call:
@@ -154,13 +130,6 @@ class Api:
     is_raw: bool
     gaps: tuple[str, ...]
     scope: Scope
-    order: Order
-    # The first version that only nodes of the cluster send, for whom nothing waits.
-    independent_since: int | None = None
-
-    def order_in(self, version: int) -> Order:
-        since = self.independent_since
-        return self.order if since is None or version < since else Order.INDEPENDENT
 
 
 TABLE: dict[int, Api] = {}
@@ -240,18 +209,8 @@ def _register(
         is_raw,
         tuple(gaps),
         scope,
-        order,
-        independent_since,
     )
-
-
-def order_of(frame: memoryview) -> Order:
-    """What the request in a frame waits for; one that will be refused waits for nothing."""
-    if len(frame) < _KEY_AND_VERSION.size:
-        return Order.INDEPENDENT
-    key, version = _KEY_AND_VERSION.unpack_from(frame)
-    api = TABLE.get(key)
-    return Order.INDEPENDENT if api is None else api.order_in(version)
+    declare(request.api_key, order, independent_since)
 
 
 class _Route(NamedTuple):
@@ -311,8 +270,9 @@ class Dispatcher:
             call.connection.close(f"{served.name} failed: {error!r}")
 
     def _handle(self, served: Api, call: Call, request: Request) -> None:
-        if served.order_in(call.version) is Order.INDEPENDENT:
-            call.connection.mark_as_node()
+        if order_in(served.key, call.version) is Order.INDEPENDENT:
+            broker = self._broker
+            broker.lanes.claim(broker, call.connection, lambda: known_hosts(broker, request))
         call.expect_reply()
         try:
             result = served.handler(self._broker, call, request)  # type: ignore[call-arg]

@@ -6,7 +6,8 @@ minutes, or none at all (session id 0), and the client goes on with full fetches
 
 A follower's session is another thing: it may hold thousands of partitions, of which few change between two fetches. Its
 partitions tell it of every append and change, and a fetch looks only at those and at what the request names. Followers
-always get a session; one that was not used for two minutes goes when the next begins.
+always get a session; one that was not used for two minutes goes when the next begins, and so does the one that was not
+used for longest when there are more than a cluster has brokers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 _EVICTABLE_AFTER_MS = 120_000
 _LARGEST_EPOCH = 0x7FFFFFFF
+_REPLICA_SESSIONS_MAX = 1_000
 
 
 @dataclass(slots=True)
@@ -131,8 +133,10 @@ class FetchSessions:
             session.close()
 
     def _continue(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode:
-        of_replicas = self._replica_sessions.get(request.session_id)
-        session = of_replicas or self._sessions.get(request.session_id)
+        # A consumer's session is none of a follower's, and the other way round: they remember different things.
+        sessions: OrderedDict[int, ReplicaSession] | OrderedDict[int, FetchSession]
+        sessions = self._replica_sessions if is_replica(request) else self._sessions
+        session = sessions.get(request.session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if session.epoch != request.session_epoch:
@@ -141,7 +145,7 @@ class FetchSessions:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         session.epoch = 1 if session.epoch == _LARGEST_EPOCH else session.epoch + 1
         session.used_ms = now_ms
-        (self._sessions if of_replicas is None else self._replica_sessions).move_to_end(session.id)
+        sessions.move_to_end(session.id)
         session.update(request)
         return session
 
@@ -163,6 +167,9 @@ class FetchSessions:
         ]
         for session_id in unused:
             self._close(session_id)
+        # More than there can be followers: anybody may claim to be one. A real one uses its session all the time.
+        while len(self._replica_sessions) >= _REPLICA_SESSIONS_MAX:
+            self._close(next(iter(self._replica_sessions)))
         session = ReplicaSession(self._free_id(), uses_ids=version >= 13, used_ms=now_ms)
         session.update(request)
         self._replica_sessions[session.id] = session

@@ -1,72 +1,97 @@
-"""Which connections may use the APIs that nodes have for each other.
+"""What shows that a connection is that of a node of this cluster: the address from which it comes.
 
-Where controllers have listeners of their own, whoever reaches those may. A lone node has one listener for everybody: there
-a request of a node is served when it comes from the address of the node for which it speaks. What that proves, and what
-it does not, is in docs/decisions/0010.
+A request speaks for a node; the metadata says where that node is. What this proves, and what it does not, is in
+docs/decisions/0010. Two things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), and
+whether a connection need not wait in line with clients (`NodeLanes`, `turns.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from math import inf
+from typing import TYPE_CHECKING
 
-from tidemill.broker.requests.dispatch import Call, Peer
-from tidemill.errors import ApiError, ErrorCode
-from tidemill.protocol import api as apis
 from tidemill.protocol.api import brokers, quorum
-from tidemill.protocol.schema import Request, Response
+from tidemill.protocol.schema import Request
 from tidemill.types import BrokerId
 
 if TYPE_CHECKING:
+    from tidemill.broker.net.network import Peer
     from tidemill.broker.requests.context import Broker
-
-logger = logging.getLogger(__name__)
 
 # The machine of this node, by whichever of its addresses.
 _HERE = "here"
-_REFUSALS_TOLD_MAX = 1_000
 # Names to look up for one request. A broker has a few listeners; a list of thousands is not one's.
 _HOSTS_MAX = 1_000
 _NAMES_MAX = 8
-
-RequestT = TypeVar("RequestT", bound=Request)
-ResponseT = TypeVar("ResponseT", bound=Response)
-Handler = Callable[["Broker", Call, RequestT], Awaitable[ResponseT]]
+# A node may come before its registration does, so a claim that was not true is looked at again.
+_CLAIMED_AGAIN_S = 1.0
 
 
-def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
-    """A handler that only nodes of the cluster may reach."""
+class NodeLanes:
+    """Lets connections of nodes pass the line in which clients wait. A claim alone gives nothing.
 
-    @wraps(handler)
-    async def guarded(broker: Broker, call: Call, request: RequestT) -> ResponseT:
-        connection = call.connection
-        if not broker.is_controller_listener(connection.listener_name):
-            hosts = claimed_hosts(broker, request)
-            if hosts is not None and not await comes_from(broker.loop, connection, hosts):
-                _tell(broker, connection, request.api_key)
-                raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-        return await handler(broker, call, request)
+    Whoever reaches a listener for controllers counts as a node. Elsewhere a connection has to come from a host of the node
+    for which its request speaks. Names are looked up beside the request, which does not wait for that.
+    """
 
-    return guarded
+    def __init__(self) -> None:
+        # By the connection's peer, when its next claim is looked at: never again when one was true.
+        self._due_s: dict[str, float] = {}
+        self._lookups: set[asyncio.Task[None]] = set()
+
+    def claim(self, broker: Broker, connection: Peer, hosts: Callable[[], Sequence[str]]) -> None:
+        """`hosts` says where the node is for which the connection speaks."""
+        peer = connection.peer
+        due_s = self._due_s.get(peer)
+        if due_s is None:
+            connection.close_callbacks.append(partial(self._forget, peer))
+            due_s = 0.0
+        now_s = broker.loop.time()
+        if now_s < due_s:
+            return
+        self._due_s[peer] = now_s + _CLAIMED_AGAIN_S
+        if broker.is_controller_listener(connection.listener_name):
+            self._grant(connection)
+            return
+        where = hosts()
+        if not where:
+            return
+        is_there, names = _compare(connection, where)
+        if is_there:
+            self._grant(connection)
+        elif names:
+            lookup = broker.loop.create_task(self._look_up(broker.loop, connection, names))
+            self._lookups.add(lookup)
+            lookup.add_done_callback(self._lookups.discard)
+
+    def _forget(self, peer: str) -> None:
+        self._due_s.pop(peer, None)
+
+    def _grant(self, connection: Peer) -> None:
+        self._due_s[connection.peer] = inf
+        connection.mark_as_node()
+
+    async def _look_up(self, loop: asyncio.AbstractEventLoop, connection: Peer, names: Sequence[str]) -> None:
+        if await _is_at_any(loop, connection, names) and not connection.is_closed:
+            self._grant(connection)
 
 
-def _tell(broker: Broker, connection: Peer, api_key: int) -> None:
-    """Once for each address and API, and for no more of them than fit."""
-    ip, told = connection.peer.rpartition(":")[0], broker.refused_as_nodes
-    if (ip, api_key) not in told and len(told) < _REFUSALS_TOLD_MAX:
-        told.add((ip, api_key))
-        logger.warning(
-            "refusing %s of %s, which is no node of this cluster as far as its address tells; give this node a listener "
-            "for controllers (controller.listener.names) if it is one",
-            apis.API_NAMES[api_key],
-            ip,
-        )
+def known_hosts(broker: Broker, request: Request) -> Sequence[str]:
+    """Where the cluster knows the node for which a request speaks. One that registers is not known yet."""
+    if isinstance(request, brokers.BrokerRegistrationRequest | brokers.ControllerRegistrationRequest):
+        return ()
+    return claimed_hosts(broker, request) or ()
+
+
+def hosts_of_replica(broker: Broker, node_id: int) -> list[str]:
+    """Where a node is that fetches, as a broker or as a voter."""
+    return _hosts_of_brokers(broker, [node_id]) + _hosts_of_voters(broker, [node_id])
 
 
 def claimed_hosts(broker: Broker, request: Request) -> Sequence[str] | None:
@@ -105,21 +130,36 @@ def _hosts_of_voters(broker: Broker, ids: Iterable[int]) -> list[str]:
 
 def _hosts_of_brokers(broker: Broker, ids: Iterable[int]) -> list[str]:
     known = broker.image.brokers
-    others = [known[BrokerId(each)] for each in ids if each != broker.config.node_id]
+    others = [known[BrokerId(each)] for each in ids if each != broker.config.node_id and each in known]
     return [endpoint.host for other in others for endpoint in other.endpoints.values()]
 
 
 async def comes_from(loop: asyncio.AbstractEventLoop, connection: Peer, hosts: Iterable[str]) -> bool:
     """Whether a connection comes from one of these hosts."""
+    is_there, names = _compare(connection, hosts)
+    return is_there or await _is_at_any(loop, connection, names)
+
+
+def _compare(connection: Peer, hosts: Iterable[str]) -> tuple[bool, list[str]]:
+    """Whether it comes from one of these addresses, and if not, the names among the hosts that may be looked up."""
     local = connection.local_address[0]
-    source = _normal(connection.peer.rpartition(":")[0], local)
+    source = _source(connection)
     names = []
     for host in islice(dict.fromkeys(hosts), _HOSTS_MAX):
         if source == _normal(host, local):
-            return True
+            return True, []
         if not _is_literal(host):
             names.append(host)
-    for name in names[:_NAMES_MAX]:
+    return False, names[:_NAMES_MAX]
+
+
+def _source(connection: Peer) -> str:
+    return _normal(connection.peer.rpartition(":")[0], connection.local_address[0])
+
+
+async def _is_at_any(loop: asyncio.AbstractEventLoop, connection: Peer, names: Iterable[str]) -> bool:
+    local, source = connection.local_address[0], _source(connection)
+    for name in names:
         if source in await _resolved(loop, name, local):
             return True
     return False

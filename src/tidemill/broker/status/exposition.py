@@ -27,7 +27,7 @@ from tidemill import __version__
 from tidemill.broker.metrics import names
 from tidemill.broker.metrics.registry import LATENCY_BOUNDS_S, Histogram, Recent, quantile
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.status.rows import Totals, write_rows
+from tidemill.broker.status.rows import Totals, client_rows, write_rows
 from tidemill.protocol import api as apis
 
 _RUNNING, _STOPPING = 3, 6
@@ -66,7 +66,8 @@ async def page(broker: Broker, recent: Recent, *, is_ready: bool) -> list[bytes]
     taken = snapshot(broker, recent, is_ready=is_ready)
     totals = Totals()
     rows = await write_rows(broker, totals)
-    return [await asyncio.to_thread(render, taken, totals), *rows]
+    clients = await asyncio.to_thread(client_rows, broker.client_metrics.rows())
+    return [await asyncio.to_thread(render, taken, totals), *rows, clients]
 
 
 def snapshot(broker: Broker, recent: Recent, *, is_ready: bool) -> Snapshot:

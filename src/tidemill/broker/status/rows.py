@@ -12,7 +12,7 @@ at a partition and writing its row there is no turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -198,6 +198,20 @@ def _add_group(
     for topic, totals in sums.items():
         topics.add(f'{{{label},topic="{topic}"}}', totals)
     return rows
+
+
+def client_rows(series: Sequence[tuple[Mapping[str, str], str, str, float]]) -> bytes:
+    """What clients pushed. Runs in a thread: they may be many."""
+    metric = names.CLIENT_METRIC
+    lines = [f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} gauge\n"]
+    for facts, name, attributes, value in series:
+        shown = (name, attributes, *(facts[each] for each in names.CLIENT_METRIC_LABELS[2:]))
+        labels = ",".join(
+            f'{label}="{_escaped(text)}"'
+            for label, text in zip(names.CLIENT_METRIC_LABELS, shown, strict=True)
+        )
+        lines.append(f"{metric.name}{{{labels}}} {value!r}\n")
+    return "".join(lines).encode()
 
 
 def _escaped(text: str) -> str:

@@ -1,34 +1,31 @@
 """How each transaction API tells an error, in the version of its request.
 
 The machine answers with `ApiError`, the shell turns it into a response here, as it does with what it finds
-out itself (not the coordinator, not authorized). Older clients know no PRODUCER_FENCED; they hear
-INVALID_PRODUCER_EPOCH.
+out itself (not the coordinator, not authorized). That is the response which any API would give (`error_responses`), but for:
+
+* older clients know no PRODUCER_FENCED; they get INVALID_PRODUCER_EPOCH;
+* AddPartitionsToTxn has one error for all transactions of a request, and here the error is of one of them;
+* InitProducerId names no producer, epoch included, where Kafka's schema would say 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from tidemill.errors import ErrorCode
+from tidemill.protocol import api as apis
+from tidemill.protocol import error_responses
 from tidemill.protocol.api.transactions import (
     AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnResult,
     AddPartitionsToTxnTopicResult,
     AddPartitionsToTxnTransaction,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    DescribeTransactionsTransactionState,
     EndTxnRequest,
-    EndTxnResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
 )
 from tidemill.protocol.schema import Request, Response
 from tidemill.types import TopicPartition
@@ -46,7 +43,13 @@ def error_response(request: Request, api_version: int, error: ErrorCode) -> Resp
     """The response to `request` that says nothing but `error`."""
     if error is ErrorCode.PRODUCER_FENCED and api_version < _FENCED_SINCE.get(type(request), 0):
         error = ErrorCode.INVALID_PRODUCER_EPOCH
-    return _ERROR_RESPONSES[type(request)](request, api_version, error)
+    if isinstance(request, AddPartitionsToTxnRequest):
+        return _add_partitions(request, api_version, error)
+    response = error_responses.error_response(request, api_version, error, None)
+    if isinstance(response, InitProducerIdResponse):
+        response.producer_epoch = -1
+    # A request that names nothing gets an answer about nothing.
+    return response or apis.RESPONSES[request.api_key]()
 
 
 def added_transaction(request: AddPartitionsToTxnRequest, api_version: int) -> AddPartitionsToTxnTransaction:
@@ -108,43 +111,8 @@ def _response(
     return AddPartitionsToTxnResponse(results_by_transaction=[result])
 
 
-def _init(_request: InitProducerIdRequest, _version: int, error: ErrorCode) -> Response:
-    return InitProducerIdResponse(error_code=error, producer_id=-1, producer_epoch=-1)
-
-
 def _add_partitions(request: AddPartitionsToTxnRequest, version: int, error: ErrorCode) -> Response:
     wanted = added_transaction(request, version)
     if wanted.verify_only:
         return verified_response(wanted, version, dict.fromkeys(added_partitions(wanted), error))
     return added_response(wanted, version, error)
-
-
-def _add_offsets(_request: AddOffsetsToTxnRequest, _version: int, error: ErrorCode) -> Response:
-    return AddOffsetsToTxnResponse(error_code=error)
-
-
-def _end(_request: EndTxnRequest, _version: int, error: ErrorCode) -> Response:
-    return EndTxnResponse(error_code=error)
-
-
-def _describe(request: DescribeTransactionsRequest, _version: int, error: ErrorCode) -> Response:
-    return DescribeTransactionsResponse(
-        transaction_states=[
-            DescribeTransactionsTransactionState(transactional_id=transactional_id, error_code=error)
-            for transactional_id in request.transactional_ids
-        ]
-    )
-
-
-def _list(_request: ListTransactionsRequest, _version: int, error: ErrorCode) -> Response:
-    return ListTransactionsResponse(error_code=error)
-
-
-_ERROR_RESPONSES: dict[type[Request], Callable[[Any, int, ErrorCode], Response]] = {
-    InitProducerIdRequest: _init,
-    AddPartitionsToTxnRequest: _add_partitions,
-    AddOffsetsToTxnRequest: _add_offsets,
-    EndTxnRequest: _end,
-    DescribeTransactionsRequest: _describe,
-    ListTransactionsRequest: _list,
-}

@@ -243,11 +243,16 @@ class AbortTransactionRecord(DataMessage, api_key=25, versions=(0, 0), flexible=
 
 
 class NoOpRecord(DataMessage, api_key=20, versions=(0, 0), flexible=0):
-    pass
+    """Kafka's record that changes nothing. As the first record of a cluster it has the cluster's id.
+
+    No disk is formatted with an id, the quorum agrees on it. Kafka's tools skip a tagged field that they do not know.
+    """
+
+    cluster_id: Annotated[String | None, Tag(20_000)] = None
 
 
 class ClusterIdRecord(DataMessage, api_key=20_000, versions=(0, 0), flexible=0):
-    """Tidemill's own, the first record of a cluster: no disk is formatted with an id, the quorum agrees on it."""
+    """Where the cluster's id stood before: read from old logs and snapshots, never written. Kafka's tools refuse it."""
 
     cluster_id: String = ""
 

@@ -11,6 +11,8 @@ from tidemill.broker.requests.handlers import (
     producer_ids,
     producers,
     quorum,
+    security,
+    telemetry,
     transactions,
 )
 
@@ -25,5 +27,7 @@ __all__ = [
     "producer_ids",
     "producers",
     "quorum",
+    "security",
+    "telemetry",
     "transactions",
 ]

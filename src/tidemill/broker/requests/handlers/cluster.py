@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.controller.image import PartitionImage, TopicImage
 from tidemill.controller.topic_names import INTERNAL_TOPICS, is_valid_topic_name
 from tidemill.errors import ErrorCode
-from tidemill.protocol.api.admin import CreatableTopic, CreateTopicsRequest
 from tidemill.protocol.api.cluster import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -48,6 +47,10 @@ def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> Api
         request.client_software_name, request.client_software_version
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    if call.version >= 3:
+        broker.client_metrics.note_software(
+            call.connection, request.client_software_name, request.client_software_version
+        )
     return broker.api_versions(call.connection.listener_name)
 
 
@@ -64,27 +67,14 @@ def _is_software_name(name: str, version: str) -> bool:
 
 
 @serves(MetadataRequest)
-def metadata(
-    broker: Broker, call: Call, request: MetadataRequest
-) -> MetadataResponse | Awaitable[MetadataResponse]:
-    """A coroutine only when topics are to be created first: describing many takes long, and belongs to the client's turn."""
+def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
+    """Topics that it may create are unknown in this answer, as in Kafka: the client asks again."""
     topics = request.topics
     if call.version < 12 and any(topic.topic_id != NO_UUID for topic in topics or ()):
         # The field is there since version 10, but brokers heed it only since 12.
         return _refused_metadata(topics or ())
-    missing = _to_create(broker, topics) if topics and request.allow_auto_topic_creation else ()
-    if missing:
-        return _create_and_tell(broker, call, request, missing)
-    return _metadata(broker, call, request)
-
-
-async def _create_and_tell(
-    broker: Broker, call: Call, request: MetadataRequest, missing: Iterable[str]
-) -> MetadataResponse:
-    creation = CreateTopicsRequest(
-        topics=[CreatableTopic(name=name, num_partitions=-1, replication_factor=-1) for name in missing]
-    )
-    await broker.controller.ask(creation)
+    if topics and request.allow_auto_topic_creation:
+        broker.topic_creation.begin(_to_create(broker, topics))
     return _metadata(broker, call, request)
 
 
@@ -157,7 +147,8 @@ def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list
             if known is None:
                 missing[name] = MetadataResponseTopic(error_code=_missing_error(name), name=name)
                 continue
-        found[known.name] = _describe(broker, known)
+        if known.name not in found:
+            found[known.name] = _describe(broker, known)
     return [*found.values(), *missing.values()]
 
 
@@ -215,7 +206,11 @@ def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
         kind = "controller" if is_controller else "broker"
         response.error_code = code
-        response.error_message = f"This is a {kind}: it tells the endpoints of {kind}s only."
+        response.error_message = (
+            f"The request was sent to a {kind}, which tells the endpoints of {kind}s only"
+            if is_known
+            else f"Unsupported endpoint type {request.endpoint_type}"
+        )
         response.endpoint_type = _BROKER_ENDPOINTS
         return response
     if is_controller:

@@ -23,7 +23,14 @@ from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.waiters import WireKey
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
-from tidemill.broker.requests.fetch_sessions import CachedPartition, FetchSession, ReplicaSession, is_replica
+from tidemill.broker.requests.fetch_sessions import (
+    CachedPartition,
+    FetchSession,
+    ReplicaSession,
+    is_replica,
+    replica_of,
+)
+from tidemill.broker.requests.node_proof import hosts_of_replica
 from tidemill.broker.requests.parked_fetch import Answer, ParkedFetch
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, is_news, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
@@ -50,7 +57,7 @@ def fetch(broker: Broker, call: Call) -> None:
     request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
     call.expect_reply()
     if _is_of_metadata(request):
-        call.connection.mark_as_node()
+        _claim_lane(broker, call, request)
         broker.quorum.fetch(call, request)
         return
     session = broker.fetch_sessions.resolve(request, call.version, broker.clock.now_ms())
@@ -58,7 +65,7 @@ def fetch(broker: Broker, call: Call) -> None:
         call.respond(pack_fetched((), call.version, error_code=session))
         return
     if is_replica(request):
-        call.connection.mark_as_node()
+        _claim_lane(broker, call, request)
         if session is None:
             session = ReplicaSession(0, uses_ids=call.version >= 13)
             session.update(request)
@@ -66,6 +73,10 @@ def fetch(broker: Broker, call: Call) -> None:
         ReplicaFetch(broker, call, request, session).start()
     else:
         _Fetch(broker, call, request, session).start()
+
+
+def _claim_lane(broker: Broker, call: Call, request: FetchRequest) -> None:
+    broker.lanes.claim(broker, call.connection, lambda: hosts_of_replica(broker, replica_of(request)[0]))
 
 
 def _is_of_metadata(request: FetchRequest) -> bool:

@@ -168,7 +168,12 @@ async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) 
     if call.version < _BATCHED_FETCH_SINCE:
         return await _asked(broker, call, request.group_id, request)
     merged = OffsetFetchResponse()
-    for group in request.groups:
+    # All offsets of a group are told once, however often it is named.
+    groups = {
+        (each.group_id, None if each.topics is None else number): each
+        for number, each in enumerate(request.groups)
+    }
+    for group in groups.values():
         answer = await _asked(broker, call, group.group_id, replace(request, groups=[group]))
         merged.groups += cast(OffsetFetchResponse, answer).groups
     return merged
@@ -250,7 +255,7 @@ async def describe_groups(
     broker: Broker, call: Call, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     merged = DescribeGroupsResponse()
-    for group_id in request.groups:
+    for group_id in dict.fromkeys(request.groups):
         answer = await _asked(broker, call, group_id, replace(request, groups=[group_id]))
         merged.groups += cast(DescribeGroupsResponse, answer).groups
     if request.include_authorized_operations:
@@ -263,7 +268,7 @@ async def consumer_group_describe(
     broker: Broker, call: Call, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     merged = ConsumerGroupDescribeResponse()
-    for group_id in request.group_ids:
+    for group_id in dict.fromkeys(request.group_ids):
         answer = await _asked(broker, call, group_id, replace(request, group_ids=[group_id]))
         merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
     if request.include_authorized_operations:
@@ -279,7 +284,7 @@ def _show_operations(
             group.authorized_operations = _ALL_GROUP_OPERATIONS
 
 
-@serves(DeleteGroupsRequest)
+@serves(DeleteGroupsRequest, versions=(0, 2))
 async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     merged = DeleteGroupsResponse()
     for group_id in dict.fromkeys(request.groups_names):

@@ -381,7 +381,7 @@ def _as_told(code: ErrorCode, version: int) -> tuple[ErrorCode, str]:
         told = ErrorCode.NOT_ENOUGH_REPLICAS
     if told is code:
         return code, code.message
-    return told, f"the transaction's coordinator did not confirm the partition: {code.name}"
+    return told, f"Partition was not added to the transaction: its coordinator answered {code.name}"
 
 
 def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: bool) -> None:

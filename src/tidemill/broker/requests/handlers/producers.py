@@ -127,13 +127,14 @@ def _results(futures: dict[TopicPartition, _Written]) -> list[WritableTxnMarkerT
 def describe_producers(
     broker: Broker, call: Call, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
+    # Each partition once, however often it is named.
+    wanted: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return DescribeProducersResponse(
         topics=[
-            TopicResponse(
-                name=topic.name,
-                partitions=[_producers_of(broker, topic.name, index) for index in topic.partition_indexes],
-            )
-            for topic in request.topics
+            TopicResponse(name=name, partitions=[_producers_of(broker, name, index) for index in indexes])
+            for name, indexes in wanted.items()
         ]
     )
 

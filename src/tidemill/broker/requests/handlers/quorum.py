@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.dispatch import Call, Scope, serves
-from tidemill.broker.requests.node_proof import for_nodes
+from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,

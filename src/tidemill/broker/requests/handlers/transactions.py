@@ -121,7 +121,7 @@ async def describe_transactions(
     broker: Broker, call: Call, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     merged = DescribeTransactionsResponse()
-    for transactional_id in request.transactional_ids:
+    for transactional_id in dict.fromkeys(request.transactional_ids):
         one = replace(request, transactional_ids=[transactional_id])
         answer = await asked(broker, caller_of(call), transactional_id, one)
         merged.transaction_states += cast(DescribeTransactionsResponse, answer).transaction_states

@@ -1,0 +1,60 @@
+"""Which connections may use the APIs that nodes have for each other.
+
+Where controllers have listeners of their own, whoever reaches those may. A lone node has one listener for everybody: there
+a request of a node is served when it comes from the address of the node for which it speaks. What that proves, and what
+it does not, is in docs/decisions/0010.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, TypeVar
+
+from tidemill.broker.net.network import Peer
+from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.node_proof import claimed_hosts, comes_from
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol import api as apis
+from tidemill.protocol.schema import Request, Response
+
+if TYPE_CHECKING:
+    from tidemill.broker.requests.context import Broker
+
+logger = logging.getLogger(__name__)
+
+_REFUSALS_TOLD_MAX = 1_000
+
+RequestT = TypeVar("RequestT", bound=Request)
+ResponseT = TypeVar("ResponseT", bound=Response)
+Handler = Callable[["Broker", Call, RequestT], Awaitable[ResponseT]]
+
+
+def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
+    """A handler that only nodes of the cluster may reach."""
+
+    @wraps(handler)
+    async def guarded(broker: Broker, call: Call, request: RequestT) -> ResponseT:
+        connection = call.connection
+        if not broker.is_controller_listener(connection.listener_name):
+            hosts = claimed_hosts(broker, request)
+            if hosts is not None and not await comes_from(broker.loop, connection, hosts):
+                _tell(broker, connection, request.api_key)
+                raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        return await handler(broker, call, request)
+
+    return guarded
+
+
+def _tell(broker: Broker, connection: Peer, api_key: int) -> None:
+    """Once for each address and API, and for no more of them than fit."""
+    ip, told = connection.peer.rpartition(":")[0], broker.refused_as_nodes
+    if (ip, api_key) not in told and len(told) < _REFUSALS_TOLD_MAX:
+        told.add((ip, api_key))
+        logger.warning(
+            "refusing %s of %s, which is no node of this cluster as far as its address tells; give this node a listener "
+            "for controllers (controller.listener.names) if it is one",
+            apis.API_NAMES[api_key],
+            ip,
+        )

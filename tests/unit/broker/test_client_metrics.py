@@ -1,0 +1,140 @@
+"""Client metrics: who pushes what, when a push is refused, and how much is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.broker.requests import client_metrics
+from tidemill.broker.requests.client_metrics import ClientInstance, ClientMetrics
+from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.otlp import Point
+
+ID = b"a" * 16
+FACTS = {
+    "client_instance_id": "a",
+    "client_id": "web-1",
+    "client_software_name": "librdkafka",
+    "client_software_version": "2",
+    "client_source_address": "127.0.0.1",
+    "client_source_port": "1",
+}
+ZSTD = 4
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_ms = 5.0
+        self.image = MetadataImage()
+        self.metrics = ClientMetrics(lambda: self.image, lambda: self.now_ms, 1_000)
+
+    def subscribe(self, **subscriptions: dict[str, str]) -> None:
+        configs = {
+            ConfigResource(ResourceType.CLIENT_METRICS, name): values
+            for name, values in subscriptions.items()
+        }
+        self.image = MetadataImage(configs=configs)
+
+    def client(self, instance_id: bytes = ID) -> ClientInstance:
+        return self.metrics.instance(instance_id, FACTS)
+
+    def get(self) -> ErrorCode:
+        try:
+            self.metrics.check_get(self.client())
+        except ApiError as error:
+            return error.code
+        return ErrorCode.NONE
+
+    def push(
+        self, number: int | None = None, *, last: bool = False, codec: int = ZSTD, size: int = 10
+    ) -> ErrorCode:
+        client = self.client()
+        try:
+            self.metrics.check_push(
+                client, client.subscription_id if number is None else number, last, codec, size
+            )
+        except ApiError as error:
+            return error.code
+        return ErrorCode.NONE
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.subscribe(one={"metrics": "a.,b.", "interval.ms": "1000"})
+    return world
+
+
+def test_a_client_gets_the_metrics_of_all_that_match_at_the_shortest_interval(world: World) -> None:
+    world.subscribe(
+        one={"metrics": "a.", "interval.ms": "1000"},
+        two={"metrics": "b.", "interval.ms": "500", "match": "client_id=web-.*"},
+        three={"metrics": "c.", "interval.ms": "100", "match": "client_id=batch"},
+    )
+    assert (world.client().metrics, world.client().interval_ms) == (("a.", "b."), 500)
+    world.subscribe(one={"metrics": "a."}, two={"metrics": "*"})
+    assert world.client().metrics == ("*",)
+
+
+def test_without_a_subscription_nothing_is_asked_for() -> None:
+    client = World().client()
+    assert (client.metrics, client.interval_ms) == ((), 300_000)
+
+
+def test_questions_and_pushes_before_their_time_are_throttled(world: World) -> None:
+    assert world.get() is ErrorCode.NONE
+    assert world.get() is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    world.now_ms += 1
+    assert world.push() is ErrorCode.NONE
+    assert world.push() is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    world.now_ms += 1_000
+    assert world.push() is ErrorCode.NONE
+    assert world.push(last=True) is ErrorCode.NONE
+    world.now_ms += 1_000
+    assert world.push() is ErrorCode.INVALID_REQUEST
+
+
+def test_a_changed_subscription_is_seen_at_once(world: World) -> None:
+    world.get()
+    number = world.client().subscription_id
+    world.subscribe(one={"metrics": "c.", "interval.ms": "1000"})
+    assert world.push(number) is ErrorCode.UNKNOWN_SUBSCRIPTION_ID
+    assert world.get() is ErrorCode.NONE
+    world.now_ms += 1_000
+    assert world.push() is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("codec", "size", "code"),
+    [(9, 10, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (ZSTD, 1_001, ErrorCode.TELEMETRY_TOO_LARGE)],
+)
+def test_what_cannot_be_taken_is_refused(world: World, codec: int, size: int, code: ErrorCode) -> None:
+    world.get()
+    world.now_ms += 1
+    assert world.push(codec=codec, size=size) is code
+
+
+def test_deltas_are_added_and_gauges_replaced(world: World) -> None:
+    client = world.client()
+    for _ in range(2):
+        world.metrics.keep(client, [Point("sum", (("k", "v"),), 2.0, True), Point("gauge", (), 3.0, False)])
+    assert [row[1:] for row in world.metrics.rows()] == [("sum", "k=v", 4.0), ("gauge", "", 3.0)]
+
+
+def test_a_silent_client_is_forgotten(world: World) -> None:
+    world.metrics.keep(world.client(), [Point("gauge", (), 3.0, False)])
+    world.now_ms += 60_000
+    assert world.metrics.rows() == []
+    assert world.metrics.client_count == 0
+
+
+def test_clients_and_series_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_metrics, "_CLIENTS_MAX", 3)
+    monkeypatch.setattr(client_metrics, "SERIES_PER_CLIENT_MAX", 4)
+    monkeypatch.setattr(client_metrics, "_SERIES_MAX", 6)
+    for number in range(5):
+        client = world.client(bytes([number]) * 16)
+        world.metrics.keep(client, [Point(f"{each}", (), 1.0, False) for each in range(9)])
+        world.metrics.keep(client, [Point("x" * 1_000, (("k", "v" * 1_000),), 1.0, False)])
+    assert world.metrics.client_count == 3
+    assert len(world.metrics.rows()) <= 6

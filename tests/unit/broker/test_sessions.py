@@ -1,0 +1,50 @@
+"""Fetch sessions: whose they are, and how many there may be."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from tidemill.broker.requests.fetch_sessions import FetchSession, FetchSessions, ReplicaSession
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import FetchRequest
+
+_VERSION = 12
+
+
+def _sessions() -> FetchSessions:
+    return FetchSessions(1_000, count(1).__next__)
+
+
+def _opened(sessions: FetchSessions, replica_id: int) -> FetchSession:
+    session = sessions.resolve(FetchRequest(replica_id=replica_id, session_epoch=0), _VERSION, 0)
+    assert isinstance(session, FetchSession)
+    return session
+
+
+def test_a_follower_cannot_go_on_with_the_session_of_a_consumer() -> None:
+    sessions = _sessions()
+    session = _opened(sessions, -1)
+    as_follower = FetchRequest(replica_id=2, session_id=session.id, session_epoch=1)
+    assert sessions.resolve(as_follower, _VERSION, 0) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    as_consumer = FetchRequest(replica_id=-1, session_id=session.id, session_epoch=1)
+    assert sessions.resolve(as_consumer, _VERSION, 0) is session
+
+
+def test_a_consumer_cannot_go_on_with_the_session_of_a_follower() -> None:
+    sessions = _sessions()
+    session = _opened(sessions, 2)
+    assert isinstance(session, ReplicaSession)
+    as_consumer = FetchRequest(replica_id=-1, session_id=session.id, session_epoch=1)
+    assert sessions.resolve(as_consumer, _VERSION, 0) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_claims_to_be_a_follower_take_no_session_from_a_follower_that_uses_its_own() -> None:
+    """And they do not add up without end."""
+    sessions = _sessions()
+    session = _opened(sessions, 2)
+    for number in range(5_000):
+        _opened(sessions, 3)
+        if number % 100 == 0:
+            going_on = FetchRequest(replica_id=2, session_id=session.id, session_epoch=session.epoch)
+            assert sessions.resolve(going_on, _VERSION, 0) is session
+    assert len(sessions) <= 1_000
