@@ -24,6 +24,8 @@ SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
     "transactional.id.expiration.ms": "8000",
+    # No broker reads it; a plug-in might.
+    "some.plugin.setting": "1",
 }
 TWO_PHASE, NO_TWO_PHASE = "two-phase", "no two-phase"
 _TWO_PHASE_KEY = "transaction.two.phase.commit.enable"

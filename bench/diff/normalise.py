@@ -2,7 +2,7 @@
 
 Ids that a broker made up (topics, producers, members, sessions, itself) become names that say what they stand for,
 so that a wrong id still shows. Times close to now, sizes of a disk, paths and addresses become
-placeholders. Error texts are free, but whether there is one is not.
+placeholders. Error texts are marked as such: `compare` wants Tidemill's to begin with Kafka's words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from bench.diff import batches
 
 NEAR_MS = 3_600_000
 DROPPED = {"throttle_time"}
-TEXTS = {"error_message", "batch_index_error_message", "documentation"}
+ERROR_TEXTS = {"error_message", "batch_index_error_message"}
+TEXT = "<text>"
 NODE_IDS = {
     "node_id",
     "broker_id",
@@ -114,8 +115,10 @@ def _scalar(name: str, value: Any, facts: Facts) -> Any:
         known = facts.topic_names.get(value)
         return f"<id of {_short(known, facts)}>" if known else str(value)
     if isinstance(value, str):
-        if name in TEXTS:
-            return "<text>" if value else ""
+        if name in ERROR_TEXTS:
+            return f"{TEXT} {_short(value, facts)}" if value else ""
+        if name == "documentation":
+            return TEXT if value else ""
         if name in MEMBER_IDS:
             return _member_id(value, facts)
         return PLACEHOLDERS.get(name) or _short(value, facts)

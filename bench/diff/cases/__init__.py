@@ -15,6 +15,7 @@ from bench.diff.cases import (  # noqa: F401
     metadata,
     offsets,
     offsets_committed,
+    plain,
     produce,
     producers,
     topics,

@@ -77,10 +77,14 @@ def of_a_broker(s: Script) -> None:
     name = str(s.facts.node_id)
     s.ask("well-known keys", describe(resource(BROKER, name, BROKER_KEYS), synonyms=True), keep=_by_name)
     s.ask("all", describe(resource(BROKER, name)), keep=_by_name)
+    s.ask("unknown in the file", describe(resource(BROKER, name, ["some.plugin.setting"]), synonyms=True))
     s.ask("cluster-wide default", describe(resource(BROKER, ""), synonyms=True))
     s.ask("another broker", describe(resource(BROKER, str(s.facts.node_id + 100))))
     s.ask("not a number", describe(resource(BROKER, "one")))
     s.ask("loggers", describe(resource(BROKER_LOGGER, name, ["no.such.logger"])))
+    s.ask("root logger", describe(resource(BROKER_LOGGER, name, ["root"]), synonyms=True))
+    s.ask("loggers of another broker", describe(resource(BROKER_LOGGER, str(s.facts.node_id + 100))))
+    s.ask("loggers of nobody", describe(resource(BROKER_LOGGER, "")))
 
 
 @case("describe_configs")
@@ -91,7 +95,8 @@ def of_nothing(s: Script) -> None:
     s.ask("unknown type", describe(resource(UNKNOWN, "x")))
     s.ask("type that does not exist", describe(resource(77, "x")))
     s.ask("no resources", describe())
-    s.ask("client metrics", describe(resource(CLIENT_METRICS, "missing")))
+    s.ask("client metrics", describe(resource(CLIENT_METRICS, "missing")), keep=_by_name)
+    s.ask("client metrics without a name", describe(resource(CLIENT_METRICS, "")))
     s.ask("group", describe(resource(GROUP, "missing")), keep=_by_name)
     good = s.topic("good")
     keys = ["retention.ms"]
@@ -245,3 +250,60 @@ def broker_dynamic(s: Script) -> None:
     alter("not a number", "one", ("log.retention.ms", SET, "1000"))
     alter("message.max.bytes", everyone, ("message.max.bytes", SET, "2000000"))
     alter("message.max.bytes back", everyone, ("message.max.bytes", DELETE, None))
+
+
+@case("incremental_alter_configs")
+def loggers(s: Script) -> None:
+    own = str(s.facts.node_id)
+
+    def alter(label: str, name: str, *entries: tuple[str, int, str | None], **more: Any) -> None:
+        s.ask(label, {"resources": [_incremental(BROKER_LOGGER, name, *entries)], **more})
+
+    def show(label: str) -> None:
+        asked = describe(resource(BROKER_LOGGER, own, ["root"]))
+        s.ask(label, asked, api="describe_configs", version=4)
+
+    alter("unknown logger", own, ("no.such.logger", SET, "INFO"))
+    alter("unknown level", own, ("root", SET, "LOUD"))
+    alter("validate only", own, ("root", SET, "ERROR"), validate_only=True)
+    show("after validate only")
+    alter("set", own, ("root", SET, "ERROR"))
+    show("after set")
+    alter("set back", own, ("root", SET, "INFO"))
+    alter("remove root", own, ("root", DELETE, None))
+    alter("append", own, ("root", APPEND, "INFO"))
+    alter("null", own, ("root", SET, None))
+    alter("twice", own, ("root", SET, "INFO"), ("root", SET, "INFO"))
+    alter("another broker", str(s.facts.node_id + 100), ("root", SET, "INFO"))
+    alter("not a number", "one", ("root", SET, "INFO"))
+    both = [_incremental(BROKER_LOGGER, own, ("root", SET, "INFO"))] * 2
+    s.ask("same resource twice", {"resources": both})
+
+
+@case("incremental_alter_configs")
+def client_metrics(s: Script) -> None:
+    name = s.name("sub")
+
+    def alter(label: str, *entries: tuple[str, int, str | None], of: str = name) -> None:
+        s.ask(label, {"resources": [_incremental(CLIENT_METRICS, of, *entries)]})
+        s.await_applied()
+        s.ask(
+            f"{label}, afterwards",
+            describe(resource(CLIENT_METRICS, name), synonyms=True),
+            api="describe_configs",
+            version=4,
+            keep=_by_name,
+        )
+
+    alter("set", ("interval.ms", SET, "1000"), ("metrics", SET, "org.apache.kafka."))
+    alter("match", ("match", SET, "client_software_name=librdkafka,client_id=a.*"))
+    alter("append", ("metrics", APPEND, "b"))
+    alter("unknown key", ("no.such.key", SET, "1"))
+    alter("interval too short", ("interval.ms", SET, "99"))
+    alter("interval too long", ("interval.ms", SET, "3600001"))
+    alter("interval is no number", ("interval.ms", SET, "soon"))
+    alter("unknown match", ("match", SET, "who=me"))
+    alter("match without value", ("match", SET, "client_id"))
+    alter("match is no regex", ("match", SET, "client_id=("))
+    alter("no name", ("interval.ms", SET, "1000"), of="")
+    alter("delete", ("interval.ms", DELETE, None), ("metrics", DELETE, None), ("match", DELETE, None))

@@ -27,6 +27,15 @@ SERVED = (
     "incremental_alter_configs",
     "describe_cluster",
     "describe_topic_partitions",
+    "delete_groups",
+    "describe_acls",
+    "create_acls",
+    "delete_acls",
+    "alter_replica_log_dirs",
+    "update_features",
+    "describe_client_quotas",
+    "describe_user_scram_credentials",
+    "list_config_resources",
 )
 
 

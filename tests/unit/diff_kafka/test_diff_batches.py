@@ -63,7 +63,7 @@ def test_what_must_differ_is_taken_out_and_nothing_else() -> None:
         "name": "~x",
         "topic_id": "<id of ~x>",
         "ids": [str(stranger)],
-        "error_message": "<text>",
+        "error_message": "<text> no",
         "log_append_time": "<now>",
         "producer_id": "<producer>",
         "offset": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from bench.diff.compare import Accepted, Difference, compare, read_accepted
 from bench.diff.script import Answer, Key
 
@@ -61,6 +62,29 @@ def test_an_entry_may_be_bound_to_values_and_versions() -> None:
     assert entry.covers(Difference("fetch", 3, "c", "f", None, "<text>"))
     assert not entry.covers(Difference("fetch", 4, "c", "f", None, "<text>"))
     assert not entry.covers(Difference("fetch", 3, "c", "f", "<text>", None))
+
+
+@pytest.mark.parametrize(
+    ("kafka", "tidemill", "is_alike"),
+    [
+        ("Unknown topic config name: x", "Unknown topic config name: x", True),
+        ("Duplicate topic name.", "Duplicate topic name: 'x' is named twice", True),
+        ("The topic 'x' does not exist.", "The topic 'x' does not exist", True),
+        ("Invalid value 1 for configuration a: not a number", "Invalid value 1 for configuration b", True),
+        ("Unknown topic config name: x", "Unknown topic configuration x", False),
+        ("Duplicate topic name.", "Duplicate", False),
+    ],
+)
+def test_an_error_text_begins_with_the_same_words(kafka: str, tidemill: str, is_alike: bool) -> None:
+    left = {KEY: Answer(None, {"error_message": f"<text> {kafka}"})}
+    right = {KEY: Answer(None, {"error_message": f"<text> {tidemill}"})}
+    assert (compare(left, right) == []) is is_alike
+
+
+def test_an_entry_does_not_cover_what_it_excludes() -> None:
+    entry = Accepted("*", "why", kafka="<text>*", unless=("<text> Unknown *",))
+    assert entry.covers(Difference("fetch", 3, "c", "f", "<text> Bad key", "<text> b"))
+    assert not entry.covers(Difference("fetch", 3, "c", "f", "<text> Unknown key", "<text> b"))
 
 
 def test_every_accepted_difference_gives_its_reason(tmp_path: Path) -> None:
