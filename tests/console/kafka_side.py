@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
+from collections.abc import Iterator
 
 from confluent_kafka import Consumer, Producer
 
@@ -37,6 +40,27 @@ def write_orders(kafka: Broker, topic: str, count: int) -> None:
         at_ms = _BEGIN_MS + number * _MINUTE_MS
         producer.produce(topic, json.dumps(value), key=f"order-{number}", partition=0, timestamp=at_ms)
     assert producer.flush(_LIMIT_S) == 0
+
+
+@contextlib.contextmanager
+def writing(kafka: Broker, topic: str) -> Iterator[None]:
+    """Records arrive all the time while the block runs: a rate is seen however late the page asks for it."""
+    is_over = threading.Event()
+
+    def write_on() -> None:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        while not is_over.wait(0.01):
+            producer.produce(topic, b"one more", partition=0)
+            producer.poll(0)
+        producer.flush(_LIMIT_S)
+
+    writer = threading.Thread(target=write_on, name="writer")
+    writer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        writer.join()
 
 
 def read(consumer: Consumer, wanted: int) -> None:

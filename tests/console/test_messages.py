@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 
-from confluent_kafka import Producer
-from playwright.sync_api import expect
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from playwright.sync_api import Route, expect
 
 from tests.brokers import Broker
 from tests.console.conftest import ConsolePage
@@ -121,12 +124,165 @@ def test_bytes_that_are_no_text_are_shown_as_bytes(
     console.row(f"Messages of {topic}", "text").click()
     expect(value).to_have_text("Zażółć gęślą jaźń")
     console.row(f"Messages of {topic}", "long").click()
-    expect(record.get_by_text("Only the beginning is shown")).to_be_visible()
+    expect(record.get_by_text("Only the first 64 KB.")).to_be_visible()
     expect(value).to_have_text("x" * 65_536)
     console.row(f"Messages of {topic}", "text").click()
     record.get_by_role("button", name="Copy the value").click()
     expect(console.page.get_by_text("Copied the value.")).to_be_visible()
     assert console.page.evaluate("navigator.clipboard.readText()") == "Zażółć gęślą jaźń"
+
+
+def test_a_search_goes_on_by_itself_and_can_be_stopped(
+    console: ConsolePage, kafka: Broker, topic: str
+) -> None:
+    make_topic(kafka, topic)
+    write_orders(kafka, topic, 100)
+    status = console.page.locator(".toolbar .status")
+    progress = console.page.get_by_role("progressbar")
+    rows = console.rows(f"Messages of {topic}")
+    held: list[Route] = []
+    is_held = False
+
+    def in_small_steps(route: Route) -> None:
+        """As the gateway answers of a topic that is too large for one question."""
+        if is_held and "offsets:" in route.request.url:
+            held.append(route)
+        else:
+            route.continue_(url=re.sub(r"max_scan=\d+", "max_scan=20", route.request.url))
+
+    console.page.route(f"**/topics/{topic}/messages?*", in_small_steps)
+    console.go(f"topics/{topic}/messages")
+    find(console, start_from="Oldest", contains="order-97")
+    expect(status).to_have_text("1 record of 100 read, to the end")
+    expect(rows).to_have_count(1)
+    expect(progress).to_be_hidden()
+    expect(console.button("Stop")).to_be_hidden()
+
+    # What is found is shown while the search goes on.
+    is_held = True
+    find(console, start_from="Oldest", contains="order-1")
+    expect(status).to_have_text("Looking… 20 of 100 read, 11 found")
+    expect(progress).to_be_visible()
+    assert progress.evaluate("bar => bar.value / bar.max") == 0.2
+    expect(rows).to_have_count(11)
+    console.button("Stop").click()
+    expect(status).to_have_text("11 records of 20 read, stopped")
+    expect(progress).to_be_hidden()
+    expect(console.button("Stop")).to_be_hidden()
+    assert len(held) == 1
+    # The browser has given this question up already, so that there is nothing to answer.
+    is_held = False
+    expect(console.button("Go on")).to_be_focused()
+    console.page.keyboard.press("Enter")
+    expect(status).to_have_text("11 records of 100 read, to the end")
+
+    # Nothing found, and why.
+    is_held = True
+    find(console, start_from="Oldest", contains="nothing like it")
+    expect(console.page.get_by_text("What matches appears here as it is found.")).to_be_visible()
+    console.button("Stop").click()
+    expect(console.page.get_by_text("Not everything was read: the search was stopped.")).to_be_visible()
+    console.page.unroute_all(behavior="ignoreErrors")
+
+
+def test_a_large_value_is_loaded_copied_and_downloaded_whole(
+    open_console: Callable[..., ConsolePage], kafka: Broker, topic: str
+) -> None:
+    console = open_console(permissions=["clipboard-read", "clipboard-write"])
+    make_topic(kafka, topic)
+    text = json.dumps({"lines": [f"Zeile {number}" for number in range(10_000)]})
+    noise = bytes(range(256)) * 400
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(topic, text, key=b"json")
+    producer.produce(topic, noise, key=b"noise")
+    producer.produce(topic, b"short", key=b"k" * 70_000)
+    assert producer.flush(30) == 0
+
+    console.go(f"topics/{topic}/messages")
+    record = console.page.get_by_role("complementary", name="Record")
+    value = record.get_by_label("Value", exact=True)
+    load = record.get_by_role("button", name="Load the whole value")
+    console.row(f"Messages of {topic}", "json").click()
+    expect(record.get_by_text("Only the first 64 KB.")).to_be_visible()
+    # All of it is copied, although the beginning is shown.
+    record.get_by_role("button", name="Copy the value").click()
+    expect(console.page.get_by_text("Copied the value.")).to_be_visible()
+    assert json.loads(console.page.evaluate("navigator.clipboard.readText()")) == json.loads(text)
+    load.click()
+    expect(value).to_contain_text("Zeile 9999")
+    expect(value).to_be_focused()
+    expect(load).to_be_hidden()
+    with console.page.expect_download() as downloading:
+        record.get_by_role("link", name="Download the value").click()
+    assert downloading.value.suggested_filename == f"{topic}-0-0-value"
+    assert downloading.value.path().read_bytes() == text.encode()
+
+    console.row(f"Messages of {topic}", "noise").click()
+    expect(value).to_contain_text("000010  10 11 12")
+    load.click()
+    expect(record.get_by_text("· binary")).to_be_visible()
+    with console.page.expect_download() as downloading:
+        record.get_by_role("link", name="Download the value").click()
+    assert downloading.value.path().read_bytes() == noise
+
+    console.row(f"Messages of {topic}", "short").click()
+    record.get_by_role("button", name="Load the whole key").click()
+    expect(record.get_by_label("Key", exact=True)).to_have_text("k" * 70_000)
+
+
+def test_a_value_that_is_gone_says_so_and_can_be_tried_again(
+    console: ConsolePage, kafka: Broker, topic: str
+) -> None:
+    console.expected_messages += ["status of 404"]
+    make_topic(kafka, topic)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(topic, "x" * 100_000)
+    assert producer.flush(30) == 0
+    console.go(f"topics/{topic}/messages")
+    console.rows(f"Messages of {topic}").first.click()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_records([TopicPartition(topic, 0, 1)])[TopicPartition(topic, 0)].result(30)
+    record = console.page.get_by_role("complementary", name="Record")
+    record.get_by_role("button", name="Load the whole value").click()
+    expect(record.get_by_text(f"partition 0 of topic {topic} has no record at offset 0")).to_be_visible()
+    record.get_by_role("button", name="Try again").click()
+    expect(record.get_by_role("button", name="Load the whole value")).to_be_visible()
+
+
+def test_the_space_bar_pauses(console: ConsolePage, kafka: Broker, topic: str) -> None:
+    make_topic(kafka, topic)
+    write_orders(kafka, topic, 1)
+    console.go(f"topics/{topic}/messages")
+    press = console.page.keyboard.press
+    status = console.page.locator(".toolbar .status")
+    # By mouse: the space bar must not press the same button once more.
+    console.button("Follow live").click()
+    expect(status).to_have_text("Following · 0 records so far")
+    press(" ")
+    expect(status).to_contain_text("Paused")
+    press(" ")
+    expect(status).to_contain_text("Following")
+    # From a heading, a row or a link.
+    write_orders(kafka, topic, 1)
+    rows = console.rows(f"Messages of {topic}")
+    for focused in (console.heading, rows.first, console.page.get_by_role("link", name="Configuration")):
+        focused.focus()
+        press(" ")
+        expect(status).to_contain_text("Paused")
+        press(" ")
+        expect(status).to_contain_text("Following")
+    # In a field it is a character, and a button is pressed by it.
+    box = console.page.get_by_label("Contains", exact=True)
+    box.focus()
+    press("a")
+    press(" ")
+    expect(box).to_have_value("a ")
+    expect(status).to_contain_text("Following")
+    console.button("Stop following").focus()
+    press(" ")
+    expect(console.button("Follow live")).to_be_visible()
+    press("?")
+    expect(console.dialog.get_by_text("Space", exact=True)).to_be_visible()
 
 
 def test_following_shows_what_arrives_and_can_be_paused(

@@ -358,3 +358,47 @@ def test_a_tail_ends_when_its_topic_does(gateway: Gateway) -> None:
         named = [(name, content) for name, content in stream if name]
     assert [name for name, _ in named] == ["failed"]
     assert topic in named[0][1]["message"]
+
+
+# --- the whole of a record ---
+
+
+def part(client: httpx.Client, topic: str, partition: int, offset: int, name: str) -> httpx.Response:
+    return client.get(f"{API}/topics/{topic}/messages/{partition}/{offset}/{name}")
+
+
+def test_the_whole_key_and_value_of_a_record(client: httpx.Client, gateway: Gateway, topic: str) -> None:
+    gateway.broker.create_topic(topic, 2)
+    large = bytes(range(256)) * 1000
+    gateway.broker.produce(topic, "first", partition=1)
+    gateway.broker.produce(topic, large, key="<script>", partition=1)
+    found = part(client, topic, 1, 1, "value")
+    assert (found.status_code, found.content) == (200, large)
+    # What others wrote is a file, never a page of this site.
+    assert found.headers["content-type"] == "application/octet-stream"
+    assert found.headers["x-content-type-options"] == "nosniff"
+    assert found.headers["content-disposition"] == f'attachment; filename="{topic}-1-1-value"'
+    assert part(client, topic, 1, 1, "key").content == b"<script>"
+    for offset, name, words in (
+        (2, "value", "no record at offset 2"),
+        (0, "key", "is null"),
+        (0, "headers", "a key and a value"),
+    ):
+        refused = part(client, topic, 1, offset, name)
+        assert refused.status_code == 404
+        assert words in refused.json()["message"]
+    assert part(client, topic, 2, 0, "value").status_code == 404
+    assert part(client, "none", 0, 0, "value").status_code == 404
+    assert client.get(f"{API}/topics/{topic}/messages/x/0/value").status_code == 400
+
+
+def test_an_answer_tells_how_much_remains(client: httpx.Client, ticks: str) -> None:
+    newest = messages(client, ticks, limit=10)
+    assert newest["remaining"] == 50
+    on = messages(client, ticks, f"before:{positions(newest['previous'])}", limit=20)
+    assert on["remaining"] == 30
+    oldest = messages(client, ticks, "earliest", limit=15)
+    assert oldest["remaining"] == 45
+    assert messages(client, ticks, "earliest", limit=60)["remaining"] == 0
+    searched = messages(client, ticks, "earliest", contains="nothing like it", max_scan=40)
+    assert (searched["scanned"], searched["remaining"]) == (40, 20)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
-import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -15,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from tests.gateway.conftest import HTTP_TIMEOUT_S, Gateway, start_gateway
+from tests.gateway.raw import RawConnection
 from tidemill.errors import ConfigError
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Limits, Settings, load_authenticate
@@ -48,67 +46,6 @@ def message_of(response: httpx.Response) -> str:
     assert str(body["error_code"]).startswith(str(response.status_code))
     text: str = body["message"]
     return text
-
-
-class RawConnection:
-    """A caller that sends what it likes, when it likes."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._socket = socket.create_connection((gateway.host, gateway.port), HTTP_TIMEOUT_S)
-        self._host = f"{gateway.host}:{gateway.port}"
-
-    def __enter__(self) -> RawConnection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def begin(self, path: str, *headers: str) -> None:
-        lines = [f"POST {path} HTTP/1.1", f"Host: {self._host}", "Content-Type: application/json", *headers]
-        self.send("\r\n".join([*lines, "", ""]).encode())
-
-    def drip(self, piece: bytes, every_s: float) -> threading.Event:
-        """Sends the piece again and again until told to stop, or until nobody takes it any more."""
-        stop = threading.Event()
-
-        def send() -> None:
-            while not stop.wait(every_s):
-                try:
-                    self.send(piece)
-                except OSError:
-                    return
-
-        threading.Thread(target=send, daemon=True).start()
-        return stop
-
-    def response(self) -> tuple[int, dict[str, object]]:
-        """The status, and the body of an answer whose connection may stay open."""
-        received = b""
-        while b"\r\n\r\n" not in received:
-            received += self.more()
-        head, _, body = received.partition(b"\r\n\r\n")
-        length = next(
-            int(line.split(b":")[1])
-            for line in head.split(b"\r\n")
-            if line.lower().startswith(b"content-length")
-        )
-        while len(body) < length:
-            body += self.more()
-        return int(head.split()[1]), json.loads(body)
-
-    def more(self) -> bytes:
-        data = self._socket.recv(65536)
-        assert data, "the connection was closed without an answer"
-        return data
-
-    def is_closed_by_the_gateway(self) -> bool:
-        try:
-            return self._socket.recv(65536) == b""
-        except ConnectionResetError:
-            return True
 
 
 # --- sizes ---
@@ -427,20 +364,19 @@ def test_an_origin_that_is_none() -> None:
 def test_an_absent_cluster_is_told_at_once_and_found_again(topic: str) -> None:
     with (
         InProcessBroker() as broker,
-        start_gateway(Settings(bootstrap=broker.bootstrap, timeout_s=20.0), broker) as gateway,
+        # A caller that had to wait for the whole timeout would give up before.
+        start_gateway(Settings(bootstrap=broker.bootstrap, timeout_s=10 * HTTP_TIMEOUT_S), broker) as gateway,
     ):
         broker.create_topic(topic)
         v3, client = gateway.v3, gateway.client
         records = f"{v3}/topics/{topic}/records"
         assert client.post(records, json={}).json()["offset"] == 0
         broker.stop()
-        began_s = time.monotonic()
         for method, path in (("GET", "/v3/clusters"), ("GET", f"{v3}/topics"), ("POST", records)):
             refused = client.request(method, path, json={})
             assert (refused.status_code, refused.json()["error_code"]) == (503, 50301)
             assert "retry-after" in refused.headers
             assert broker.bootstrap in message_of(refused)
-        assert time.monotonic() - began_s < 15
         broker.start()
         assert client.get(f"{v3}/topics/{topic}").status_code == 200
         assert client.post(records, json={}).json()["offset"] == 1

@@ -43,6 +43,8 @@ from tidemill.gateway.rest_v3 import routes as v3
 from tidemill.gateway.router import Operations
 from tidemill.gateway.settings import Settings
 from tidemill.gateway.simple import routes as simple
+from tidemill.gateway.turns import Turns
+from tidemill.gateway.waiting_bodies import WaitingBodies
 
 _PARTS: Sequence[Any] = (v3, v2, instances, simple, console_api, pages)
 _CONSOLE = Path(__file__).parent / "console"
@@ -98,6 +100,8 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     backend = Backend(settings)
     app.state.backend = backend
     app.state.draining = asyncio.Event()
+    app.state.turns = Turns()
+    app.state.waiting_bodies = WaitingBodies(settings.limits)
     await backend.open()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(backend.close)

@@ -29,6 +29,7 @@ from tidemill.client.cluster_admin import ClusterAdmin
 from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
+from tidemill.gateway import inquiries
 from tidemill.gateway.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Settings
@@ -40,6 +41,9 @@ T = TypeVar("T")
 # Clients that lay idle for longer are tried before they are used.
 _IDLE_S = 1.0
 _KNOWN_S = 5.0
+# A quorum without a leader lets its askers wait long.
+_CONTROLLER_WAIT_S = 2.0
+_CONTROLLER_KNOWN_S = 1.0
 _PARTITIONS_KNOWN_MAX = 10_000
 
 __all__ = [
@@ -98,6 +102,8 @@ class Backend:
         self._deliveries.on_unknown_topic = self._partitions.clear
         self._cluster_id: tuple[str, float] | None = None
         self._probe: asyncio.Task[None] | None = None
+        self._controller_id: tuple[int | None, float] | None = None
+        self._controller_probe: asyncio.Task[int | None] | None = None
         self._asking = 0
         self._pool = ThreadPoolExecutor(self._limits.asks_max, "gateway-ask")
         self._idle: deque[_Client] = deque()
@@ -163,6 +169,24 @@ class Backend:
             metadata = await self.ask(lambda admins: admins.metadata())
             found = self._cluster_id = (metadata.cluster_id or "", time.monotonic() + _KNOWN_S)
         return found[0]
+
+    async def controller_id(self) -> int | None:
+        """The leader of the quorum; None while it has none or does not answer soon. Metadata names any broker."""
+        found = self._controller_id
+        if found is None or time.monotonic() >= found[1]:
+            if self._controller_probe is None or self._controller_probe.done():
+                self._controller_probe = asyncio.create_task(self._ask_controller())
+            done, _ = await asyncio.wait((self._controller_probe,), timeout=_CONTROLLER_WAIT_S)
+            leader_id = self._controller_probe.result() if done else None
+            found = self._controller_id = (leader_id, time.monotonic() + _CONTROLLER_KNOWN_S)
+        return found[0]
+
+    async def _ask_controller(self) -> int | None:
+        try:
+            found = await self.ask(lambda admins: inquiries.controller_id(admins.cluster))
+        except Problem:
+            return None
+        return found if found >= 0 else None
 
     async def partition_count(self, topic: str, *, is_known_enough: bool = True) -> int:
         """404 when the topic does not exist."""

@@ -5,6 +5,7 @@ space between them), as they come. Both refuse, with `Problem`:
 
     415    a Content-Type that is not JSON's (or what the route names), a charset that is not UTF-8, or compression
     413    more bytes than the limit; without reading them when Content-Length tells
+    503    a body that gives way to others (`waiting_bodies.py`)
     408    a body that makes too little progress: a pause longer than `body_pause_s`, or less than `body_bytes_per_s_min`
     400    bytes that are not UTF-8; JSON that does not parse, with line and column; NaN and Infinity, which are no JSON
 
@@ -14,7 +15,6 @@ documents may be longer (`stream_pause_s`); the rate counts from a document's fi
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -27,14 +27,20 @@ from starlette.requests import ClientDisconnect, Request
 from tidemill.gateway.answers import JSON
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Limits
+from tidemill.gateway.turns import turn_of
+from tidemill.gateway.waiting_bodies import Place, bodies_of
 
 _WHITE_SPACE = b" \t\r\n"
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
+_NOT_SPACE_BYTE = re.compile(rb"[^ \t\r\n]")
+# So much of a stream is searched for records at once.
+_PIECE_BYTES = 8192
 # The escapes that may be half of a pair: rare, so what they make is looked at only where they are.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 # An escape is taken as a whole, so that an escaped quote does not end the string.
 _IN_STRING = re.compile(rb'"|\\.|\\', re.DOTALL)
+_BODY_HEADERS = frozenset(("content-length", "transfer-encoding"))
 _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 
 
@@ -77,10 +83,12 @@ async def read_bytes(request: Request, limit_bytes: int | None = None) -> bytes:
     _check_content_length(request, limit)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in _chunks(request, _Progress(limits)):
+    progress = _Progress(limits)
+    async for chunk in _chunks(request, progress):
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
+        progress.hold(size)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -105,32 +113,35 @@ async def read_json_object(
     return document
 
 
-async def stream_json(
-    request: Request, limit_bytes: int | None = None, *, media_types: Collection[str] = (JSON,)
-) -> AsyncIterator[Any]:
-    """The documents of the body, each as soon as its last byte is there. `limit_bytes` is for each of them."""
+async def stream_json(request: Request, *, media_types: Collection[str] = (JSON,)) -> AsyncIterator[Any]:
+    """The records of the body, each as soon as its last byte is there, in turns. The record's limit holds for each."""
     check_media_type(request, media_types)
     limits = limits_of(request)
-    limit = limits.body_bytes_max if limit_bytes is None else limit_bytes
-    splitter = _Splitter(limit)
+    splitter = _Splitter(limits.record_text_bytes_max)
     progress = _Progress(limits, is_stream=True)
+    turn = turn_of(request)
     async for chunk in _chunks(request, progress):
-        splitter.add(chunk)
-        for document in splitter.take():
-            yield document
+        for start in range(0, len(chunk), _PIECE_BYTES):
+            splitter.add(chunk[start : start + _PIECE_BYTES])
+            for document in splitter.take():
+                yield document
+                if turn.is_over:
+                    await turn.give_way()
+            if turn.is_over:
+                await turn.give_way()
+        progress.hold(splitter.size_bytes)
         progress.begin_document(is_between=splitter.is_between)
     for document in splitter.end():
         yield document
 
 
-async def stream_lines(
-    request: Request, limit_bytes: int | None = None, *, media_types: Collection[str] = (JSON,)
-) -> AsyncIterator[bytes]:
-    """The lines of the body, without their ends and each as soon as it is there. `limit_bytes` is for each of them."""
+async def stream_lines(request: Request, *, media_types: Collection[str] = (JSON,)) -> AsyncIterator[bytes]:
+    """The lines of the body, without their ends, each as soon as it is there, in turns. A record's limit holds for each."""
     check_media_type(request, media_types)
     limits = limits_of(request)
-    limit = limits.body_bytes_max if limit_bytes is None else limit_bytes
+    limit = limits.record_text_bytes_max
     progress = _Progress(limits, is_stream=True)
+    turn = turn_of(request)
     rest = bytearray()
     async for chunk in _chunks(request, progress):
         # The rest has no line end in it, so only what is new is searched.
@@ -141,32 +152,44 @@ async def stream_lines(
             if len(line) > limit:
                 raise _too_large(limit)
             yield line
+            if turn.is_over:
+                await turn.give_way()
         rest += last
         if len(rest) > limit:
             raise _too_large(limit)
+        progress.hold(len(rest))
         progress.begin_document(is_between=not rest)
     if rest:
         yield bytes(rest)
 
 
 def parse_json(data: bytes) -> Any:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise Problem(400, 400, f"the body is not UTF-8 at byte {error.start}") from None
+    text = decode_text(data)
     try:
         document = STRICT_JSON.decode(text)
-        if _SURROGATE.search(text):
-            json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise _not_json(error) from None
+        raise not_json(error) from None
+    except (RecursionError, ValueError) as error:
+        raise unreadable(error) from None
+    if SURROGATE.search(text):
+        check_surrogates(document)
+    return document
+
+
+def decode_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Problem(400, 400, f"the body is not UTF-8 at byte {error.start}") from None
+
+
+def check_surrogates(document: Any) -> None:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Problem(
             400, 400, "the body has half of a surrogate pair (\\ud800 to \\udfff), which is no text"
         ) from None
-    except (RecursionError, ValueError) as error:
-        raise Problem(400, 400, f"the body is not JSON that can be read: {_reason(error)}") from None
-    return document
 
 
 def kind_of(value: object) -> str:
@@ -198,13 +221,14 @@ def _finite(text: str) -> float:
 STRICT_JSON = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite)
 
 
-def _not_json(error: json.JSONDecodeError) -> Problem:
+def not_json(error: json.JSONDecodeError) -> Problem:
     message = f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     return Problem(400, 400, message)
 
 
-def _reason(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+def unreadable(error: ValueError | RecursionError) -> Problem:
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return Problem(400, 400, f"the body is not JSON that can be read: {reason}")
 
 
 def _too_large(limit: int) -> Problem:
@@ -226,6 +250,12 @@ class _Progress:
         self._is_between = is_stream
         self._began_s = time.monotonic()
         self._bytes = 0
+        self.place: Place | None = None
+
+    def hold(self, size_bytes: int) -> None:
+        """So many bytes of the body are kept from now on."""
+        if self.place is not None:
+            self.place.hold(size_bytes)
 
     def begin_document(self, *, is_between: bool) -> None:
         if is_between or self._is_between:
@@ -245,27 +275,21 @@ class _Progress:
 
 
 async def _chunks(request: Request, progress: _Progress) -> AsyncIterator[bytes]:
-    while True:
-        patience_s = progress.patience_s()
-        if patience_s <= 0:
-            raise _too_slow()
-        try:
-            async with asyncio.timeout(patience_s):
-                message = await request.receive()
-        except TimeoutError:
-            raise _too_slow() from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        if chunk:
-            progress.add(len(chunk))
-            yield chunk
-        if not message.get("more_body", False):
-            return
-
-
-def _too_slow() -> Problem:
-    return Problem(408, 408, "the body arrives too slowly")
+    if _BODY_HEADERS.isdisjoint(request.headers):
+        # There is no body, so it needs no place.
+        return
+    with bodies_of(request).place() as place:
+        progress.place = place
+        more_body = True
+        while more_body:
+            message = await place.receive(request, progress.patience_s())
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk: bytes = message.get("body", b"")
+            if chunk:
+                progress.add(len(chunk))
+                yield chunk
+            more_body = message.get("more_body", False)
 
 
 class _Splitter:
@@ -282,6 +306,10 @@ class _Splitter:
         self._seen = 0
         self._depth = 0
         self._is_in_string = False
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._buffer)
 
     @property
     def is_between(self) -> bool:
@@ -315,7 +343,7 @@ class _Splitter:
             text = self._buffer.decode()
         except UnicodeDecodeError as error:
             text = self._buffer[: error.start].decode()
-        if _SURROGATE.search(text):
+        if SURROGATE.search(text):
             return
         position = 0
         try:
@@ -348,9 +376,10 @@ class _Splitter:
         """Where the document ends that begins at `start`, behind white space. None when its end is not there yet."""
         buffer = self._buffer
         if self._seen <= start:
-            start = len(buffer) - len(buffer[start:].lstrip(_WHITE_SPACE))
-            if start == len(buffer):
+            begin = _NOT_SPACE_BYTE.search(buffer, start)
+            if begin is None:
                 return None
+            start = begin.start()
             if buffer[start] != ord("{"):
                 # What it is instead, the parser says better.
                 _object(bytes(buffer[start : start + 64]))

@@ -24,6 +24,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException,
 
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Settings
+from tidemill.gateway.turns import TURN_S
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -67,7 +68,8 @@ class Deliveries:
         line, self._line = self._line, None
         if line is not None:
             await asyncio.to_thread(line.close, self._settings.drain_s)
-            self._tell()
+            while self._outcomes:
+                self._tell()
 
     def hand_over(
         self,
@@ -169,7 +171,12 @@ class Deliveries:
     # --- in the event loop ---
 
     def _tell(self) -> None:
+        """As many as fit in a turn; the rest has another."""
+        until_s = time.monotonic() + TURN_S
         while self._outcomes:
+            if time.monotonic() >= until_s:
+                self._wake()
+                return
             future, outcome = self._outcomes.popleft()
             self.pending -= 1
             if isinstance(outcome, Delivery):

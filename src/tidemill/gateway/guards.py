@@ -8,7 +8,8 @@ well: that is how DNS rebinding looks from here.
 
 **Callers.** `Settings.authenticate` is asked for everything but `/healthz`; the principal is in `scope["principal"]`.
 
-**Load.** Beyond `requests_max` requests under way a request is refused (503) before its body is read.
+**Load.** Beyond `requests_max` requests under way a request is refused (503) before its body is read. `/healthz` is
+always answered.
 """
 
 from __future__ import annotations
@@ -43,19 +44,27 @@ class Guards:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"] in _OPEN_PATHS:
+            # A health check answers at once, whatever is under way.
+            await self._admitted(scope, receive, send)
+            return
         if self._under_way >= self._settings.limits.requests_max:
             problem = Problem(503, 50301, "too many requests are under way; try again later")
             await problem.response()(scope, receive, send)
             return
         self._under_way += 1
         try:
+            await self._admitted(scope, receive, send)
+        finally:
+            self._under_way -= 1
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             await self._admit(scope)
         except Problem as problem:
             await problem.response()(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-        finally:
-            self._under_way -= 1
 
     async def _admit(self, scope: Scope) -> None:
         limits = self._settings.limits

@@ -23,8 +23,9 @@ from tidemill.client.group_admin import (
     classic_description,
     consumer_description,
 )
+from tidemill.client.health import BrokerFact
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.gateway.console_api.picture import BrokerFact, ByPartition, GroupFact, Topology
+from tidemill.gateway.console_api.picture import ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataResponse
 from tidemill.protocol.api.data import (
     ListOffsetsPartition,
@@ -110,6 +111,14 @@ def quorum(cluster: Cluster) -> Quorum | None:
         if error.code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
             return None
         raise
+
+
+def controller_id(cluster: Cluster) -> int:
+    """The quorum's leader, or what Metadata says where there is no quorum; -1 for none."""
+    found = quorum(cluster)
+    return (
+        _reconnecting(lambda: cluster.load_metadata([])).controller_id if found is None else found.leader_id
+    )
 
 
 def offsets(cluster: Cluster, broker_id: int, led: dict[str, list[int]], timestamp_ms: int) -> Offsets:

@@ -128,6 +128,8 @@ PATH_PARAMETERS: dict[str, Schema] = {
     "group_name": _NAME,
     "group": _NAME,
     "instance": _NAME,
+    "offset": {**LONG, "minimum": 0},
+    "part": {"enum": ["key", "value"]},
 }
 
 

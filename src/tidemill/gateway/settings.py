@@ -31,8 +31,12 @@ Authenticate = Callable[[Headers, Scope], str | Awaitable[str]]
 class Limits:
     """A limit on everything that a caller decides."""
 
-    # One request's body; of a stream of records, each record's.
+    # One request's body. A stream of records may be longer.
     body_bytes_max: int = 16 * 1024 * 1024
+    # Of one request whose records are written all or none. A stream of records may have more.
+    request_records_max: int = 50_000
+    # What is held in memory of all bodies that have not come as a whole.
+    bodies_bytes_max: int = 256 * 1024 * 1024
     # Key, value and headers of one record, as they are written.
     record_bytes_max: int = 1024 * 1024
     # Of the request's line and headers together.
@@ -59,6 +63,21 @@ class Limits:
     # How long a request for records may wait for them, and how much it may answer with.
     poll_s_max: float = 60.0
     answer_bytes_max: int = 16 * 1024 * 1024
+
+    @property
+    def bodies_max(self) -> int:
+        """Requests whose bodies are still to come: others always find a place beside them."""
+        return max(1, self.requests_max // 2)
+
+    @property
+    def connections_max(self) -> int:
+        """Twice as many, because most connections wait for their next request."""
+        return 2 * self.requests_max
+
+    @property
+    def record_text_bytes_max(self) -> int:
+        """Of a record as JSON, where a character may take six times as many bytes as when it is written."""
+        return min(self.body_bytes_max, 6 * self.record_bytes_max)
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,12 @@ class Settings:
     def client_config(self) -> dict[str, str]:
         """The options of confluent-kafka that say where the cluster is and how to log in."""
         addresses = ",".join(str(address) for address in parse_bootstrap(self.bootstrap))
-        return {"bootstrap.servers": addresses, **self.security.librdkafka_options()}
+        return {
+            "bootstrap.servers": addresses,
+            # Metrics of clients (KIP-714) are for those who use the cluster; the gateway is part of it.
+            "enable.metrics.push": "false",
+            **self.security.librdkafka_options(),
+        }
 
     @property
     def is_local(self) -> bool:

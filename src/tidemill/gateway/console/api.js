@@ -59,6 +59,10 @@ export const rebalances = (query, signal) => read("rebalances", query, signal);
 export const tailAddress = (name, query) => address(`topics/${segment(name)}/tail`, query);
 export const messages = (name, query, signal) => read(`topics/${segment(name)}/messages`, query, signal);
 
+/** Where the whole key or value of a record is, to load or to download. */
+export const partAddress = (name, { partition, offset }, part) => address(`topics/${segment(name)}/messages/${partition}/${offset}/${part}`);
+export const messagePart = async (name, row, part, signal) => new Uint8Array(await (await send(partAddress(name, row, part), { signal })).arrayBuffer());
+
 let clusterId = null;
 
 async function v3(path, method, body) {

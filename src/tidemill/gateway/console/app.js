@@ -132,7 +132,7 @@ function showHelp() {
   const keyed = (keys) => keys.split(keys.includes(",") ? ", " : " ").map((key) => [h("kbd", null, key), " "]);
   const rows = (list) => h("table", { class: "keys" }, h("tbody", null, list.map(([keys, label]) => h("tr", null, h("td", null, keyed(keys)), h("td", null, label)))));
   const isGo = ({ keys }) => keys.startsWith("g ");
-  const list = (found) => rows(found.map(({ keys, label }) => [keys, label]));
+  const list = (found) => rows(found.map(({ keys, label }) => [keys === " " ? "Space" : keys, label]));
   infoDialog("Keys", h("h3", null, "Go to"), list(bound().filter(isGo)), h("h3", null, "Here"),
     list(bound().filter((binding) => !isGo(binding))), h("h3", null, "In tables and dialogs"), rows(IN_TABLES));
 }

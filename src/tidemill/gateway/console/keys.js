@@ -30,7 +30,7 @@ export function listen() {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
     // The space bar presses what has the focus.
-    if (event.key === " " && event.target.closest?.("button, a")) return;
+    if (event.key === " " && event.target.closest?.("button, input[type=checkbox]")) return;
     if (isTyping(event.target) || document.querySelector("dialog[open]")) return;
     const keys = prefix ? `${prefix} ${event.key}` : event.key;
     const binding = bindings.get(keys);

@@ -24,6 +24,41 @@ function hexDump(base64) {
   return lines.join("\n");
 }
 
+const JSON_BEGINS = /^[ \t\r\n]*[[{]/;
+const CONTROL_CHARACTERS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/;
+// Above this, colours cost more than they tell.
+const COLOURED_CHARACTERS = 300_000;
+const BASE64_STEP = 32_766;
+
+/** What a person can make of bytes, as the gateway says it of shorter ones. */
+export function wholePayload(bytes) {
+  let text;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+  } catch {
+    text = null;
+  }
+  if (text === null || CONTROL_CHARACTERS.test(text)) return { kind: "binary", data: base64Of(bytes) };
+  return { kind: isJson(text) ? "json" : "text", data: text };
+}
+
+function isJson(text) {
+  if (!JSON_BEGINS.test(text)) return false;
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function base64Of(bytes) {
+  let written = "";
+  // Steps of a multiple of three bytes need no padding between them.
+  for (let at = 0; at < bytes.length; at += BASE64_STEP) written += btoa(String.fromCharCode(...bytes.subarray(at, at + BASE64_STEP)));
+  return written;
+}
+
 export function textOf({ kind, data }) {
   if (kind === "null") return "null";
   return kind === "json" ? jsonText(data) : String(data ?? "");
@@ -43,7 +78,7 @@ export function preview(payload) {
 export function block(payload, label) {
   const { kind, data } = payload;
   const box = h("pre", { class: `payload ${isBinary(payload) ? "binary" : kind}`, tabindex: "0", "aria-label": label });
-  if (kind === "json") fill(box, jsonElements(data));
+  if (kind === "json") fill(box, data.length > COLOURED_CHARACTERS ? jsonText(data) : jsonElements(data));
   else if (isBinary(payload)) box.textContent = hexDump(data);
   else if (kind === "null") box.textContent = "null";
   else box.textContent = String(data ?? "");

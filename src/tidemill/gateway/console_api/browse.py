@@ -6,6 +6,7 @@ backward, in ever larger steps before it, because a log can only be read forward
 
 A question is bounded by the records it wants, those it looks at (`max_scan`), the bytes it shows and the time it takes.
 Where it stopped is in the answer: `next` goes on, `previous` goes back, and with `is_complete` nothing was left.
+`remaining` is how many offsets lie before it in its direction.
 
 A key is looked for in every partition, unless one is named: a record need not lie where the default partitioner would
 have put it. Where that is, is in `key_partition`.
@@ -172,9 +173,14 @@ class _Reading:
 
     def _answer(self, *, is_complete: bool, following: dict[int, int], previous: dict[int, int]) -> Row:
         key = self._query.key
+        if self._query.is_backward:
+            remaining = sum(max(0, offset - self._starts[each]) for each, offset in previous.items())
+        else:
+            remaining = sum(max(0, self._ends[each] - offset) for each, offset in following.items())
         return {
             "items": self.items,
             "scanned": self.scanned,
+            "remaining": remaining,
             "is_complete": is_complete and self._is_all,
             "next": following,
             "previous": previous,

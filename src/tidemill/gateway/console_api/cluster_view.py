@@ -1,10 +1,12 @@
 """One picture of the cluster for all who watch.
 
-A picture has parts: topology, end offsets, start offsets and sizes, groups, the quorum, traffic. A part is asked for only
-while somebody looks (a request, an event stream, the history's sampler), by one task for all of them, and not again
-before its interval is over: a second, or as long as it takes for its cost to stay below its share of one core
-(`_SHARES`, together 5 %; 1 % while only the history looks). What a part costs is measured from question to answer, so
-it is rather too much than too little. A hundred partitions are seen every second, ten thousand every few seconds.
+A picture has parts: topology, brokers that do not answer, end offsets, start offsets and sizes, groups, the quorum, the
+least numbers of replicas in sync, traffic. A part is asked for only while somebody looks (a request, an event stream, the
+history's sampler), by one task for all of them, and not again before its interval is over: a second, or as long as it takes
+for its cost to stay below its share of one core (`_SHARES`, together 5 %; 1 % while only the history looks). What a part
+costs is measured from question to answer, so it is rather too much than too little. A hundred partitions are seen every
+second, ten thousand every few seconds. Parts that may wait up to a minute are taken again within `_INTERVAL_S_MAX` when the
+topology has changed since: a new topic does not stand there without its number of messages.
 
 A part that fails keeps its last value, and the picture says so in its problems. A broker that does not answer holds up
 nobody: after `_PATIENCE_S` the picture goes on without it, and it is not asked again before that question has ended.
@@ -26,12 +28,13 @@ from typing import Any, Generic, TypeVar
 
 from tidemill.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidemill.client.cluster_admin import Quorum
+from tidemill.client.connection import Address, Connection
+from tidemill.client.health import Severity, minima
+from tidemill.client.probes import Probes
 from tidemill.gateway import inquiries
-from tidemill.gateway.backend import Admins, Backend
+from tidemill.gateway.backend import CLIENT_ID, Admins, Backend
 from tidemill.gateway.console_api import traffic
 from tidemill.gateway.console_api.picture import (
-    CRITICAL,
-    WARNING,
     ByPartition,
     GroupFact,
     Picture,
@@ -50,7 +53,7 @@ INTERVAL_S = 1.0
 _INTERVAL_S_MIN = 0.2
 # Also when everything is slow; what is dear and changes slowly may wait longer.
 _INTERVAL_S_MAX = 5.0
-_INTERVALS_S_MAX = {"disks": 60.0, "traffic": 60.0}
+_INTERVALS_S_MAX = {"disks": 60.0, "minima": 60.0, "traffic": 60.0}
 # Those who asked are taken to look for so long after it.
 _ATTENTION_S = 5.0
 _PATIENCE_S = 2.0
@@ -61,7 +64,9 @@ _QUICK_S = 0.05
 _SHARES = {
     "topology": 0.018,
     "ends": 0.012,
-    "disks": 0.005,
+    "disks": 0.002,
+    "minima": 0.001,
+    "silent": 0.002,
     "groups": 0.01,
     "quorum": 0.0025,
     "traffic": 0.0025,
@@ -86,6 +91,8 @@ class Part(Generic[T]):
         self.failure: str | None = None
         self._costs_s: deque[float] = deque(maxlen=_COSTS_KEPT)
         self._asked_s = float("-inf")
+        # The version of the topology that the last answer is about.
+        self._topology_version = -1
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -97,17 +104,20 @@ class Part(Generic[T]):
     def interval_s(self) -> float:
         return self.cost_s / _SHARES[self.name]
 
-    def is_due(self, now_s: float, thrift: float = 1.0) -> bool:
+    def is_due(self, now_s: float, thrift: float = 1.0, topology_version: int | None = None) -> bool:
+        longest_s = _INTERVAL_S_MAX * thrift
+        if topology_version in (None, self._topology_version):
+            longest_s = _INTERVALS_S_MAX.get(self.name, longest_s)
         # A tick may come a little early.
-        longest_s = _INTERVALS_S_MAX.get(self.name, _INTERVAL_S_MAX * thrift)
         wait_s = min(max(INTERVAL_S, self.interval_s * thrift), longest_s) * 0.98
         return self._task is None and now_s - self._asked_s >= wait_s
 
     def expire(self) -> None:
         self._asked_s = float("-inf")
 
-    def ask(self) -> asyncio.Task[None]:
+    def ask(self, topology_version: int) -> asyncio.Task[None]:
         self._asked_s = time.monotonic()
+        self._topology_version = topology_version
         self._task = asyncio.create_task(self._take(), name=f"console-{self.name}")
         return self._task
 
@@ -149,6 +159,9 @@ class ClusterView:
         )
         self._groups: Part[dict[str, GroupFact]] = Part("groups", {}, self._ask_groups)
         self._quorum: Part[Quorum | None] = Part("quorum", None, self._ask_quorum)
+        self._probes = Probes(self._open_probe)
+        self._silent: Part[dict[int, str]] = Part("silent", {}, self._ask_silent)
+        self._minima: Part[dict[str, int]] = Part("minima", {}, self._ask_minima)
         self._traffic: Part[dict[str, Traffic]] = Part("traffic", {}, self._ask_traffic)
         self._trends = Trends()
         self._stuck = StuckGroups()
@@ -162,7 +175,16 @@ class ClusterView:
 
     @property
     def parts(self) -> list[Part[Any]]:
-        return [self._topology, self._ends, self._disks, self._groups, self._quorum, self._traffic]
+        return [
+            self._topology,
+            self._silent,
+            self._ends,
+            self._disks,
+            self._groups,
+            self._quorum,
+            self._minima,
+            self._traffic,
+        ]
 
     @property
     def last(self) -> Picture | None:
@@ -215,6 +237,7 @@ class ClusterView:
             await asyncio.gather(self._task, return_exceptions=True)
         for part in self.parts:
             await part.close()
+        self._probes.close()
         self._taken.set()
 
     # --- taking pictures ---
@@ -254,12 +277,13 @@ class ClusterView:
         thrift = 1.0 if self._is_looked_at() else _THRIFT
         asked = []
         if self._topology.is_due(now_s, thrift):
-            asked.append(self._topology.ask())
+            asked.append(self._topology.ask(self._topology.version))
             await asyncio.wait(asked, timeout=patience_s)
         if self._topology.value is None:
             return
         others = [part for part in self.parts if part is not self._topology]
-        asked += [part.ask() for part in others if part.is_due(now_s, thrift)]
+        version = self._topology.version
+        asked += [part.ask(version) for part in others if part.is_due(now_s, thrift, version)]
         if asked:
             await asyncio.wait(asked, timeout=patience_s)
             self._trends.add_ends(self._ends.taken_s, self._ends.value)
@@ -277,6 +301,8 @@ class ClusterView:
             end_offsets=self._ends.value,
             start_offsets=starts,
             sizes=sizes,
+            silent=self._silent.value,
+            minima=self._minima.value,
             quorum=self._quorum.value,
             groups=self._groups.value,
             rates=self._trends.rates,
@@ -297,16 +323,21 @@ class ClusterView:
         if self._topology.failure:
             found.append(
                 ProblemText(
-                    CRITICAL, f"The cluster does not answer, this is what it was: {self._topology.failure}."
+                    Severity.CRITICAL,
+                    f"The cluster does not answer, this is what it was: {self._topology.failure}.",
                 )
             )
         if self._quorum.failure:
             found.append(
-                ProblemText(CRITICAL, f"The controller quorum does not answer: {self._quorum.failure}.")
+                ProblemText(
+                    Severity.CRITICAL, f"The controller quorum does not answer: {self._quorum.failure}."
+                )
             )
         for part in (self._ends, self._disks, self._groups):
             if part.failure:
-                found.append(ProblemText(WARNING, f"A broker did not tell its {part.name}: {part.failure}."))
+                found.append(
+                    ProblemText(Severity.WARNING, f"A broker did not tell its {part.name}: {part.failure}.")
+                )
         return found
 
     # --- questions ---
@@ -316,6 +347,19 @@ class ClusterView:
 
     async def _ask_quorum(self) -> Quorum | None:
         return await self._backend.ask(lambda admins: inquiries.quorum(admins.cluster))
+
+    def _open_probe(self, address: Address, timeout_s: float) -> Connection:
+        security = self._backend.settings.security
+        return Connection(address, client_id=CLIENT_ID, timeout_s=timeout_s, security=security)
+
+    async def _ask_silent(self) -> dict[int, str]:
+        brokers = self._known_topology().brokers
+        asked = {each.id: each.address for each in brokers if not each.is_fenced}
+        return await asyncio.to_thread(self._probes.silent, asked)
+
+    async def _ask_minima(self) -> dict[str, int]:
+        topics = list(self._known_topology().topics)
+        return await self._backend.ask(lambda admins: minima(admins.admin, topics))
 
     async def _ask_traffic(self) -> dict[str, Traffic]:
         return await traffic.traffic(self._backend.settings.status_urls)

@@ -17,6 +17,20 @@ from typing import Any, NamedTuple
 
 from tidemill.client.cluster_admin import Quorum
 from tidemill.client.group_admin import GroupMember
+from tidemill.client.health import (
+    OFFLINE,
+    OK,
+    UNDER_REPLICATED,
+    BrokerFact,
+    BrokerState,
+    Health,
+    Severity,
+    counted,
+    examples,
+    judge,
+    quorum_symptoms,
+    state_of,
+)
 from tidemill.client.lag import lag_of, partitions_to_read
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition
@@ -25,19 +39,7 @@ Row = dict[str, Any]
 # By topic, then by partition.
 ByPartition = Mapping[str, Mapping[int, int]]
 
-CRITICAL, WARNING = "critical", "warning"
-OK, UNDER_REPLICATED, OFFLINE = "ok", "under_replicated", "offline"
 STATES = (OK, UNDER_REPLICATED, OFFLINE)
-# So many names are given as examples of a problem.
-_EXAMPLES_MAX = 3
-
-
-class BrokerFact(NamedTuple):
-    id: int
-    host: str
-    port: int
-    rack: str | None
-    is_fenced: bool
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,8 @@ class Rates(NamedTuple):
 
 
 class ProblemText(NamedTuple):
-    severity: str
+    severity: Severity
     text: str
-
-
-def state_of(partition: MetadataResponsePartition) -> str:
-    if partition.leader_id < 0:
-        return OFFLINE
-    return UNDER_REPLICATED if len(partition.isr_nodes) < len(partition.replica_nodes) else OK
 
 
 @dataclass(frozen=True)
@@ -115,6 +111,9 @@ class Picture:
     start_offsets: ByPartition = field(default_factory=dict)
     # By broker, then as above; a broker that did not tell is not there.
     sizes: Mapping[int, ByPartition] = field(default_factory=dict)
+    # Brokers that do not answer, and why; `min.insync.replicas` of the topics.
+    silent: Mapping[int, str] = field(default_factory=dict)
+    minima: Mapping[str, int] = field(default_factory=dict)
     quorum: Quorum | None = None
     groups: Mapping[str, GroupFact] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
@@ -124,6 +123,10 @@ class Picture:
     # Grow whenever something of it changed.
     topics_version: int = 0
     groups_version: int = 0
+
+    @cached_property
+    def health(self) -> Health:
+        return judge(self.topology.brokers, self.topology.topics.values(), self.minima, self.silent)
 
     # --- rows ---
 
@@ -172,16 +175,21 @@ class Picture:
                 leaders[each.leader_id] += 1
                 replicas.update(each.replica_nodes)
                 in_sync.update(each.isr_nodes)
-        known = {broker.id for broker in self.topology.brokers}
-        gone = [BrokerFact(each, "", -1, None, True) for each in sorted(set(replicas) - known)]
+        states = self.health.brokers
+        gone = [
+            BrokerFact(each, "", -1, None, True)
+            for each, state in states.items()
+            if state is BrokerState.GONE
+        ]
         return tuple(
             {
                 "id": broker.id,
                 "host": broker.host,
                 "port": broker.port,
                 "rack": broker.rack,
-                "is_controller": broker.id == self.topology.controller_id,
-                "is_up": not broker.is_fenced,
+                "is_controller": broker.id == self.controller_id,
+                "is_up": states[broker.id] is BrokerState.UP,
+                "state": states[broker.id],
                 "leaders": leaders[broker.id],
                 "replicas": replicas[broker.id],
                 "out_of_sync": replicas[broker.id] - in_sync[broker.id],
@@ -274,14 +282,19 @@ class Picture:
 
     # --- the whole ---
 
+    @property
+    def controller_id(self) -> int:
+        """The quorum's leader. A KRaft broker names any broker in Metadata; only without a quorum that is the controller."""
+        return self.topology.controller_id if self.quorum is None else self.quorum.leader_id
+
     @cached_property
     def overview(self) -> Row:
         rows = self.topic_rows
         return {
             "cluster_id": self.topology.cluster_id,
-            "controller_id": self.topology.controller_id if self.topology.controller_id >= 0 else None,
+            "controller_id": self.controller_id if self.controller_id >= 0 else None,
             "totals": {
-                "brokers": len(self.topology.live_ids),
+                "brokers": sum(state is BrokerState.UP for state in self.health.brokers.values()),
                 "topics": len(rows),
                 "partitions": sum(row["partitions"] for row in rows),
                 "under_replicated": sum(row["under_replicated"] for row in rows),
@@ -297,19 +310,12 @@ class Picture:
 
     @cached_property
     def problems(self) -> list[ProblemText]:
-        found = [*self.findings, *_broker_problems(self), *_partition_problems(self)]
-        if self.quorum is not None and self.quorum.leader_id < 0:
-            found.append(
-                ProblemText(
-                    CRITICAL,
-                    "The controller quorum has no leader: topics cannot be changed and no partition gets a new "
-                    "leader. Start more than half of its voters.",
-                )
-            )
+        symptoms = [*self.health.symptoms, *([] if self.quorum is None else quorum_symptoms(self.quorum))]
+        found = [*self.findings, *(ProblemText(each.severity, f"{each.text}.") for each in symptoms)]
         dead = [group.group_id for group in self.groups.values() if group.state == "Dead"]
         if dead:
-            found.append(ProblemText(WARNING, f"{_counted(dead, 'group')} dead: {_examples(dead)}."))
-        return sorted(found, key=lambda each: each.severity != CRITICAL)
+            found.append(ProblemText(Severity.WARNING, f"{counted(dead, 'group')} dead: {examples(dead)}."))
+        return sorted(found, key=lambda each: each.severity is not Severity.CRITICAL)
 
 
 def quorum_row(quorum: Quorum) -> Row:
@@ -339,58 +345,11 @@ def quorum_row(quorum: Quorum) -> Row:
     }
 
 
-def _broker_problems(picture: Picture) -> list[ProblemText]:
-    down = [row["id"] for row in picture.broker_rows if not row["is_up"]]
-    if not down:
-        return []
-    names = ", ".join(map(str, down))
-    what = f"Broker {names} is" if len(down) == 1 else f"Brokers {names} are"
-    return [ProblemText(CRITICAL, f"{what} down or fenced: start it again, or unregister it for good.")]
-
-
-def _partition_problems(picture: Picture) -> list[ProblemText]:
-    offline, behind = [], []
-    missing: Counter[int] = Counter()
-    for name, topic in picture.topology.topics.items():
-        for each in topic.partitions:
-            state = state_of(each)
-            if state == OFFLINE:
-                offline.append(f"{name}-{each.partition_index}")
-            elif state == UNDER_REPLICATED:
-                behind.append(f"{name}-{each.partition_index}")
-                missing.update(set(each.replica_nodes) - set(each.isr_nodes))
-    found = []
-    if offline:
-        text = (
-            f"{_counted(offline, 'partition')} offline, nobody can write or read: {_examples(offline)}. "
-            "Start a broker that has an in-sync replica."
-        )
-        found.append(ProblemText(CRITICAL, text))
-    if behind:
-        brokers = ", ".join(str(broker) for broker, _ in missing.most_common(_EXAMPLES_MAX))
-        text = (
-            f"{_counted(behind, 'partition')} under-replicated, out of sync on broker {brokers}: "
-            f"{_examples(behind)}."
-        )
-        found.append(ProblemText(WARNING, text))
-    return found
-
-
 def stuck_group_problem(names: list[str]) -> ProblemText:
     return ProblemText(
-        WARNING,
-        f"{_counted(names, 'group')} without members while the lag grows: {_examples(names)}. "
-        "Start a consumer, or delete the group.",
+        Severity.WARNING,
+        f"{counted(names, 'group')} without members while the lag grows: {examples(names)}.",
     )
-
-
-def _counted(names: list[str], noun: str) -> str:
-    return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
-
-
-def _examples(names: list[str]) -> str:
-    shown = ", ".join(names[:_EXAMPLES_MAX])
-    return shown if len(names) <= _EXAMPLES_MAX else f"{shown} and {len(names) - _EXAMPLES_MAX} more"
 
 
 def sum_known(numbers: Iterable[int | None]) -> int | None:

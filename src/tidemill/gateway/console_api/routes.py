@@ -22,7 +22,7 @@ from tidemill.client.admin import ResourceType
 from tidemill.gateway import inquiries, listing
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.backend import Admins, Backend, backend_of, unknown_topic
-from tidemill.gateway.console_api import browse
+from tidemill.gateway.console_api import browse, whole_record
 from tidemill.gateway.console_api.cluster_view import ClusterView
 from tidemill.gateway.console_api.history import History
 from tidemill.gateway.console_api.live import EventStream, Streams, cluster_events
@@ -68,6 +68,7 @@ _BROKER_FIELDS = (
     "rack",
     "is_controller",
     "is_up",
+    "state",
     "leaders",
     "replicas",
     "out_of_sync",
@@ -294,6 +295,7 @@ _MESSAGES = part.schema(
         {
             "items": array(obj({"partition": INTEGER, "offset": LONG, "timestamp_ms": LONG})),
             "scanned": INTEGER,
+            "remaining": LONG,
             "is_complete": BOOLEAN,
             "next": {"type": "object", "additionalProperties": LONG},
             "previous": {"type": "object", "additionalProperties": LONG},
@@ -336,6 +338,33 @@ async def messages(request: Request) -> Response:
 
     async with console_of(request).readings:
         return json_answer(await backend_of(request).ask(read))
+
+
+@part.get(
+    "/console/api/topics/{topic}/messages/{partition}/{offset}/{part}",
+    "The whole key or value of a record",
+    answer={"application/octet-stream": {"type": "string", "format": "binary"}},
+    errors=(400, 404),
+    description="`part` is key or value. The bytes are as they were written; there are none (404) where it is null.",
+)
+async def message_part(request: Request) -> Response:
+    name, what = request.path_params["topic"], request.path_params["part"]
+    if what not in whole_record.PARTS:
+        raise Problem(404, 404, f"a record has a key and a value, no {what[:50]!r}")
+    index = listing.whole_number("the partition", request.path_params["partition"], 0, 2**31 - 1)
+    offset = listing.whole_number("the offset", request.path_params["offset"])
+    async with console_of(request).readings:
+        data = await backend_of(request).ask(
+            lambda admins: whole_record.read_part(admins.admin, name, index, offset, what)
+        )
+    file_name = whole_record.file_name(name, index, offset, what)
+    # What others wrote is a file, never a page of this site.
+    headers = {
+        "Content-Disposition": f'attachment; filename="{file_name}"',
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+    }
+    return Response(data, headers=headers, media_type="application/octet-stream")
 
 
 async def tail(request: Request) -> Response:

@@ -9,18 +9,19 @@ A body that is wrong in any record is refused as a whole, before any of it is wr
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.client.admin import ResourceType
-from tidemill.gateway.answers import JSON
+from tidemill.gateway.answers import JSON, json_bytes_in_turns
 from tidemill.gateway.backend import Admins, Backend, Delivery, backend_of
-from tidemill.gateway.bodies import check_media_type, kind_of, media_type_of, read_json_object
+from tidemill.gateway.bodies import check_media_type, kind_of, media_type_of
 from tidemill.gateway.formats import Kind, encode, integer, invalid, member
 from tidemill.gateway.openapi import BOOLEAN, INTEGER, LONG, STRING, Part, Schema, array, nullable, obj
 from tidemill.gateway.problems import Problem
+from tidemill.gateway.record_bodies import RecordBody, read_records
 from tidemill.gateway.rest_v2.media import (
     BASE64,
     FORMATS,
@@ -32,8 +33,11 @@ from tidemill.gateway.rest_v2.media import (
     in_generic,
     v2_answer,
 )
+from tidemill.gateway.turns import turn_of
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition
+
+T = TypeVar("T")
 
 part = Part("Topics (v2)")
 
@@ -251,24 +255,44 @@ async def produce_to_partition(request: Request) -> Response:
 
 
 async def _produce(request: Request, topic: str, partition: int | None) -> Response:
-    answer_type(request)
+    media_type = answer_type(request)
     check_media_type(request, _PRODUCE_TYPES)
-    document = await read_json_object(request, media_types=_PRODUCE_TYPES)
-    records = member(document, "records", list)
-    if not records:
-        raise invalid("records is empty")
     kind = _PRODUCE_TYPES[media_type_of(request)]
     if kind is None:
-        raise _no_registry(document, records)
-    backend = backend_of(request)
-    parsed = [_Record(record, f"records[{i}]", kind, partition) for i, record in enumerate(records)]
-    await _check_topic(
-        backend, topic, [record.partition for record in parsed if record.partition is not None]
+        given = await read_records(request, lambda record, _: record, media_types=_PRODUCE_TYPES)
+        raise _no_registry(given.members, _some(given))
+    body = await read_records(
+        request,
+        lambda record, number: _Record(record, f"records[{number}]", kind, partition),
+        media_types=_PRODUCE_TYPES,
     )
+    records = _some(body)
+    backend = backend_of(request)
+    await _check_topic(backend, topic, {each.partition for each in records if each.partition is not None})
+    turn = turn_of(request)
     # Handed over one after the other, which keeps their order; then all of them are waited for.
-    handed_over = [await record.hand_over(backend, topic) for record in parsed]
-    written = [await _outcome(delivery) for delivery in handed_over]
-    return v2_answer(request, {"offsets": written, "key_schema_id": None, "value_schema_id": None})
+    handed_over = []
+    for record in records:
+        handed_over.append(await record.hand_over(backend, topic))
+        if turn.is_over:
+            await turn.give_way()
+    written = []
+    for delivery in handed_over:
+        written.append(await _outcome(delivery))
+        if turn.is_over:
+            await turn.give_way()
+    answer = {"offsets": written, "key_schema_id": None, "value_schema_id": None}
+    return Response(await json_bytes_in_turns(answer, turn), media_type=media_type)
+
+
+def _some(body: RecordBody[T]) -> list[T]:
+    """The records, of which there has to be one."""
+    records = body.records
+    if records is None:
+        records = member(body.members, "records", list)
+    if not records:
+        raise invalid("records is empty")
+    return records
 
 
 _PRODUCE_TYPES: dict[str, Kind | None] = {
@@ -278,14 +302,14 @@ _PRODUCE_TYPES: dict[str, Kind | None] = {
 }
 
 
-async def _check_topic(backend: Backend, topic: str, partitions: list[int]) -> None:
+async def _check_topic(backend: Backend, topic: str, partitions: set[int]) -> None:
     try:
         count = await backend.partition_count(topic)
         if any(partition >= count for partition in partitions):
             count = await backend.partition_count(topic, is_known_enough=False)
     except Problem as problem:
         raise _no_topic(topic) if problem.status == 404 else problem from None
-    for partition in partitions:
+    for partition in sorted(partitions):
         if partition >= count:
             raise Problem(404, 40402, f"topic {topic} has no partition {partition}, only 0 to {count - 1}")
 

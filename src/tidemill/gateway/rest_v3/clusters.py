@@ -64,7 +64,7 @@ async def list_clusters(request: Request) -> Response:
         {
             "kind": "KafkaClusterList",
             "metadata": {"self": url, "next": None},
-            "data": [_cluster_fields(cluster, found)],
+            "data": [_cluster_fields(cluster, found, await backend_of(request).controller_id())],
         }
     )
 
@@ -72,10 +72,12 @@ async def list_clusters(request: Request) -> Response:
 @part.get("/v3/clusters/{cluster_id}", "Get a cluster", answer=_CLUSTER, errors=(404,))
 async def get_cluster(request: Request) -> Response:
     cluster = await cluster_of(request)
-    return json_answer(_cluster_fields(cluster, await cluster.backend.ask(Admins.metadata)))
+    found = await cluster.backend.ask(Admins.metadata)
+    return json_answer(_cluster_fields(cluster, found, await cluster.backend.controller_id()))
 
 
-def _cluster_fields(cluster: ClusterLinks, found: MetadataResponse) -> Fields:
+def _cluster_fields(cluster: ClusterLinks, found: MetadataResponse, controller_id: int | None) -> Fields:
+    """A controller that is no broker has no resource to link to."""
     fields: Fields = {
         "brokers": cluster.related("brokers"),
         "broker_configs": cluster.related("broker-configs"),
@@ -83,8 +85,8 @@ def _cluster_fields(cluster: ClusterLinks, found: MetadataResponse) -> Fields:
         "topics": cluster.related("topics"),
         "partition_reassignments": cluster.related("topics", "-", "partitions", "-", "reassignment"),
     }
-    if found.controller_id >= 0:
-        fields["controller"] = cluster.related("brokers", found.controller_id)
+    if controller_id is not None and any(broker.node_id == controller_id for broker in found.brokers):
+        fields["controller"] = cluster.related("brokers", controller_id)
     return cluster.resource("KafkaCluster", (), "", fields)
 
 

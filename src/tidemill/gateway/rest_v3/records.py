@@ -32,6 +32,7 @@ from tidemill.gateway.openapi import ANY, INTEGER, LONG, STRING, Part, Schema, a
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v3.shapes import cluster_of
 from tidemill.gateway.rest_v3.topics import objects
+from tidemill.gateway.turns import turn_of
 
 part = Part("Records (v3)", is_negotiated=True)
 
@@ -199,11 +200,14 @@ class _Stream:
         self._queue: asyncio.Queue[_Handed | Problem | None] = asyncio.Queue(
             limits_of(request).stream_records_pending_max
         )
+        self._turn = turn_of(request)
         self._reader = asyncio.create_task(self._read())
         self._drainer = asyncio.create_task(self._end_when_drained())
 
     async def next(self) -> bytes:
         """The next reports, one a line: those that are there, and one if it has to be waited for. Nothing at the end."""
+        if self._turn.is_over:
+            await self._turn.give_way()
         reports = bytearray()
         while not self._is_ended and len(reports) < _REPORTS_BYTES:
             if self._item is None:

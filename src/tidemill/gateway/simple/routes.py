@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill import __version__
-from tidemill.gateway.answers import JSON, json_answer
+from tidemill.gateway.answers import JSON, json_answer, json_bytes_in_turns
 from tidemill.gateway.backend import Backend, Delivery, backend_of
 from tidemill.gateway.bodies import (
     check_media_type,
@@ -32,15 +32,16 @@ from tidemill.gateway.bodies import (
     media_type_of,
     parse_json,
     read_bytes,
-    read_json_object,
     stream_lines,
 )
 from tidemill.gateway.formats import invalid, member
 from tidemill.gateway.openapi import INTEGER, LONG, STRING, Part, array, nullable, obj, query
 from tidemill.gateway.problems import Problem
+from tidemill.gateway.record_bodies import read_records
 from tidemill.gateway.rest_v2.shapes import number_in
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import PARTITION_MAX, SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
+from tidemill.gateway.turns import turn_of
 
 part = Part("Simple")
 
@@ -94,22 +95,26 @@ async def produce(request: Request) -> Response:
         case "application/x-ndjson":
             return await _produce_lines(request, defaults)
         case "application/json":
-            records = _records(await read_json_object(request), defaults)
+            records = await _records(request, defaults)
         case _:
             records = [SimpleRecord({"value": None}, "the record", defaults)]
             records[0].value = await read_bytes(request)
     return await _produce_all(request, records)
 
 
-def _records(document: dict[str, Any], defaults: Defaults) -> list[SimpleRecord]:
-    if "records" not in document:
-        return [SimpleRecord(document, "the record", defaults)]
-    given = member(document, "records", list)
-    if not given:
+async def _records(request: Request, defaults: Defaults) -> list[SimpleRecord]:
+    members, records = await read_records(
+        request, lambda record, number: SimpleRecord(record, f"records[{number}]", defaults)
+    )
+    if records is None:
+        if "records" not in members:
+            return [SimpleRecord(members, "the record", defaults)]
+        records = member(members, "records", list)
+    if not records:
         raise invalid("records is empty")
-    if len(document) > 1:
-        raise invalid(f"{min(document.keys() - {'records'})!r} belongs into a record, not beside records")
-    return [SimpleRecord(record, f"records[{i}]", defaults) for i, record in enumerate(given)]
+    if members:
+        raise invalid(f"{min(members)!r} belongs into a record, not beside records")
+    return records
 
 
 def _query_integer(request: Request, name: str, high: int) -> int | None:
@@ -122,17 +127,30 @@ async def _produce_all(request: Request, records: list[SimpleRecord]) -> Respons
     backend = backend_of(request)
     # The topic is looked for first, so that one that does not exist is no failure of a record.
     await backend.partition_count(topic)
+    turn = turn_of(request)
     handed_over: list[asyncio.Future[Delivery] | Problem] = []
     for record in records:
         try:
             handed_over.append(await record.hand_over(backend, topic))
         except Problem as problem:
             handed_over.append(problem)
-    outcomes = [await _outcome(delivery) for delivery in handed_over]
-    offsets = [_entry(outcome) for outcome in outcomes]
-    problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
-    answer = {"written": len(outcomes) - len(problems), "offsets": offsets}
-    return _refusal(problems[0], answer) if problems else json_answer(answer)
+        if turn.is_over:
+            await turn.give_way()
+    offsets = []
+    problems = []
+    for delivery in handed_over:
+        outcome = await _outcome(delivery)
+        offsets.append(_entry(outcome))
+        if isinstance(outcome, Problem):
+            problems.append(outcome)
+        if turn.is_over:
+            await turn.give_way()
+    answer: dict[str, Any] = {"written": len(offsets) - len(problems), "offsets": offsets}
+    if not problems:
+        return Response(await json_bytes_in_turns(answer, turn), media_type=JSON)
+    first = problems[0]
+    refusal = await json_bytes_in_turns({**first.body(), **answer}, turn)
+    return Response(refusal, first.status, first.headers, JSON)
 
 
 async def _outcome(delivery: asyncio.Future[Delivery] | Problem) -> Delivery | Problem:
@@ -148,10 +166,6 @@ def _entry(outcome: Delivery | Problem) -> dict[str, Any]:
     if isinstance(outcome, Problem):
         return {"partition": None, "offset": None, "timestamp_ms": None, "error": outcome.message}
     return {"partition": outcome.partition, "offset": outcome.offset, "timestamp_ms": outcome.timestamp_ms}
-
-
-def _refusal(problem: Problem, more: dict[str, Any]) -> Response:
-    return json_answer({**problem.body(), **more}, problem.status, problem.headers)
 
 
 # --- lines ---

@@ -14,7 +14,7 @@ export function brokersView({ query, signal }) {
   const table = new DataTable({
     label: "Brokers", noun: "broker", signal, sort: place.sort, query: place.q,
     columns: [
-      { id: "id", label: "Broker", isSortable: true, width: "w-xl", cell: (row) => [h("b", null, String(row.id)), row.is_controller && [" ", badge("controller", "info")], row.is_up === false && [" ", badge("down", "bad")]] },
+      { id: "id", label: "Broker", isSortable: true, width: "w-xl", cell: (row) => [h("b", null, String(row.id)), row.is_controller && [" ", badge("controller", "info")], row.is_up === false && [" ", badge(row.state === "silent" ? "no answer" : "down", "bad")]] },
       { id: "host", label: "Address", isSortable: true, cell: (row) => h("code", null, `${row.host}:${row.port}`) },
       { id: "rack", isMinor: true, label: "Rack", isSortable: true, width: "w-l", cell: ({ rack }) => rack ?? "–" },
       { id: "leaders", label: "Leads", isNumber: true, isSortable: true, width: "w-m", hint: "Partitions that this broker leads", cell: ({ leaders }) => count(leaders) },

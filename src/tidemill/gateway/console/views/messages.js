@@ -16,6 +16,8 @@ const DEFAULT_LIMIT = 100;
 // The gateway takes no longer request line.
 const FROM_CHARACTERS_MAX = 24_000;
 const LIMITS = [25, 100, 250, 500];
+// So many records are looked at in one question; a search asks until it has found enough, or there are no more.
+const SCANNED_AT_ONCE = 25_000;
 const nameOf = ({ partition, offset }) => `${partition}:${offset}`;
 
 export function messagesTab({ name, topic, query, signal }) {
@@ -74,6 +76,8 @@ class MessageBrowser {
   #next = null;
   #asked = null;
   #scanned = 0;
+  #isLooking = false;
+  #shown = new AbortController();
   #search = new AbortController();
   #tail = null;
 
@@ -90,6 +94,7 @@ class MessageBrowser {
     live.on("resync", () => this.#trouble.childElementCount > 0 && this.#find(), signal);
     signal.addEventListener("abort", () => {
       this.#search.abort();
+      this.#shown.abort();
       this.#tail?.stop();
     });
     if (query.get("tail") === "true") this.#startTail();
@@ -112,19 +117,23 @@ class MessageBrowser {
       empty: () => this.#emptyText(),
     });
     this.#status = h("div", { class: "status", role: "status" });
+    this.#progress = h("progress", { "aria-label": "How much of the topic was read", hidden: true });
+    this.#stop = h("button", { type: "button", hidden: true, onclick: () => this.#stopSearch() }, icon("stop"), "Stop");
     this.#more = h("button", { type: "button", hidden: true, onclick: () => this.#goOn() });
     this.#follow = h("button", { type: "button", class: "follow", "aria-pressed": "false", "aria-keyshortcuts": "t", onclick: () => this.#toggleTail() });
-    this.#pause = h("button", { type: "button", hidden: true, onclick: () => this.#tail?.togglePause() });
+    this.#pause = h("button", { type: "button", hidden: true, "aria-keyshortcuts": "Space", onclick: () => this.#tail?.togglePause() });
     this.#trouble = h("div", { class: "trouble" });
     this.#pane = h("aside", { class: "record", "aria-label": "Record", hidden: true });
     this.element = h("div", { class: "tab browser" }, this.form.element,
-      h("div", { class: "toolbar thin" }, this.#status, h("span", { class: "spring" }), this.#more, this.#pause, this.#follow),
+      h("div", { class: "toolbar thin" }, this.#status, this.#progress, h("span", { class: "spring" }), this.#stop, this.#more, this.#pause, this.#follow),
       this.#trouble, h("div", { class: "split" }, this.#table.element, this.#pane));
     this.#showFollow();
   }
 
   #table;
   #status;
+  #progress;
+  #stop;
   #more;
   #follow;
   #pause;
@@ -138,50 +147,86 @@ class MessageBrowser {
     this.#scanned = 0;
     this.#asked = this.form.read();
     this.#close();
-    await this.#ask(this.#asked);
+    await this.#look(this.#asked);
   }
 
   #goOn() {
-    if (this.#next.length > FROM_CHARACTERS_MAX) {
-      fill(this.#trouble, problem(new Error("The topic has too many partitions to read on in all of them: choose one.")));
-      return null;
-    }
-    return this.#ask({ ...this.#asked, from: this.#next });
+    return this.#look({ ...this.#asked, from: this.#next });
   }
 
-  async #ask(query) {
+  /** Asks until as many records are found as are wanted. What was found is shown meanwhile. */
+  async #look(query) {
     this.#search.abort();
     const search = (this.#search = new AbortController());
-    this.#status.textContent = "Looking…";
-    this.#more.hidden = true;
+    const wanted = this.#rows.length + Number(query.limit);
+    this.#next = query.from;
+    this.#showSearch(0);
     fill(this.#trouble);
     try {
-      const answer = await api.messages(this.name, query, search.signal);
-      const isFirst = this.#rows.length === 0;
-      this.#rows = [...this.#rows, ...answer.items];
-      this.#scanned += answer.scanned;
-      this.#next = nextFrom(answer, query.from);
-      this.#showStatus(answer);
-      await (isFirst ? this.#table.reload() : this.#table.refresh());
+      do {
+        if (this.#next.length > FROM_CHARACTERS_MAX) throw new Error("The topic has too many partitions to read on in all of them: choose one.");
+        const asked = { ...query, from: this.#next, limit: wanted - this.#rows.length, max_scan: SCANNED_AT_ONCE };
+        const answer = await api.messages(this.name, asked, search.signal);
+        await this.#take(answer, asked.from);
+        this.#showSearch(answer.remaining);
+      } while (this.#next !== null && this.#rows.length < wanted);
+      this.#showFound(this.#next === null ? ", to the end" : "");
+      // Where there are none, it is said now why.
+      if (this.#rows.length === 0) await this.#table.refresh();
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.#status.textContent = "";
-      fill(this.#trouble, problem(error, () => this.#ask(query)));
+      this.#showFound("");
+      fill(this.#trouble, problem(error, () => this.#look(query)));
     }
   }
 
-  #showStatus(answer) {
+  async #take(answer, from) {
+    const isFirst = this.#rows.length === 0;
+    this.#rows = [...this.#rows, ...answer.items];
+    this.#scanned += answer.scanned;
+    this.#next = nextFrom(answer, from);
+    await (isFirst ? this.#table.reload() : this.#table.refresh());
+  }
+
+  #stopSearch() {
+    this.#search.abort();
+    this.#showFound(", stopped");
+    this.#table.refresh();
+  }
+
+  #showSearch(remaining) {
+    const all = this.#scanned + remaining;
+    this.#status.textContent = this.#scanned === 0 ? "Looking…" : `Looking… ${count(this.#scanned)} of ${count(all)} read, ${count(this.#rows.length)} found`;
+    this.#progress.hidden = this.#scanned === 0;
+    this.#progress.max = all || 1;
+    this.#progress.value = this.#scanned;
+    this.#more.hidden = true;
+    this.#stop.hidden = false;
+    this.#isLooking = true;
+  }
+
+  #showFound(end) {
+    const hadFocus = document.activeElement === this.#stop;
     const read = this.#scanned > this.#rows.length ? ` of ${count(this.#scanned)} read` : "";
-    const end = answer.is_complete ? ", to the end" : "";
+    this.#isLooking = false;
     this.#status.textContent = `${plural(this.#rows.length, "record")}${read}${end}`;
+    this.#hideSearch();
     this.#more.hidden = this.#next === null;
-    this.#more.textContent = this.#next?.startsWith("before:") ? "Older records" : "Further records";
+    this.#more.textContent = end === ", stopped" ? "Go on" : this.#next?.startsWith("before:") ? "Older records" : "Further records";
+    if (hadFocus && !this.#more.hidden) this.#more.focus();
+  }
+
+  #hideSearch() {
+    this.#isLooking = false;
+    this.#stop.hidden = true;
+    this.#progress.hidden = true;
   }
 
   #emptyText() {
     if (this.#tail) return emptyState("Waiting for records…", "They appear here as they are written.");
     const { key, contains } = this.form.filters();
-    if (key || contains) return emptyState("No record matches.", this.#next === null ? "Everything was read. Try another key or text." : "Not everything was read yet: go on with the button above.");
+    if (this.#isLooking) return emptyState("Looking…", "What matches appears here as it is found.");
+    if (key || contains) return emptyState("No record matches.", this.#next === null ? "Everything was read. Try another key or text." : "Not everything was read: the search was stopped.");
     if (this.form.kind.value === "latest" || this.form.kind.value === "earliest") {
       return emptyState("No records here yet.", ["Press ", h("kbd", null, "p"), " to produce one, or on the command line: ", h("code", null, `tidemill produce ${this.name}`)]);
     }
@@ -191,15 +236,19 @@ class MessageBrowser {
   // --- one record ---
 
   #open(row) {
+    if (this.#selected === nameOf(row)) return;
     this.#selected = nameOf(row);
     this.#pane.hidden = false;
-    fill(this.#pane, recordPane(row, () => this.#close()));
+    this.#shown.abort();
+    this.#shown = new AbortController();
+    fill(this.#pane, recordPane(this.name, row, () => this.#close(), this.#shown.signal));
     this.#table.redraw();
   }
 
   #close() {
     const hadFocus = this.#pane.contains(document.activeElement);
     this.#selected = null;
+    this.#shown.abort();
     this.#pane.hidden = true;
     this.#table.redraw();
     if (hadFocus) this.#table.focus();
@@ -216,14 +265,21 @@ class MessageBrowser {
   // --- following ---
 
   #toggleTail() {
-    if (this.#tail) this.#find();
-    else this.#startTail();
+    if (this.#tail) {
+      this.#find();
+      return;
+    }
+    const isPressed = document.activeElement === this.#follow;
+    this.#startTail();
+    // The next thing that is wanted is a pause: the space bar should not end the following instead.
+    if (isPressed) this.#pause.focus();
   }
 
   #startTail() {
     this.#search.abort();
     this.#rows = [];
     this.#next = null;
+    this.#hideSearch();
     this.#more.hidden = true;
     fill(this.#trouble);
     note(["topics", this.name, "messages"], { ...this.form.address(), tail: true });

@@ -11,18 +11,18 @@ import { DataTable, searchInto } from "../table.js";
 import { createTopicDialog } from "./topic_dialogs.js";
 
 const COLUMNS = [
-  { id: "name", label: "Topic", isSortable: true, cell: (row) => [h("a", { href: href(["topics", row.name]) }, row.name), row.is_internal && [" ", badge("internal")]] },
-  { id: "partitions", label: "Partitions", isNumber: true, isSortable: true, width: "w-m", cell: (row) => count(row.partitions) },
+  { id: "name", label: "Topic", isSortable: true, cell: (row) => [h("a", { href: href(["topics", row.name]), title: row.name }, row.name), row.is_internal && [" ", badge("internal")]] },
+  { id: "partitions", isMinor: true, label: "Partitions", isNumber: true, isSortable: true, width: "w-m", cell: (row) => count(row.partitions) },
   { id: "replication_factor", isMinor: true, label: "Replication", isNumber: true, isSortable: true, width: "w-m", cell: (row) => count(row.replication_factor) },
   { id: "records", label: "Records", isNumber: true, isSortable: true, width: "w-m", hint: "Offsets between start and end; compaction and transactions leave gaps", cell: (row) => count(row.records) },
   { id: "records_in_per_s", isMinor: true, label: "Records in", isNumber: true, isSortable: true, width: "w-m", cell: (row) => perSecond(row.records_in_per_s) },
   { id: "bytes", isMinor: true, label: "Stored", isNumber: true, isSortable: true, width: "w-m", cell: (row) => bytes(row.bytes) },
-  { id: "under_replicated", label: "Health", isSortable: true, width: "w-l", cell: health },
+  { id: "under_replicated", label: "Health", isSortable: true, width: "w-health", cell: health },
 ];
 
 function health(row) {
   if (row.offline > 0) return badge(`${count(row.offline)} offline`, "bad");
-  if (row.under_replicated > 0) return badge(`${count(row.under_replicated)} under-replicated`, "warn");
+  if (row.under_replicated > 0) return badge([`${count(row.under_replicated)} under`, h("span", { class: "roomy" }, "-replicated")], "warn");
   return badge("ok", "good");
 }
 
