@@ -5,13 +5,15 @@ Heads and lengths are written as varints of all rows together; then Arrow joins 
 result is the bytes of all records, end to end. Headers are joined in the same way first, header by header.
 
 Rows are cut into batches before that, by sizes that assume the longest deltas: a batch is never larger than it may
-be, except that of a single large record, and seldom a few bytes a record smaller. Who sends a batch adds the header,
-the checksum and the compression.
+be, except that of a single large record, and seldom a few bytes a record smaller. A batch holds rows of one part, such as a
+partition: all parts are encoded together, because the columns cost as much for few rows as for many. Who sends a batch adds
+the header, the checksum and the compression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,30 +36,49 @@ class EncodedBatch(NamedTuple):
     record_count: int
     base_timestamp: int
     max_timestamp: int
+    # Which of the parts its rows belong to.
+    part: int = 0
 
 
-def encode(rows: pa.RecordBatch, *, now_ms: int, batch_bytes_max: int) -> Iterator[EncodedBatch]:
+def encode(
+    rows: pa.RecordBatch, *, now_ms: int, batch_bytes_max: int, starts: Sequence[int] = (0,)
+) -> Iterator[EncodedBatch]:
     """The rows' records in their order, in batches of at most that many bytes, or of one record.
 
     The columns are key and value, binary or string, and where they are there headers and timestamp. A timestamp that is
-    null is `now_ms`.
+    null is `now_ms`. `starts` has the first row of each part.
     """
+    return _encode(rows, now_ms, batch_bytes_max, starts, 0)
+
+
+def _encode(
+    rows: pa.RecordBatch, now_ms: int, batch_bytes_max: int, starts: Sequence[int], first_part: int
+) -> Iterator[EncodedBatch]:
     count = rows.num_rows
     if count == 0:
         return
     pieces = _pieces(rows, now_ms)
     if count > 1 and int(pieces.sizes.sum()) > _JOINED_BYTES_MAX:
-        for half in (rows.slice(0, count // 2), rows.slice(count // 2)):
-            yield from encode(half, now_ms=now_ms, batch_bytes_max=batch_bytes_max)
+        middle = count // 2
+        # The part that begins at the middle row, or that the cut goes through.
+        part = bisect_right(starts, middle) - 1
+        before = starts[: part + 1] if starts[part] < middle else starts[:part]
+        behind = [0, *(start - middle for start in starts[part + 1 :])]
+        yield from _encode(rows.slice(0, middle), now_ms, batch_bytes_max, before, first_part)
+        yield from _encode(rows.slice(middle), now_ms, batch_bytes_max, behind, first_part + part)
         return
-    firsts = _cut(pieces, batch_bytes_max)
+    firsts = _cut(pieces, batch_bytes_max, starts)
     counts = np.diff(firsts, append=count)
     records, ends = _join(pieces, np.repeat(firsts, counts))
     maxima = np.maximum.reduceat(pieces.timestamps, firsts)
+    parts = np.searchsorted(starts, firsts, side="right") - 1 + first_part
     start = 0
-    for first, record_count, maximum in zip(firsts.tolist(), counts.tolist(), maxima.tolist(), strict=True):
+    for first, record_count, maximum, part in zip(
+        firsts.tolist(), counts.tolist(), maxima.tolist(), parts.tolist(), strict=True
+    ):
         end = int(ends[first + record_count - 1])
-        yield EncodedBatch(records[start:end], record_count, int(pieces.timestamps[first]), maximum)
+        base_timestamp = int(pieces.timestamps[first])
+        yield EncodedBatch(records[start:end], record_count, base_timestamp, maximum, part)
         start = end
 
 
@@ -148,7 +169,7 @@ def _timestamps(rows: pa.RecordBatch, now_ms: int) -> Ints:
     return milliseconds
 
 
-def _cut(pieces: _Pieces, batch_bytes_max: int) -> Ints:
+def _cut(pieces: _Pieces, batch_bytes_max: int, starts: Sequence[int]) -> Ints:
     """The first row of each batch."""
     timestamps = pieces.timestamps
     spread = np.array(
@@ -157,13 +178,14 @@ def _cut(pieces: _Pieces, batch_bytes_max: int) -> Ints:
     deltas = sizes(zigzag(spread))
     lengths = pieces.sizes + int(deltas[:2].max() + deltas[2])
     ends = np.cumsum(lengths + sizes(zigzag(lengths)))
-    firsts = [0]
-    while True:
-        before = int(ends[firsts[-1] - 1]) if firsts[-1] else 0
-        following = max(int(np.searchsorted(ends, before + batch_bytes_max, side="right")), firsts[-1] + 1)
-        if following >= len(ends):
-            return np.array(firsts, dtype=np.int64)
-        firsts.append(following)
+    firsts = []
+    for first, end in zip(starts, [*starts[1:], len(ends)], strict=True):
+        while first < end:
+            firsts.append(first)
+            before = int(ends[first - 1]) if first else 0
+            fitting = int(np.searchsorted(ends, before + batch_bytes_max, side="right"))
+            first = max(min(fitting, end), first + 1)
+    return np.array(firsts, dtype=np.int64)
 
 
 def _join(pieces: _Pieces, firsts: Ints) -> tuple[memoryview, Ints]:

@@ -10,6 +10,7 @@ A topic that is not there is asked for once in the manner that lets a broker cre
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,6 @@ from tidemill.client.retry import UnknownTopic
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidemill.spark.murmur2 import partitions_of
-from tidemill.types import TopicPartition
 
 Partitions = npt.NDArray[np.int32]
 
@@ -35,6 +35,16 @@ class UnroutableRow(TidemillError):
     """A row that names no place, or one that does not exist."""
 
 
+class Routed(NamedTuple):
+    """Rows of one topic, partition after partition."""
+
+    topic: str
+    records: pa.RecordBatch
+    partitions: list[int]
+    # The first row of each of the partitions.
+    starts: list[int]
+
+
 class Router:
     def __init__(self, cluster: Cluster, topic: str | None, first: int) -> None:
         """`topic` stands above the column; `first` is where rows without a key begin."""
@@ -44,23 +54,21 @@ class Router:
         self._partition_counts: dict[str, int] = {}
         self._bytes_max: dict[str, int] = {}
 
-    def route(self, rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
-        """The rows by partition; only the columns of a record are left."""
+    def route(self, rows: pa.RecordBatch) -> Iterator[Routed]:
+        """The rows by topic and partition; only the columns of a record are left."""
         for topic, of_topic in self._by_topic(rows):
             places = self._partitions_of(topic, of_topic)
             records = _records(of_topic)
             if isinstance(places, int):
-                yield TopicPartition(topic, places), records
+                yield Routed(topic, records, [places], [0])
                 continue
             # A stable sort keeps the order of each partition's rows; on 16 bits it is a radix sort.
             is_small = self._partition_counts[topic] <= _INT16_MAX
             order = np.argsort(places.astype(np.int16) if is_small else places, kind="stable")
-            sorted_records = records.take(pa.array(order))
             counts = np.bincount(places)
-            end = 0
-            for index in np.flatnonzero(counts):
-                start, end = end, end + int(counts[index])
-                yield TopicPartition(topic, int(index)), sorted_records.slice(start, end - start)
+            present = np.flatnonzero(counts)
+            starts = np.cumsum(counts[present]) - counts[present]
+            yield Routed(topic, records.take(pa.array(order)), present.tolist(), starts.tolist())
 
     def bytes_max(self, topic: str) -> int:
         """The largest batch that the topic takes."""

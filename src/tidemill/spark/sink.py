@@ -239,9 +239,12 @@ def _abort(producer: TransactionalProducer, task: Task) -> None:
 
 def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router: Router) -> None:
     def encoded(chunk: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Encoded]]:
-        for partition, records in router.route(chunk):
-            bytes_max = min(router.bytes_max(partition.topic), options.batch_bytes_max)
-            for batch in encode(records, now_ms=_now_ms(), batch_bytes_max=bytes_max - HEADER_SIZE):
+        for topic, records, partitions, starts in router.route(chunk):
+            bytes_max = min(router.bytes_max(topic), options.batch_bytes_max)
+            for batch in encode(
+                records, now_ms=_now_ms(), batch_bytes_max=bytes_max - HEADER_SIZE, starts=starts
+            ):
+                partition = TopicPartition(topic, partitions[batch.part])
                 _check_size(partition, batch, bytes_max, options)
                 yield partition, batch
 
@@ -280,7 +283,7 @@ class _Rows:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of at least about `CHUNK_BYTES`, with no column but those of the sink."""
+    """The rows in chunks of about `CHUNK_BYTES`, with no column but those of the sink."""
     gathered: list[pa.RecordBatch] = []
     gathered_bytes = 0
     for batch in batches:
@@ -289,13 +292,23 @@ def _chunks(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> Iterator
         names = [name for name in COLUMNS if name in batch.schema.names]
         if not options.writes_headers and "headers" in names:
             names.remove("headers")
-        gathered.append(batch.select(names))
-        gathered_bytes += gathered[-1].nbytes
+        rows = batch.select(names)
+        if not gathered and rows.nbytes > 2 * CHUNK_BYTES:
+            yield from _cut(rows)
+            continue
+        gathered.append(rows)
+        gathered_bytes += rows.nbytes
         if gathered_bytes >= CHUNK_BYTES:
             yield pa.concat_batches(gathered)
             gathered, gathered_bytes = [], 0
     if gathered:
         yield pa.concat_batches(gathered)
+
+
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    step = max(1, len(rows) * CHUNK_BYTES // rows.nbytes)
+    for start in range(0, len(rows), step):
+        yield rows.slice(start, step)
 
 
 def _transactions(messages: Sequence[WriterCommitMessage | None]) -> list[Transaction]:

@@ -99,6 +99,22 @@ def test_any_rows(source: random.Random) -> None:
     check(batches, records_of(columns), batch_bytes_max)
 
 
+@settings(max_examples=100, deadline=None, database=None)
+@given(seeds)
+def test_a_batch_has_rows_of_one_part(source: random.Random) -> None:
+    count = source.choice([1, 2, 7, 40])
+    columns = random_columns(source, count)
+    starts = sorted({0, *(source.randrange(count) for _ in range(source.randint(0, 5)))})
+    joined_bytes_max = source.choice([500, 1 << 30])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode_module, "_JOINED_BYTES_MAX", joined_bytes_max)
+        batches = list(encode(rows_of(columns), now_ms=NOW_MS, batch_bytes_max=10_000, starts=starts))
+    check(batches, records_of(columns), 10_000)
+    part_of_row = [sum(start <= row for start in starts) - 1 for row in range(count)]
+    parts = [batch.part for batch in batches for _ in range(batch.record_count)]
+    assert parts == part_of_row
+
+
 @pytest.mark.parametrize("of", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()], ids=str)
 def test_types_of_keys_and_values(of: pa.DataType) -> None:
     texts = ["", "käse", None, "x" * 100]

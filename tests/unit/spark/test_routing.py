@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
 
 from tests.unit.client.scripted_producing import ProducingNetwork
 from tidemill.client.partitioner import partition_of_key
-from tidemill.spark.routing import Router, UnroutableRow
+from tidemill.spark.routing import Routed, Router, UnroutableRow
 
 COUNT = 3
 
@@ -19,8 +21,16 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 def routed(rows: pa.RecordBatch, *, topic: str | None = "orders", first: int = 0) -> dict[int, list[bytes]]:
     router = Router(ProducingNetwork(COUNT).cluster(), topic, first)
     return {
-        partition.partition: records.column("value").to_pylist() for partition, records in router.route(rows)
+        partition: records.column("value").to_pylist()
+        for each in router.route(rows)
+        for partition, records in by_partition(each)
     }
+
+
+def by_partition(routed: Routed) -> Iterator[tuple[int, pa.RecordBatch]]:
+    ends = [*routed.starts[1:], len(routed.records)]
+    for partition, start, end in zip(routed.partitions, routed.starts, ends, strict=True):
+        yield partition, routed.records.slice(start, end - start)
 
 
 def test_keys_decide_and_order_stays() -> None:
@@ -48,7 +58,10 @@ def test_rows_without_either_share_a_partition_and_the_next_batch_takes_the_next
     router = Router(ProducingNetwork(COUNT).cluster(), "orders", 1)
     rows = batch(value=pa.array(["a", "b"]), key=pa.nulls(2, pa.string()))
     places = [
-        (partition.partition, len(records)) for _ in range(4) for partition, records in router.route(rows)
+        (partition, len(records))
+        for _ in range(4)
+        for each in router.route(rows)
+        for partition, records in by_partition(each)
     ]
     assert places == [(2, 2), (0, 2), (1, 2), (2, 2)]
 
@@ -77,5 +90,5 @@ def test_headers_that_are_all_null_are_left_out() -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows = batch(value=pa.array(["a"]), headers=pa.nulls(1, kind), timestamp=pa.nulls(1, pa.timestamp("us")))
     router = Router(ProducingNetwork(COUNT).cluster(), "orders", 0)
-    ((_, records),) = router.route(rows)
-    assert records.schema.names == ["key", "value"]
+    (only,) = router.route(rows)
+    assert only.records.schema.names == ["key", "value"]
