@@ -1,82 +1,92 @@
-"""Valid requests of every API with a few bytes changed. Most become nonsense, some become other valid requests.
-
-Any answer will do, and so will a closed connection or (a fetch that now waits, a produce that now wants no ack)
-silence; the health check after each test decides.
-"""
+"""A few seconds of the fuzzer (`make fuzz` runs it for longer), and what it relies on."""
 
 from __future__ import annotations
 
-import contextlib
 import random
-import zlib
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
+from kio.index import load_request_schema
+from kio.serial import entity_reader
 
-from tests.brokers import RunningBroker
-from tests.wire import messages
-from tests.wire.connection import Connection, ConnectionClosedError
-from tests.wire.samples import NAMES, SAMPLES, TOPIC
+from tests.brokers import KEEPS_EVERYTHING, Broker, eventually
+from tests.wire.connection import Connection
+from tests.wire.fuzz.campaign import QUICK_GROUPS, Campaign, Size
+from tests.wire.fuzz.frames import FrameMaker
+from tests.wire.fuzz.schemas import Api, all_apis
+from tests.wire.fuzz.values import Pools
+from tests.wire.fuzz.watchdog import Watchdog, target_of_broker
 
-ROUNDS = 60
-HEADER_SIZE = 8
-PATIENCE_S = 0.1
-
-
-def _flip(rng: random.Random, data: bytearray) -> None:
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-
-
-def _overwrite(rng: random.Random, data: bytearray) -> None:
-    at = rng.randrange(len(data))
-    data[at : at + 4] = rng.choice(
-        [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", bytes(4), b"\xff\xff\xff\x07"]
-    )
+SEED = 20_260
+FRAMES = 4_000
+SETTINGS = {**KEEPS_EVERYTHING, **QUICK_GROUPS}
 
 
-def _cut(rng: random.Random, data: bytearray) -> None:
-    del data[rng.randrange(len(data)) :]
-    data += b"\0"
+def test_some_thousand_frames_of_all_apis_do_no_harm(start: Callable[..., Broker]) -> None:
+    target = target_of_broker(start(SETTINGS))
+    campaign = Campaign(target, SEED, frames_max=FRAMES, size=Size(connections=8, conversations=1))
+    findings = campaign.run()
+    assert not findings, "\n\n".join(map(str, findings))
+    assert campaign.ledger.done >= FRAMES
 
 
-def _insert(rng: random.Random, data: bytearray) -> None:
-    at = rng.randrange(len(data))
-    data[at:at] = rng.randbytes(rng.randrange(1, 9))
+@pytest.mark.parametrize("api", all_apis(), ids=lambda api: f"{api.name}-v{api.version}")
+def test_kio_reads_back_what_the_fuzzer_calls_valid(api: Api) -> None:
+    maker = FrameMaker(SEED, Pools())
+    read = entity_reader(load_request_schema(api.key, api.version))
+    for number in range(3):
+        body = maker.valid_body(api, random.Random(number))
+        _, size = read(body, 0)
+        assert size == len(body)
 
 
-def _repeat(rng: random.Random, data: bytearray) -> None:
-    at = rng.randrange(len(data))
-    data[at:at] = data[at : at + 16]
+def test_a_frame_is_a_function_of_its_seed_and_number() -> None:
+    pools = Pools(cluster_id="c", topic_ids={"fuzz-plain": bytes(16)})
+    first, again, other = FrameMaker(1, pools), FrameMaker(1, pools), FrameMaker(2, pools)
+    # Batches and searches by time carry the time of day.
+    frames = [first.frame(number) for number in range(300)]
+    same = [again.frame(number) for number in range(300)]
+    timeless = [
+        pair
+        for pair in zip(frames, same, strict=True)
+        if pair[0].api not in ("produce", "list_offsets", "envelope")
+    ]
+    assert all(one == two for one, two in timeless)
+    assert frames != [other.frame(number) for number in range(300)]
 
 
-MUTATIONS: list[Callable[[random.Random, bytearray], None]] = [_flip, _overwrite, _cut, _insert, _repeat]
+def test_the_watchdog_reports_a_broker_that_ended(start: Callable[..., Broker]) -> None:
+    broker = start()
+    with Watchdog(target_of_broker(broker)) as watchdog:
+        broker.kill()
+        # Ended here, so that the innocent client need not wait for its limit.
+        watchdog.give_up()
+        found = eventually(watchdog.look, "a finding")
+    assert "ended with -9" in found[0].what
 
 
-def _mutated(rng: random.Random, payload: bytes) -> bytes:
-    """The api key and version stay, so that the mutation reaches the decoder."""
-    body = bytearray(payload[HEADER_SIZE:])
-    for _ in range(rng.randrange(1, 4)):
-        rng.choice(MUTATIONS)(rng, body)
-    return payload[:HEADER_SIZE] + bytes(body)
+def test_the_watchdog_reports_a_log_entry_with_its_traceback(start: Callable[..., Broker]) -> None:
+    broker = start()
+    entry = "2026-01-01T00:00:00.000Z ERROR   tidemill: Fetch of 127.0.0.1:1 failed\n"
+    entry += "Traceback (most recent call last):\n  somewhere\n"
+    with Watchdog(target_of_broker(broker)) as watchdog:
+        with Path(broker.log_path).open("a") as log:
+            log.write(entry)
+        (finding,) = watchdog.look()
+    assert finding.detail == entry.rstrip()
 
 
-@pytest.mark.parametrize(("api", "version", "fields"), SAMPLES, ids=NAMES)
-def test_a_valid_request_is_answered_and_its_mutations_do_no_harm(
-    target: RunningBroker, api: str, version: int, fields: dict[str, Any]
-) -> None:
-    rng = random.Random(zlib.crc32(f"{api}{version}".encode()))
-    payload = messages.request(api, version, **fields)[4:]
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(Connection(target))
-        if connection.metadata(TOPIC).error_code:
-            connection.create_topic(TOPIC)
-        connection.request(api, version, **fields)
-        for _ in range(ROUNDS):
-            connection.socket.settimeout(PATIENCE_S)
-            try:
-                connection.send(messages.frame(_mutated(rng, payload)))
-                connection.receive_frame()
-            except (ConnectionClosedError, TimeoutError):
-                connection.close()
-                connection = stack.enter_context(Connection(target))
+def test_the_watchdog_reports_memory_above_its_bound(start: Callable[..., Broker]) -> None:
+    with Watchdog(target_of_broker(start()), rss_bytes_max=1_000_000) as watchdog:
+        (finding,) = watchdog.look()
+    assert "holds" in finding.what
+    assert watchdog.innocent["failure"] is None
+
+
+def test_an_innocent_client_makes_its_round_trips(start: Callable[..., Broker]) -> None:
+    broker = start()
+    with Watchdog(target_of_broker(broker)) as watchdog, Connection(broker) as connection:
+        eventually(lambda: connection.end_offset("innocent") > 5, "records of the innocent client")
+    assert watchdog.findings == []
+    assert watchdog.innocent["round_trips"] > 5
