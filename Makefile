@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z-]+):[^#]*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 $(VENV)/run.stamp: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidemill needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
@@ -29,6 +29,7 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+##@ Use and develop
 setup: $(VENV)/dev.stamp  ## the development environment
 
 run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data, the console on http://127.0.0.1:8080
@@ -57,6 +58,7 @@ docs: $(VENV)/dev.stamp  ## write the generated pages anew, and build the site i
 	@$(BIN)/python scripts/metrics_reference.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+##@ Measure
 bench: $(VENV)/dev.stamp  ## measure this broker; ARGS="--quick --only fetch" narrows it
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -69,6 +71,7 @@ bench-cluster: $(VENV)/dev.stamp  ## three brokers: replicated produce, failover
 bench-cluster-kafka: $(VENV)/dev.stamp  ## the same beside three nodes of Apache Kafka, with ratios
 	@$(BIN)/python -m bench --cluster --kafka $(ARGS)
 
+##@ Compare and break
 diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
 	@$(BIN)/python -m bench.diff $(ARGS)
 
@@ -82,6 +85,18 @@ exactly-once: $(VENV)/dev.stamp  ## read, transform, write with each client, thr
 	@TIDEMILL_EXACTLY_ONCE_KILLS=$(or $(KILLS),100) TIDEMILL_EXACTLY_ONCE_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
 		tests/cluster/test_exactly_once.py $(ARGS)
 
+sim: $(VENV)/dev.stamp  ## the whole cluster from a seed: SEED=7, or SEEDS=1000; MINUTES=10 of simulated time each
+	@$(BIN)/python -m tidemill.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10)) --minutes $(or $(MINUTES),10) $(ARGS)
+
+fuzz: $(VENV)/dev.stamp  ## requests of all APIs, mutated, against real brokers: MINUTES=10 SEED=7 BROKERS=3; FRAME=hex repeats one
+	@$(BIN)/python -m tests.wire.fuzz --minutes $(or $(MINUTES),1) --brokers $(or $(BROKERS),1) $(if $(SEED),--seed $(SEED)) \
+		$(if $(FRAME),--frame $(FRAME)) $(ARGS)
+
+group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 5,000 members at once
+	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
+		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
+
+##@ Spark
 spark-jvm: $(VENV)/dev.stamp  ## Spark's own Kafka connector (jars from Maven Central) against this broker
 	@$(BIN)/python -m bench.spark.jvm_connector
 	@$(BIN)/python -m pytest tests/spark/test_jvm_connector.py $(ARGS)
@@ -115,11 +130,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-sim: $(VENV)/dev.stamp  ## the whole cluster from a seed: SEED=7, or SEEDS=1000; MINUTES=10 of simulated time each
-	@$(BIN)/python -m tidemill.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10)) --minutes $(or $(MINUTES),10) $(ARGS)
-
-group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 5,000 members at once
-	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \
-		tests/cluster/test_groups_schedules.py tests/cluster/test_groups_many_members.py $(ARGS)
-
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules

@@ -5,7 +5,9 @@ Pages of other parts have their own test, beside the tests of that part; here is
 
 from __future__ import annotations
 
+import re
 import socket
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -127,3 +129,11 @@ def test_little_is_left_out_and_it_says_why() -> None:
     for snippet in left_out:
         assert len(snippet.mark.partition(":")[2].strip()) > 5, snippet.place
     assert 0 < len(left_out) <= NOT_RUN_MAX, [(snippet.place, snippet.mark) for snippet in left_out]
+
+
+def test_the_first_command_installs_this_clone_with_extras_that_it_has() -> None:
+    first = Page(DOCS / "index.md").left_out[0]
+    found = re.fullmatch(r"pip install '\.\[(?P<extras>[a-z,]+)\]'\n?", first.text)
+    assert found, first.text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(found["extras"].split(",")) <= set(project["optional-dependencies"])
