@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill import __version__
-from tidemill.gateway.openapi import STRING, ApiRoute, Part, document, obj
-from tidemill.gateway.router import Operations
+from tidemill.gateway.http.openapi import STRING, ApiRoute, Part, document, obj
+from tidemill.gateway.http.router import Operations
 
 
 @pytest.fixture(scope="module")

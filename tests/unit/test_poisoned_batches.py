@@ -21,7 +21,7 @@ from tidemill.broker.partitions.produce_rules import ProduceRules
 from tidemill.client.fetch import decoded
 from tidemill.config import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, StorageError
-from tidemill.gateway.fetching import Chunk
+from tidemill.gateway.cluster.fetching import Chunk
 from tidemill.log.log import Log
 from tidemill.protocol.records import header_at, split_batches
 from tidemill.protocol.steps import run_steps

@@ -30,21 +30,21 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from tidemill.errors import TidemillError
-from tidemill.gateway import pages
-from tidemill.gateway.backend import Backend
-from tidemill.gateway.connection import bounded_connection
+from tidemill.gateway.cluster.backend import Backend
 from tidemill.gateway.console_api import routes as console_api
-from tidemill.gateway.guards import Guards
-from tidemill.gateway.openapi import ApiRoute, document
+from tidemill.gateway.http import pages
+from tidemill.gateway.http.connection import bounded_connection
+from tidemill.gateway.http.guards import Guards
+from tidemill.gateway.http.openapi import ApiRoute, document
+from tidemill.gateway.http.router import Operations
+from tidemill.gateway.http.waiting_bodies import WaitingBodies
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.rest_v2 import instances
 from tidemill.gateway.rest_v2 import routes as v2
 from tidemill.gateway.rest_v3 import routes as v3
-from tidemill.gateway.router import Operations
 from tidemill.gateway.settings import Settings
 from tidemill.gateway.simple import routes as simple
 from tidemill.gateway.turns import Turns
-from tidemill.gateway.waiting_bodies import WaitingBodies
 
 _PARTS: Sequence[Any] = (v3, v2, instances, simple, console_api, pages)
 _CONSOLE = Path(__file__).parent / "console"

@@ -31,8 +31,8 @@ from tidemill.client.cluster_admin import Quorum
 from tidemill.client.connection import Address, Connection
 from tidemill.client.health import Severity, minima
 from tidemill.client.probes import Probes
-from tidemill.gateway import inquiries
-from tidemill.gateway.backend import CLIENT_ID, Admins, Backend
+from tidemill.gateway.cluster import inquiries
+from tidemill.gateway.cluster.backend import CLIENT_ID, Admins, Backend
 from tidemill.gateway.console_api import traffic
 from tidemill.gateway.console_api.picture import (
     ByPartition,

@@ -19,17 +19,17 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.client.admin import ResourceType
-from tidemill.gateway import inquiries, listing
 from tidemill.gateway.answers import json_answer
-from tidemill.gateway.backend import Admins, Backend, backend_of, unknown_topic
-from tidemill.gateway.console_api import browse, whole_record
+from tidemill.gateway.cluster import inquiries
+from tidemill.gateway.cluster.backend import Admins, Backend, backend_of, unknown_topic
+from tidemill.gateway.console_api import browse, listing, whole_record
 from tidemill.gateway.console_api.cluster_view import ClusterView
 from tidemill.gateway.console_api.history import History
 from tidemill.gateway.console_api.live import EventStream, Streams, cluster_events
 from tidemill.gateway.console_api.picture import STATES, Picture, Row
 from tidemill.gateway.console_api.rebalances import Rebalances
 from tidemill.gateway.console_api.tail import tail_events
-from tidemill.gateway.openapi import (
+from tidemill.gateway.http.openapi import (
     BOOLEAN,
     INTEGER,
     LONG,

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from tidemill.client.admin import Admin
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.gateway.backend import Admins, Backend
+from tidemill.gateway.cluster.backend import Admins, Backend
+from tidemill.gateway.cluster.fetching import Fetcher
 from tidemill.gateway.console_api.browse import Query
 from tidemill.gateway.console_api.live import HEARTBEAT, HEARTBEAT_S, Event, Events
+from tidemill.gateway.console_api.messages import Read, message_row
 from tidemill.gateway.console_api.picture import Row
-from tidemill.gateway.fetching import Fetcher
-from tidemill.gateway.messages import Read, message_row
 from tidemill.gateway.problems import Problem
 from tidemill.types import TopicPartition
 

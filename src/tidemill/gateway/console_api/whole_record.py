@@ -7,7 +7,7 @@ import time
 
 from tidemill.client.admin import Admin
 from tidemill.client.retry import UnknownTopic
-from tidemill.gateway.fetching import Fetcher
+from tidemill.gateway.cluster.fetching import Fetcher
 from tidemill.gateway.problems import Problem
 from tidemill.protocol.isolation import READ_UNCOMMITTED
 from tidemill.protocol.records import Record

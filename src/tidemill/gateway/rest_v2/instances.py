@@ -27,8 +27,8 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tidemill.gateway.bodies import read_bytes
-from tidemill.gateway.openapi import INTEGER, LONG, STRING, TOPIC_NAME, Part, array, nullable, obj, query
+from tidemill.gateway.http.bodies import read_bytes
+from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, TOPIC_NAME, Part, array, nullable, obj, query
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.answer import RecordsAnswer, until_gone
 from tidemill.gateway.rest_v2.instance import Read

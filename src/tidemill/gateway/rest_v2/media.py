@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.gateway.answers import JSON, json_answer
-from tidemill.gateway.formats import Kind
-from tidemill.gateway.openapi import Schema
+from tidemill.gateway.http.formats import Kind
+from tidemill.gateway.http.openapi import Schema
 from tidemill.gateway.problems import Problem
 
 V2 = "application/vnd.kafka.v2+json"

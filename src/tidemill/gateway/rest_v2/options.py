@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.gateway.openapi import Schema, nullable, obj
+from tidemill.gateway.http.openapi import Schema, nullable, obj
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.media import FORMATS, SCHEMA_FORMATS
 

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from confluent_kafka import Message
 
 from tidemill.gateway.answers import json_bytes
-from tidemill.gateway.backend import CLIENT_ID
-from tidemill.gateway.bodies import STRICT_JSON
-from tidemill.gateway.formats import Kind
+from tidemill.gateway.cluster.backend import CLIENT_ID
+from tidemill.gateway.http.bodies import STRICT_JSON
+from tidemill.gateway.http.formats import Kind
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.instance import Instance
 from tidemill.gateway.rest_v2.media import FORMATS

@@ -16,12 +16,12 @@ from starlette.responses import Response
 
 from tidemill.client.admin import ResourceType
 from tidemill.gateway.answers import JSON, json_bytes_in_turns
-from tidemill.gateway.backend import Admins, Backend, Delivery, backend_of
-from tidemill.gateway.bodies import check_media_type, kind_of, media_type_of
-from tidemill.gateway.formats import Kind, encode, integer, invalid, member
-from tidemill.gateway.openapi import BOOLEAN, INTEGER, LONG, STRING, Part, Schema, array, nullable, obj
+from tidemill.gateway.cluster.backend import Admins, Backend, Delivery, backend_of
+from tidemill.gateway.http.bodies import check_media_type, kind_of, media_type_of
+from tidemill.gateway.http.formats import Kind, encode, integer, invalid, member
+from tidemill.gateway.http.openapi import BOOLEAN, INTEGER, LONG, STRING, Part, Schema, array, nullable, obj
+from tidemill.gateway.http.record_bodies import RecordBody, read_records
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.record_bodies import RecordBody, read_records
 from tidemill.gateway.rest_v2.media import (
     BASE64,
     FORMATS,

@@ -11,9 +11,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from tidemill.gateway.bodies import check_media_type, kind_of, parse_json, read_bytes
-from tidemill.gateway.formats import integer, invalid, member
-from tidemill.gateway.openapi import STRING, TOPIC_NAME, Schema, array, nullable, obj
+from tidemill.gateway.http.bodies import check_media_type, kind_of, parse_json, read_bytes
+from tidemill.gateway.http.formats import integer, invalid, member
+from tidemill.gateway.http.openapi import STRING, TOPIC_NAME, Schema, array, nullable, obj
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.media import BODIES
 from tidemill.types import TopicPartition

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from tidemill.client.admin import ResourceType
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.answers import json_answer
-from tidemill.gateway.backend import Admins, unknown_topic
-from tidemill.gateway.bodies import read_json_object
-from tidemill.gateway.formats import invalid, member, only, text
-from tidemill.gateway.openapi import (
+from tidemill.gateway.cluster.backend import Admins, unknown_topic
+from tidemill.gateway.http.bodies import read_json_object
+from tidemill.gateway.http.formats import invalid, member, only, text
+from tidemill.gateway.http.openapi import (
     BOOLEAN,
     INTEGER,
     STRING,

@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from tidemill.client.connection import Address
 from tidemill.client.group_admin import GroupDescription, GroupMember, PartitionLag
-from tidemill.gateway import inquiries
 from tidemill.gateway.answers import json_answer
-from tidemill.gateway.backend import Admins
-from tidemill.gateway.openapi import BOOLEAN, INTEGER, LONG, STRING, Part, nullable
+from tidemill.gateway.cluster import inquiries
+from tidemill.gateway.cluster.backend import Admins
+from tidemill.gateway.http.openapi import BOOLEAN, INTEGER, LONG, STRING, Part, nullable
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v3.shapes import (
     RELATED,

@@ -25,10 +25,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidemill.gateway.answers import JSON, json_bytes
-from tidemill.gateway.backend import Backend, Delivery
-from tidemill.gateway.bodies import check_media_type, kind_of, limits_of, stream_json
-from tidemill.gateway.formats import Kind, encode, from_base64, integer, invalid, member, only, text
-from tidemill.gateway.openapi import ANY, INTEGER, LONG, STRING, Part, Schema, array, nullable, obj
+from tidemill.gateway.cluster.backend import Backend, Delivery
+from tidemill.gateway.http.bodies import check_media_type, kind_of, limits_of, stream_json
+from tidemill.gateway.http.formats import Kind, encode, from_base64, integer, invalid, member, only, text
+from tidemill.gateway.http.openapi import ANY, INTEGER, LONG, STRING, Part, Schema, array, nullable, obj
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v3.shapes import cluster_of
 from tidemill.gateway.rest_v3.topics import objects

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from tidemill.client.cluster_admin import Reassignment
 from tidemill.gateway.answers import json_answer
-from tidemill.gateway.backend import unknown_partition, unknown_topic
-from tidemill.gateway.bodies import kind_of, read_json_object
-from tidemill.gateway.formats import integer, invalid, member, only, text
-from tidemill.gateway.openapi import (
+from tidemill.gateway.cluster.backend import unknown_partition, unknown_topic
+from tidemill.gateway.http.bodies import kind_of, read_json_object
+from tidemill.gateway.http.formats import integer, invalid, member, only, text
+from tidemill.gateway.http.openapi import (
     BOOLEAN,
     INTEGER,
     STRING,

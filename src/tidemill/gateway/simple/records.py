@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
-from tidemill.gateway.backend import Backend, Delivery
-from tidemill.gateway.bodies import kind_of
-from tidemill.gateway.formats import Kind, encode, integer, invalid
-from tidemill.gateway.openapi import INTEGER, LONG, STRING, Schema, array, nullable, obj
+from tidemill.gateway.cluster.backend import Backend, Delivery
+from tidemill.gateway.http.bodies import kind_of
+from tidemill.gateway.http.formats import Kind, encode, integer, invalid
+from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, Schema, array, nullable, obj
 from tidemill.gateway.rest_v2.media import BASE64
 
 FORMATS = {"json": Kind.JSON, "text": Kind.STRING, "binary": Kind.BINARY}

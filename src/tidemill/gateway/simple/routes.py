@@ -25,8 +25,8 @@ from starlette.responses import Response
 
 from tidemill import __version__
 from tidemill.gateway.answers import JSON, json_answer, json_bytes_in_turns
-from tidemill.gateway.backend import Backend, Delivery, backend_of
-from tidemill.gateway.bodies import (
+from tidemill.gateway.cluster.backend import Backend, Delivery, backend_of
+from tidemill.gateway.http.bodies import (
     check_media_type,
     limits_of,
     media_type_of,
@@ -34,10 +34,10 @@ from tidemill.gateway.bodies import (
     read_bytes,
     stream_lines,
 )
-from tidemill.gateway.formats import invalid, member
-from tidemill.gateway.openapi import INTEGER, LONG, STRING, Part, array, nullable, obj, query
+from tidemill.gateway.http.formats import invalid, member
+from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, Part, array, nullable, obj, query
+from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.record_bodies import read_records
 from tidemill.gateway.rest_v2.shapes import number_in
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import PARTITION_MAX, SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord

@@ -14,7 +14,7 @@ from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.connection import BrokerUnreachable, ConnectionLost
 from tidemill.client.fetch import Batch, decoded, shown_batches, whole_batches
 from tidemill.errors import ErrorCode
-from tidemill.gateway.messages import Read
+from tidemill.gateway.console_api.messages import Read
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from tidemill.types import TopicPartition
 

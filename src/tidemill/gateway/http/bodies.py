@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from tidemill.gateway.answers import JSON
+from tidemill.gateway.http.waiting_bodies import Place, bodies_of
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Limits
 from tidemill.gateway.turns import turn_of
-from tidemill.gateway.waiting_bodies import Place, bodies_of
 
 _WHITE_SPACE = b" \t\r\n"
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")

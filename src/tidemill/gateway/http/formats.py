@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from tidemill.gateway.answers import json_bytes
-from tidemill.gateway.bodies import kind_of
+from tidemill.gateway.http.bodies import kind_of
 from tidemill.gateway.problems import Problem
 
 # What REST Proxy answers when a body is JSON of the wrong shape.

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from starlette.requests import Request
 
 from tidemill.gateway.answers import JSON
-from tidemill.gateway.bodies import (
+from tidemill.gateway.http.bodies import (
     STRICT_JSON,
     SURROGATE,
     check_media_type,

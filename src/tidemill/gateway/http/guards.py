@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidemill.gateway.connection import headers_too_large
+from tidemill.gateway.http.connection import headers_too_large
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Settings
 

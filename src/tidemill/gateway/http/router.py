@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
-from tidemill.gateway.openapi import ApiRoute, Handler
+from tidemill.gateway.http.openapi import ApiRoute, Handler
 from tidemill.gateway.problems import Problem
 
 

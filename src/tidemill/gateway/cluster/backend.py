@@ -29,8 +29,8 @@ from tidemill.client.cluster_admin import ClusterAdmin
 from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
-from tidemill.gateway import inquiries
-from tidemill.gateway.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
+from tidemill.gateway.cluster import inquiries
+from tidemill.gateway.cluster.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Settings
 from tidemill.protocol.api.cluster import MetadataResponse

@@ -1,0 +1,1 @@
+"""The HTTP side of the gateway: connections, guards, bodies, routing, and the OpenAPI document."""
