@@ -14,13 +14,19 @@ from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.connection import BrokerUnreachable, ConnectionLost
 from tidemill.client.fetch import Batch, decoded, shown_batches, whole_batches
 from tidemill.errors import ErrorCode
-from tidemill.gateway.console_api.messages import Read
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tidemill.protocol.records import Record
 from tidemill.types import TopicPartition
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _PARTITION_BYTES_MAX = 1024 * 1024
 _PARTITION_BYTES_MIN = 64 * 1024
+
+
+class Read(NamedTuple):
+    partition: int
+    record: Record
+    is_append_time: bool
 
 
 class Chunk(NamedTuple):
@@ -130,3 +136,8 @@ class Fetcher:
             data.high_watermark,
             is_out_of_range=bool(data.error_code),
         )
+
+
+def record_bytes(record: Record) -> int:
+    headers = sum(len(header.key) + len(header.value or b"") for header in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers

@@ -25,7 +25,7 @@ from tidemill.client.group_admin import (
 )
 from tidemill.client.health import BrokerFact
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.gateway.console_api.picture import ByPartition, GroupFact, Topology
+from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataResponse
 from tidemill.protocol.api.data import (
     ListOffsetsPartition,

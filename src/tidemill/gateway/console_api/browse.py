@@ -26,9 +26,9 @@ from tidemill.client.admin import Admin
 from tidemill.client.partitioner import partition_of_key
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.gateway.cluster.fetching import Fetcher
+from tidemill.gateway.cluster.fetching import Fetcher, Read, record_bytes
 from tidemill.gateway.console_api import listing
-from tidemill.gateway.console_api.messages import Read, message_row, record_bytes
+from tidemill.gateway.console_api.messages import message_row
 from tidemill.gateway.console_api.picture import Row
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import Record

@@ -33,16 +33,9 @@ from tidemill.client.health import Severity, minima
 from tidemill.client.probes import Probes
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.backend import CLIENT_ID, Admins, Backend
+from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
 from tidemill.gateway.console_api import traffic
-from tidemill.gateway.console_api.picture import (
-    ByPartition,
-    GroupFact,
-    Picture,
-    ProblemText,
-    Topology,
-    Traffic,
-    stuck_group_problem,
-)
+from tidemill.gateway.console_api.picture import Picture, ProblemText, Traffic, stuck_group_problem
 from tidemill.gateway.console_api.trends import Counters, StuckGroups, Trends
 from tidemill.gateway.problems import Problem
 

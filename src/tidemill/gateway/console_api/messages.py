@@ -15,21 +15,14 @@ import base64
 import codecs
 import json
 import re
-from typing import NamedTuple
 
+from tidemill.gateway.cluster.fetching import Read
 from tidemill.gateway.console_api.picture import Row
-from tidemill.protocol.records import Record
 
 SHOWN_BYTES_MAX = 64 * 1024
 _JSON_BEGINS = (b"{", b"[")
 _JSON_BLANKS = b" \t\r\n"
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
-
-class Read(NamedTuple):
-    partition: int
-    record: Record
-    is_append_time: bool
 
 
 def message_row(read: Read) -> Row:
@@ -45,11 +38,6 @@ def message_row(read: Read) -> Row:
         "key_bytes": None if record.key is None else len(record.key),
         "value_bytes": None if record.value is None else len(record.value),
     }
-
-
-def record_bytes(record: Record) -> int:
-    headers = sum(len(header.key) + len(header.value or b"") for header in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def shown(data: bytes | None) -> Row:

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tidemill.client.cluster_admin import Quorum
-from tidemill.client.group_admin import GroupMember
 from tidemill.client.health import (
     OFFLINE,
     OK,
@@ -32,48 +31,13 @@ from tidemill.client.health import (
     state_of,
 )
 from tidemill.client.lag import lag_of, partitions_to_read
+from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition
 
 Row = dict[str, Any]
-# By topic, then by partition.
-ByPartition = Mapping[str, Mapping[int, int]]
 
 STATES = (OK, UNDER_REPLICATED, OFFLINE)
-
-
-@dataclass(frozen=True)
-class Topology:
-    cluster_id: str
-    controller_id: int
-    brokers: tuple[BrokerFact, ...]
-    topics: Mapping[str, MetadataResponseTopic]
-
-    @property
-    def live_ids(self) -> list[int]:
-        return [broker.id for broker in self.brokers if not broker.is_fenced]
-
-    @cached_property
-    def led(self) -> dict[int, dict[str, list[int]]]:
-        """The partitions by leader and topic."""
-        led: dict[int, dict[str, list[int]]] = {}
-        for name, topic in self.topics.items():
-            for each in topic.partitions:
-                if each.leader_id >= 0:
-                    led.setdefault(each.leader_id, {}).setdefault(name, []).append(each.partition_index)
-        return led
-
-
-class GroupFact(NamedTuple):
-    """A group as its coordinator describes it, with what it has committed."""
-
-    group_id: str
-    state: str
-    # The assignor, or the type of a group that has agreed on none.
-    protocol: str
-    coordinator: int
-    members: tuple[GroupMember, ...]
-    committed: Mapping[TopicPartition, int]
 
 
 class Traffic(NamedTuple):

@@ -16,10 +16,10 @@ from tidemill.client.admin import Admin
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.cluster.backend import Admins, Backend
-from tidemill.gateway.cluster.fetching import Fetcher
+from tidemill.gateway.cluster.fetching import Fetcher, Read
 from tidemill.gateway.console_api.browse import Query
 from tidemill.gateway.console_api.live import HEARTBEAT, HEARTBEAT_S, Event, Events
-from tidemill.gateway.console_api.messages import Read, message_row
+from tidemill.gateway.console_api.messages import message_row
 from tidemill.gateway.console_api.picture import Row
 from tidemill.gateway.problems import Problem
 from tidemill.types import TopicPartition

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tidemill.gateway.cluster.facts import ByPartition
 from tidemill.gateway.console_api import traffic
-from tidemill.gateway.console_api.picture import ByPartition, Picture, Rates, Traffic
+from tidemill.gateway.console_api.picture import Picture, Rates, Traffic
 
 # A rate over less than this is noise.
 _RATE_S_MIN = 0.5

@@ -108,3 +108,10 @@ _KINDS = {str: "a string", int: "an integer", bool: "a boolean", list: "an array
 
 def invalid(message: str) -> Problem:
     return Problem(422, INVALID_PAYLOAD, message)
+
+
+def number_in(text: str, name: str, high: int) -> int:
+    """Parses a query parameter that holds an integer from 0 to `high`."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > high:
+        raise Problem(400, 400, f"{name} should be an integer from 0 to {high}, not {text!r}")
+    return int(text)

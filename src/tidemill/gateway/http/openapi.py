@@ -51,6 +51,13 @@ BOOLEAN: Schema = {"type": "boolean"}
 INTEGER: Schema = {"type": "integer", "format": "int32"}
 LONG: Schema = {"type": "integer", "format": "int64"}
 ANY: Schema = {}
+PARTITION_MAX = 2**31 - 1
+PARTITION: Schema = {**INTEGER, "minimum": 0, "maximum": PARTITION_MAX}
+BASE64: Schema = {
+    "type": "string",
+    "contentEncoding": "base64",
+    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+}
 
 # What a caller may be told by any operation, and by any that takes a body.
 ALWAYS = (401, 403, 406, 429, 431, 500, 503)

@@ -28,7 +28,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tidemill.gateway.http.bodies import read_bytes
-from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, TOPIC_NAME, Part, array, nullable, obj, query
+from tidemill.gateway.http.formats import number_in
+from tidemill.gateway.http.openapi import (
+    INTEGER,
+    LONG,
+    PARTITION,
+    PARTITION_MAX,
+    STRING,
+    TOPIC_NAME,
+    Part,
+    array,
+    nullable,
+    obj,
+    query,
+)
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.answer import RecordsAnswer, until_gone
 from tidemill.gateway.rest_v2.instance import Read
@@ -46,14 +59,11 @@ from tidemill.gateway.rest_v2.registry import Entry, Instances
 from tidemill.gateway.rest_v2.shapes import (
     COMMITS,
     OFFSET_MAX,
-    PARTITION,
-    PARTITION_MAX,
     PARTITIONS,
     POSITIONS,
     SUBSCRIPTION,
     document_of,
     needed_document_of,
-    number_in,
     offsets_in,
     partitions_in,
     subscription_in,

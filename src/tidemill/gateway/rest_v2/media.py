@@ -22,11 +22,6 @@ V2 = "application/vnd.kafka.v2+json"
 # Names without a format, the first of which is preferred.
 GENERIC = (V2, "application/vnd.kafka+json", JSON)
 FORMATS = {"binary": Kind.BINARY, "json": Kind.JSON, "text": Kind.STRING}
-BASE64: Schema = {
-    "type": "string",
-    "contentEncoding": "base64",
-    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
-}
 SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
 
 

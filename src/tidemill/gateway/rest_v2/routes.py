@@ -19,11 +19,23 @@ from tidemill.gateway.answers import JSON, json_bytes_in_turns
 from tidemill.gateway.cluster.backend import Admins, Backend, Delivery, backend_of
 from tidemill.gateway.http.bodies import check_media_type, kind_of, media_type_of
 from tidemill.gateway.http.formats import Kind, encode, integer, invalid, member
-from tidemill.gateway.http.openapi import BOOLEAN, INTEGER, LONG, STRING, Part, Schema, array, nullable, obj
+from tidemill.gateway.http.openapi import (
+    BASE64,
+    BOOLEAN,
+    INTEGER,
+    LONG,
+    PARTITION,
+    PARTITION_MAX,
+    STRING,
+    Part,
+    Schema,
+    array,
+    nullable,
+    obj,
+)
 from tidemill.gateway.http.record_bodies import RecordBody, read_records
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.media import (
-    BASE64,
     FORMATS,
     GENERIC,
     SCHEMA_FORMATS,
@@ -41,7 +53,6 @@ T = TypeVar("T")
 
 part = Part("Topics (v2)")
 
-_PARTITION_MAX = 2**31 - 1
 _TIMESTAMP_MAX = 2**63 - 1
 # Where a topic's value for a configuration comes from: it was set for the topic itself.
 _SOURCE_TOPIC = 1
@@ -68,7 +79,7 @@ _schemas = {
     "value_schema_id": nullable(INTEGER),
 }
 _TIMESTAMP = nullable({**LONG, "minimum": 0, "maximum": _TIMESTAMP_MAX})
-_PARTITION = nullable({**INTEGER, "minimum": 0, "maximum": _PARTITION_MAX})
+_PARTITION = nullable(PARTITION)
 _DATA: dict[Kind, Schema] = {Kind.BINARY: nullable(BASE64), Kind.STRING: nullable(STRING), Kind.JSON: {}}
 
 
@@ -198,7 +209,7 @@ def _no_topic(name: str) -> Problem:
 
 def _partition_path(request: Request) -> tuple[str, int]:
     text = request.path_params["partition"]
-    if not text.isascii() or not text.isdecimal() or int(text) > _PARTITION_MAX:
+    if not text.isascii() or not text.isdecimal() or int(text) > PARTITION_MAX:
         raise Problem(404, 40402, f"{text!r} is not a partition's number")
     return request.path_params["topic"], int(text)
 
@@ -322,7 +333,7 @@ class _Record:
         self.value = encode(kind, record.get("value"), f"{where}.value")
         self.partition = partition
         if partition is None and record.get("partition") is not None:
-            self.partition = integer(record["partition"], f"{where}.partition", 0, _PARTITION_MAX)
+            self.partition = integer(record["partition"], f"{where}.partition", 0, PARTITION_MAX)
         self.timestamp_ms: int | None = None
         if record.get("timestamp") is not None:
             self.timestamp_ms = integer(record["timestamp"], f"{where}.timestamp", 0, _TIMESTAMP_MAX)

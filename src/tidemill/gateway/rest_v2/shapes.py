@@ -13,19 +13,26 @@ from starlette.requests import Request
 
 from tidemill.gateway.http.bodies import check_media_type, kind_of, parse_json, read_bytes
 from tidemill.gateway.http.formats import integer, invalid, member
-from tidemill.gateway.http.openapi import STRING, TOPIC_NAME, Schema, array, nullable, obj
+from tidemill.gateway.http.openapi import (
+    PARTITION,
+    PARTITION_MAX,
+    STRING,
+    TOPIC_NAME,
+    Schema,
+    array,
+    nullable,
+    obj,
+)
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v2.media import BODIES
 from tidemill.types import TopicPartition
 
-PARTITION_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 2
 _PATTERN_CHARACTERS_MAX = 1000
 _METADATA_CHARACTERS_MAX = 4096
 _LIST_MAX = 10_000
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-PARTITION: Schema = {"type": "integer", "format": "int32", "minimum": 0, "maximum": PARTITION_MAX}
 _PARTITION_OF = {"topic": TOPIC_NAME, "partition": PARTITION}
 
 
@@ -121,13 +128,6 @@ def subscription_in(document: dict[str, Any]) -> tuple[tuple[str, ...], str | No
     if not names:
         raise invalid("topics is empty; DELETE the subscription to end it")
     return tuple(dict.fromkeys(names)), None
-
-
-def number_in(text: str, name: str, high: int) -> int:
-    """Of a query parameter."""
-    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > high:
-        raise Problem(400, 400, f"{name} should be an integer from 0 to {high}, not {text!r}")
-    return int(text)
 
 
 def _items(document: dict[str, Any], name: str) -> list[Any]:

@@ -28,12 +28,21 @@ from starlette.responses import Response
 from tidemill.client.admin import Admin
 from tidemill.gateway.answers import JSON, json_bytes
 from tidemill.gateway.cluster.backend import Admins, Backend, backend_of
-from tidemill.gateway.cluster.fetching import Chunk, Fetcher
-from tidemill.gateway.console_api.messages import Read, record_bytes
+from tidemill.gateway.cluster.fetching import Chunk, Fetcher, Read, record_bytes
 from tidemill.gateway.http.bodies import STRICT_JSON
-from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, Part, array, obj, query
+from tidemill.gateway.http.formats import number_in
+from tidemill.gateway.http.openapi import (
+    INTEGER,
+    LONG,
+    PARTITION,
+    PARTITION_MAX,
+    STRING,
+    Part,
+    array,
+    obj,
+    query,
+)
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.rest_v2.shapes import PARTITION, PARTITION_MAX, number_in
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.types import TopicPartition
 

@@ -16,12 +16,20 @@ from typing import Any, NamedTuple
 from tidemill.gateway.cluster.backend import Backend, Delivery
 from tidemill.gateway.http.bodies import kind_of
 from tidemill.gateway.http.formats import Kind, encode, integer, invalid
-from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, Schema, array, nullable, obj
-from tidemill.gateway.rest_v2.media import BASE64
+from tidemill.gateway.http.openapi import (
+    BASE64,
+    LONG,
+    PARTITION,
+    PARTITION_MAX,
+    STRING,
+    Schema,
+    array,
+    nullable,
+    obj,
+)
 
 FORMATS = {"json": Kind.JSON, "text": Kind.STRING, "binary": Kind.BINARY}
 _MEMBERS = frozenset(("key", "key_format", "value", "format", "headers", "partition", "timestamp_ms"))
-PARTITION_MAX = 2**31 - 1
 TIMESTAMP_MAX = 2**63 - 1
 _HEADERS_MAX = 1000
 
@@ -45,7 +53,7 @@ SCHEMA: Schema = obj(
         "headers": nullable(
             {"type": "object", "additionalProperties": {"anyOf": [*_header["anyOf"], array(_header)]}}
         ),
-        "partition": nullable({**INTEGER, "minimum": 0, "maximum": PARTITION_MAX}),
+        "partition": nullable(PARTITION),
         "timestamp_ms": nullable({**LONG, "minimum": 0, "maximum": TIMESTAMP_MAX}),
     },
     additionalProperties=False,

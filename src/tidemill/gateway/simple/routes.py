@@ -34,13 +34,23 @@ from tidemill.gateway.http.bodies import (
     read_bytes,
     stream_lines,
 )
-from tidemill.gateway.http.formats import invalid, member
-from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, Part, array, nullable, obj, query
+from tidemill.gateway.http.formats import invalid, member, number_in
+from tidemill.gateway.http.openapi import (
+    INTEGER,
+    LONG,
+    PARTITION,
+    PARTITION_MAX,
+    STRING,
+    Part,
+    array,
+    nullable,
+    obj,
+    query,
+)
 from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.rest_v2.shapes import number_in
 from tidemill.gateway.simple import read as simple_read
-from tidemill.gateway.simple.records import PARTITION_MAX, SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
+from tidemill.gateway.simple.records import SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
 from tidemill.gateway.turns import turn_of
 
 part = Part("Simple")
@@ -77,7 +87,7 @@ async def get_health(_: Request) -> Response:
     },
     parameters=(
         query("key", STRING, "The key of records that have none of their own."),
-        query("partition", {**INTEGER, "minimum": 0, "maximum": PARTITION_MAX}, "Their partition, likewise."),
+        query("partition", PARTITION, "Their partition, likewise."),
         query("timestamp_ms", {**LONG, "minimum": 0, "maximum": TIMESTAMP_MAX}, "Their timestamp, likewise."),
     ),
     answer=Written,

@@ -1,0 +1,53 @@
+"""What brokers report about the cluster, as values: its topology, and its groups with their committed offsets.
+
+A fact never changes once it is made, so any number of threads and requests may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from tidemill.client.group_admin import GroupMember
+from tidemill.client.health import BrokerFact
+from tidemill.protocol.api.cluster import MetadataResponseTopic
+from tidemill.types import TopicPartition
+
+# By topic, then by partition.
+ByPartition = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Topology:
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[BrokerFact, ...]
+    topics: Mapping[str, MetadataResponseTopic]
+
+    @property
+    def live_ids(self) -> list[int]:
+        return [broker.id for broker in self.brokers if not broker.is_fenced]
+
+    @cached_property
+    def led(self) -> dict[int, dict[str, list[int]]]:
+        """The partitions by leader and topic."""
+        led: dict[int, dict[str, list[int]]] = {}
+        for name, topic in self.topics.items():
+            for each in topic.partitions:
+                if each.leader_id >= 0:
+                    led.setdefault(each.leader_id, {}).setdefault(name, []).append(each.partition_index)
+        return led
+
+
+class GroupFact(NamedTuple):
+    """A group as its coordinator describes it, with what it has committed."""
+
+    group_id: str
+    state: str
+    # The assignor, or the type of a group that has agreed on none.
+    protocol: str
+    coordinator: int
+    members: tuple[GroupMember, ...]
+    committed: Mapping[TopicPartition, int]
