@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from tests.unit.broker.quorum_world import World, in_virtual_time
+from tests.unit.broker.quorum_world import World
+from tests.virtual_time import run_in_virtual_time
 from tidemill.broker.quorum.log import MetadataLog
 from tidemill.broker.quorum.records import data_batch
 from tidemill.broker.quorum.snapshots import SnapshotFiles
@@ -235,7 +236,7 @@ def _quorum_of_one(disk: SimulatedDisk, acknowledged: Acknowledged) -> None:
                 await node.quorum.close()
         node.quorum.log.release()
 
-    in_virtual_time(main, is_death_expected=True)
+    run_in_virtual_time(main(), is_death_expected=True)
 
 
 def test_a_quorum_of_one_at_every_cut() -> None:
@@ -262,4 +263,4 @@ def _restart(cut: CutPoint[Acknowledged], disk: SimulatedDisk) -> None:
         assert node.quorum.epoch > max(cut.history.epochs, default=0), str(cut)
         await world.stop()
 
-    in_virtual_time(main)
+    run_in_virtual_time(main())

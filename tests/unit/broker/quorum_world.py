@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.net.channel import Channels
@@ -35,47 +34,8 @@ from tidemill.protocol.frames import (
 from tidemill.protocol.schema import Request, Response, decode
 from tidemill.sim.disk import SimulatedDisk
 
-T = TypeVar("T")
 WALL_MS = 1_700_000_000_000
 DELAY_S = 0.001
-
-
-class _VirtualSelector(selectors.DefaultSelector):
-    """Instead of waiting it lets time pass."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout:
-            self.loop.now_s += timeout
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        selector = _VirtualSelector()
-        selector.loop = self
-        self.now_s = 1000.0
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now_s
-
-
-def in_virtual_time(main: Callable[[], Coroutine[Any, Any, T]], *, is_death_expected: bool = False) -> T:
-    loop = VirtualLoop()
-    if is_death_expected:
-        # What a dead process does not finish is nobody's mistake.
-        loop.set_exception_handler(lambda _loop, _context: None)
-    try:
-        return loop.run_until_complete(asyncio.wait_for(main(), 600))
-    finally:
-        pending = asyncio.all_tasks(loop)
-        for task in pending:
-            task.cancel()
-        for task in pending:
-            loop.run_until_complete(asyncio.wait([task]))
-        loop.close()
 
 
 class MemoryLink:
