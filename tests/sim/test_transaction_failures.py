@@ -80,7 +80,7 @@ class Producer:
         """The copy of a batch that was on its way all the time."""
         client = self.client
         data = build_batch(
-            [Record(0, client.record.now_ms(), None, b"late/0")],
+            [Record(0, client.record.wall_ms(), None, b"late/0")],
             attributes=TRANSACTIONAL,
             producer_id=producer[0],
             producer_epoch=producer[1],

@@ -58,7 +58,7 @@ class Record:
     # The last transaction that each producer id and epoch began.
     writers: dict[tuple[int, int], TransactionName] = field(default_factory=dict)
 
-    def now_ms(self) -> int:
+    def wall_ms(self) -> int:
         """The wall time of clients, whose clocks are right."""
         return EPOCH_MS + int(self.now_s() * 1000)
 

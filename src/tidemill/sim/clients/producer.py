@@ -88,7 +88,7 @@ class IdempotentProducer:
         return bytes(
             build_batch(
                 (
-                    Record(i, self._client.record.now_ms(), None, f"{self._name}/{number}".encode())
+                    Record(i, self._client.record.wall_ms(), None, f"{self._name}/{number}".encode())
                     for i, number in enumerate(numbers)
                 ),
                 producer_id=self._producer_id,
@@ -179,7 +179,7 @@ class CarelessProducer:
             message = MessageId(self._name, self._next_number)
             self._next_number += 1
             record.history.append(Sent(record.now_s(), message))
-            data = build_batch([Record(0, record.now_ms(), None, str(message).encode())])
+            data = build_batch([Record(0, record.wall_ms(), None, str(message).encode())])
             request = ProduceRequest(
                 acks=1,
                 timeout_ms=_PRODUCE_TIMEOUT_MS,

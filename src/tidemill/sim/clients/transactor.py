@@ -228,7 +228,7 @@ class Transactor:
         sequence = self._sequences.get(tp, 0)
         self._messages += len(messages)
         data = build_batch(
-            (Record(i, record.now_ms(), key, str(message).encode()) for i, message in enumerate(messages)),
+            (Record(i, record.wall_ms(), key, str(message).encode()) for i, message in enumerate(messages)),
             attributes=TRANSACTIONAL,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,

@@ -1,4 +1,31 @@
-"""ApiVersions (18), Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): what clients ask to find their way."""
+"""Describes the cluster to clients: served APIs, brokers, topics and partition leaders.
+
+Versions, and what each one changed:
+
+    ApiVersions (18), from 0
+       1  throttle time (KIP-124)
+       2  a throttled client waits by itself (KIP-219)
+       3  flexible; name and version of the client's software (KIP-511); features (KIP-584)
+       4  features whose lowest level is 0 are listed too (KAFKA-17011)
+    Metadata (3), from 0
+       1  racks, the controller, internal topics (KIP-4); null asks for all topics, an empty list for none
+       2  cluster id (KIP-78)
+       3  throttle time (KIP-124)
+       4  allow_auto_topic_creation
+       5  offline replicas (KIP-112)
+       6  a throttled client waits by itself (KIP-219)
+       7  leader epochs (KIP-320)
+       8  authorized operations (KIP-430)
+       9  flexible (KIP-482)
+      10  topic ids in the response (KIP-516)
+      11  no operations of the cluster any more: DescribeCluster has them (KIP-700)
+      12  topics by id (KIP-516)
+      13  error code of the whole response, for REBOOTSTRAP_REQUIRED (KIP-1102)
+    DescribeCluster (60), from 0 (KIP-700)
+       1  endpoint type: brokers or controllers (KIP-919)
+       2  fenced brokers (KIP-1073)
+    DescribeTopicPartitions (75), from 0 (KIP-966)
+"""
 
 from __future__ import annotations
 
@@ -37,20 +64,21 @@ if TYPE_CHECKING:
 _ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 _ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 _UNKNOWN_OPERATIONS = -0x80000000
+# First versions, as in the ledger above.
+_SOFTWARE_NAMES_SINCE = 3
+_NULL_IS_ALL_TOPICS_SINCE = 1
+_TOPICS_BY_ID_SINCE = 12
 _BROKER_ENDPOINTS = 1
 _CONTROLLER_ENDPOINTS = 2
 
 
 @serves(ApiVersionsRequest, versions=(0, 4), scope=Scope.BOTH)
 def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    if call.version >= 3 and not _is_software_name(
-        request.client_software_name, request.client_software_version
-    ):
-        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    if call.version >= 3:
-        broker.client_metrics.note_software(
-            call.connection, request.client_software_name, request.client_software_version
-        )
+    if call.version >= _SOFTWARE_NAMES_SINCE:
+        name, version = request.client_software_name, request.client_software_version
+        if not _is_software_name(name, version):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        broker.client_metrics.note_software(call.connection, name, version)
     return broker.api_versions(call.connection.listener_name)
 
 
@@ -70,8 +98,8 @@ def _is_software_name(name: str, version: str) -> bool:
 def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
     """Topics that it may create are unknown in this answer, as in Kafka: the client asks again."""
     topics = request.topics
-    if call.version < 12 and any(topic.topic_id != NO_UUID for topic in topics or ()):
-        # The field is there since version 10, but brokers heed it only since 12.
+    if call.version < _TOPICS_BY_ID_SINCE and any(topic.topic_id != NO_UUID for topic in topics or ()):
+        # The field exists since version 10, but brokers use it only since this one.
         return _refused_metadata(topics or ())
     if topics and request.allow_auto_topic_creation:
         broker.topic_creation.begin(_to_create(broker, topics))
@@ -80,7 +108,7 @@ def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataRe
 
 def _metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
     topics = request.topics
-    wants_all = topics is None or (call.version == 0 and not topics)
+    wants_all = topics is None or (call.version < _NULL_IS_ALL_TOPICS_SINCE and not topics)
     image = broker.image
     response = MetadataResponse(cluster_id=image.cluster_id, controller_id=broker.config.node_id)
     for member in image.brokers.values():

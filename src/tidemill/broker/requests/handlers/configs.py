@@ -1,6 +1,22 @@
-"""DescribeConfigs (32), AlterReplicaLogDirs (34), DescribeLogDirs (35), ListConfigResources (74).
+"""Describes configurations and log directories.
 
-Changing configurations is the controller's: `controller.py`.
+The controller changes configurations (`controller.py`).
+
+Versions, and what each one changed:
+
+    DescribeConfigs (32), from 1 (KIP-226)
+       2  a throttled client waits by itself (KIP-219)
+       3  types and documentation (KIP-569)
+       4  flexible (KIP-482)
+    AlterReplicaLogDirs (34), from 1 (KIP-113)
+       2  flexible (KIP-482)
+    DescribeLogDirs (35), from 1 (KIP-113)
+       2  flexible (KIP-482)
+       3  error code of the whole response (KIP-784)
+       4  total and usable bytes (KIP-827)
+       5  cordoned directories (KIP-1066)
+    ListConfigResources (74), from 0 (KIP-1000)
+       1  any type of resource, not only client metrics (KIP-1142)
 """
 
 from __future__ import annotations

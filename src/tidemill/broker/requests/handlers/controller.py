@@ -1,8 +1,55 @@
-"""What the controller decides: topics, configurations, brokers, ISRs, elections, reassignments.
+"""Forwards to the active controller: topics, configurations, brokers, ISRs, elections, reassignments.
 
-Asked by a client at a broker's listener, the broker asks the controller, wherever that is. At a controller's listener only
-the active controller answers. Brokers themselves use the controller's listeners, and send what their clients asked in an
-Envelope (58); where there is no such listener, they have to come from where a node is (nodes.py).
+A broker's listener takes these requests from clients and forwards them to the active controller on any node. A controller's
+listener answers only on the active controller. Brokers connect to the controllers' listeners and forward their clients'
+requests in an Envelope. Without such a listener, a node's requests must come from the address of a node (`nodes.py`).
+
+Versions, and what each one changed:
+
+    CreateTopics (19), from 2 (KIP-4)
+       3  a throttled client waits by itself (KIP-219)
+       4  -1 stands for the default number of partitions and replicas (KIP-464)
+       5  flexible; the response has the topic's settings (KIP-525)
+       6  the error THROTTLING_QUOTA_EXCEEDED (KIP-599)
+       7  topic ids in the response (KIP-516)
+    DeleteTopics (20), from 1 (KIP-4)
+       2  a throttled client waits by itself (KIP-219)
+       3  the error TOPIC_DELETION_DISABLED (KIP-322)
+       4  flexible (KIP-482)
+       5  error messages; the error THROTTLING_QUOTA_EXCEEDED (KIP-599)
+       6  topics by id (KIP-516)
+    AlterConfigs (33), from 0 (KIP-133)
+       1  a throttled client waits by itself (KIP-219)
+       2  flexible (KIP-482)
+    CreatePartitions (37), from 0 (KIP-195)
+       1  a throttled client waits by itself (KIP-219)
+       2  flexible (KIP-482)
+       3  the error THROTTLING_QUOTA_EXCEEDED (KIP-599)
+    ElectLeaders (43), from 0 (KIP-183)
+       1  unclean elections; error code of the whole response (KIP-460)
+       2  flexible (KIP-482)
+    IncrementalAlterConfigs (44), from 0 (KIP-339)
+       1  flexible (KIP-482)
+    AlterPartitionReassignments (45), from 0 (KIP-455)
+       1  allow_replication_factor_change (KIP-860)
+    ListPartitionReassignments (46), from 0 (KIP-455)
+    AlterPartition (56), from 2 (KIP-841)
+       3  the ISR has broker epochs (KIP-903)
+    UpdateFeatures (57), from 0 (KIP-584)
+       1  upgrade types, validate_only (KIP-778)
+       2  one error for all features instead of one for each (KIP-1022)
+    Envelope (58), from 0 (KIP-590)
+    BrokerRegistration (62), from 0 (KIP-631)
+       1  migration from ZooKeeper (KIP-866)
+       2  log directories (KIP-858)
+       3  epoch of the previous registration (KIP-966)
+       4  features whose lowest level is 0 (KAFKA-17011)
+    BrokerHeartbeat (63), from 0 (KIP-631)
+       1  offline log directories (KIP-858)
+       2  cordoned log directories (KIP-1066)
+    UnregisterBroker (64), from 0 (KIP-631)
+    AllocateProducerIds (67), from 0 (KIP-730)
+    ControllerRegistration (70), from 0 (KIP-919)
 """
 
 from __future__ import annotations

@@ -1,12 +1,92 @@
-"""The group APIs.
+"""Routes group requests to the group coordinator.
 
-FindCoordinator (10), JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15), ListGroups (16),
-OffsetCommit (8), OffsetFetch (9), TxnOffsetCommit (28), DeleteGroups (42), OffsetDelete (47), ConsumerGroupHeartbeat (68),
-ConsumerGroupDescribe (69).
+The coordinator decides; a handler only finds its shard. A request about several groups is split by group, and the responses
+are merged in order. Offsets of a transaction wait until the transaction coordinator has verified that the group's partition
+of `__consumer_offsets` belongs to the transaction. No `await` stands between that response and the group coordinator's
+decision.
 
-The coordinator decides; this finds it. A request about several groups is split by group and its answers merged in order.
-Offsets of a transaction are handed over when the coordinator of the transaction has confirmed that the group's partition of
-`__consumer_offsets` is part of it; nothing may come between that answer and the coordinator's decision, hence no `await`.
+Versions, and what each one changed:
+
+    OffsetCommit (8), from 2
+       3  throttle time (KIP-124)
+       4  a throttled client waits by itself (KIP-219)
+       5  no retention time any more (KIP-211)
+       6  leader epochs (KIP-320)
+       7  group_instance_id of static members (KIP-345)
+       8  flexible (KIP-482)
+       9  member epochs; the error STALE_MEMBER_EPOCH (KIP-848)
+      10  topics by id (KIP-848)
+    OffsetFetch (9), from 1
+       2  error code of the whole response; null asks for all topics (KIP-88)
+       3  throttle time (KIP-124)
+       4  a throttled client waits by itself (KIP-219)
+       5  leader epochs (KIP-320)
+       6  flexible (KIP-482)
+       7  require_stable (KIP-447)
+       8  several groups (KIP-709)
+       9  member id and epoch (KIP-848)
+      10  topics by id (KIP-848)
+    FindCoordinator (10), from 0
+       1  coordinators of transactions (KIP-98)
+       2  a throttled client waits by itself (KIP-219)
+       3  flexible (KIP-482)
+       4  several keys (KIP-699)
+       5  the error TRANSACTION_ABORTABLE (KIP-890)
+       6  coordinators of share groups (KIP-932)
+    JoinGroup (11), from 0
+       1  rebalance timeout (KIP-62)
+       2  throttle time (KIP-124)
+       3  a throttled client waits by itself (KIP-219)
+       4  the error MEMBER_ID_REQUIRED (KIP-394)
+       5  group_instance_id of static members (KIP-345)
+       6  flexible (KIP-482)
+       7  protocol type in the response (KIP-559)
+       8  reason (KIP-800)
+       9  skip_assignment (KIP-814)
+    Heartbeat (12), from 0
+       1  throttle time (KIP-124)
+       2  a throttled client waits by itself (KIP-219)
+       3  group_instance_id of static members (KIP-345)
+       4  flexible (KIP-482)
+    LeaveGroup (13), from 0
+       1  throttle time (KIP-124)
+       2  a throttled client waits by itself (KIP-219)
+       3  several members (KIP-345)
+       4  flexible (KIP-482)
+       5  reason (KIP-800)
+    SyncGroup (14), from 0
+       1  throttle time (KIP-124)
+       2  a throttled client waits by itself (KIP-219)
+       3  group_instance_id of static members (KIP-345)
+       4  flexible (KIP-482)
+       5  protocol type and name (KIP-559)
+    DescribeGroups (15), from 0
+       1  throttle time (KIP-124)
+       2  a throttled client waits by itself (KIP-219)
+       3  authorized operations (KIP-430)
+       4  group_instance_id of static members (KIP-345)
+       5  flexible (KIP-482)
+       6  error messages; the error GROUP_ID_NOT_FOUND (KIP-1043)
+    ListGroups (16), from 0
+       1  throttle time (KIP-124)
+       2  a throttled client waits by itself (KIP-219)
+       3  flexible (KIP-482)
+       4  filter by state (KIP-518)
+       5  filter by type (KIP-848)
+    TxnOffsetCommit (28), from 0 (KIP-98)
+       1  a throttled client waits by itself (KIP-219)
+       2  leader epochs (KIP-320)
+       3  flexible; member and generation (KIP-447)
+       4  the error TRANSACTION_ABORTABLE (KIP-890)
+       5  adds the group's partition to the transaction (KIP-890)
+    DeleteGroups (42), from 0 (KIP-229)
+       1  a throttled client waits by itself (KIP-219)
+       2  flexible (KIP-482)
+    OffsetDelete (47), from 0 (KIP-496)
+    ConsumerGroupHeartbeat (68), from 0 (KIP-848)
+       1  subscribed_topic_regex (KIP-848); the client makes the member id (KIP-1082)
+    ConsumerGroupDescribe (69), from 0 (KIP-848)
+       1  member types (KIP-1099)
 """
 
 from __future__ import annotations

@@ -1,11 +1,31 @@
-"""ListOffsets (2), DeleteRecords (21), OffsetForLeaderEpoch (23): where a log begins, ends and belongs to whom.
+"""Looks up offsets by timestamp and by leader epoch, and deletes records.
 
-The leader answers. Consumers hear of what is committed or, at the isolation level for that, of what is below the last
-stable offset; replicas of all that the leader has; a debugging client (replica id -2) may ask any replica. A new leader
-that has not heard from its followers yet does not know the latest offset and says so. DeleteRecords is answered when every
-live replica has dropped the records.
+The leader answers. Consumers see offsets up to the high watermark, or up to the last stable offset with `read_committed`.
+Replicas see the whole log; a debugging client (replica id -2) may query any replica. A new leader answers
+OFFSET_NOT_AVAILABLE until its followers have fetched. DeleteRecords completes when every live replica has dropped the
+records.
 
-A search for a timestamp is answered at once when it is short, as nearly all are; else in steps beside other requests.
+A short search for a timestamp runs at once, as nearly all do; a long one runs in steps beside other requests.
+
+Versions, and what each one changed:
+
+    ListOffsets (2), from 1 (KIP-79)
+       2  isolation level (KIP-98)
+       3  a throttled client waits by itself (KIP-219)
+       4  leader epochs (KIP-320)
+       5  the error OFFSET_NOT_AVAILABLE (KIP-207)
+       6  flexible (KIP-482)
+       7  timestamp -3: the record with the largest timestamp (KIP-734)
+       8  timestamp -4: the earliest local offset (KIP-405)
+       9  timestamp -5: the latest tiered offset (KIP-1005)
+      10  timeout (KIP-1075)
+      11  timestamp -6: the earliest offset that is not uploaded (KIP-1023)
+    DeleteRecords (21), from 0 (KIP-107)
+       1  a throttled client waits by itself (KIP-219)
+       2  flexible (KIP-482)
+    OffsetForLeaderEpoch (23), from 2 (KIP-320)
+       3  replica id (KIP-392)
+       4  flexible (KIP-482)
 """
 
 from __future__ import annotations

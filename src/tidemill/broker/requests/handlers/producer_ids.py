@@ -1,6 +1,16 @@
-"""InitProducerId (22): ids for idempotent producers, and for transactional ones from their coordinator.
+"""Assigns producer ids: to idempotent producers directly, to transactional ones through their coordinator.
 
-Version 6 takes part in two-phase commits (KIP-939). Apache Kafka 4.3 has it and does not advertise it.
+Apache Kafka 4.3 implements version 6 and does not advertise it.
+
+Versions, and what each one changed:
+
+    InitProducerId (22), from 0 (KIP-98)
+       1  a throttled client waits by itself (KIP-219)
+       2  flexible (KIP-482)
+       3  producer id and epoch, to recover from an error (KIP-360)
+       4  PRODUCER_FENCED instead of INVALID_PRODUCER_EPOCH (KIP-588)
+       5  the error TRANSACTION_ABORTABLE (KIP-890)
+       6  enable2_pc, keep_prepared_txn, and the ongoing transaction (KIP-939)
 """
 
 from __future__ import annotations

@@ -1,8 +1,14 @@
-"""WriteTxnMarkers (27) and DescribeProducers (61): what a partition is told and tells of its producers' transactions.
+"""Writes transaction markers to partitions, and describes the producers of a partition.
 
-Markers come from transaction coordinators, and from an administrator who ends a transaction that no coordinator knows any
-more. Each partition is answered when its marker is committed. Markers of `__consumer_offsets` go through the group
-coordinator, so that it and the log agree on which offsets take effect.
+Markers come from transaction coordinators, and from administrators who abort a transaction that no coordinator has any
+more. A partition's result is sent when its marker is committed. Markers of `__consumer_offsets` go through the group
+coordinator, so that its state and the log agree on which offsets take effect.
+
+Versions, and what each one changed:
+
+    WriteTxnMarkers (27), from 1 (KIP-98)
+       2  transaction version (KIP-1228)
+    DescribeProducers (61), from 0 (KIP-664)
 """
 
 from __future__ import annotations

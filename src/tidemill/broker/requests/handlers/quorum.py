@@ -1,9 +1,27 @@
-"""The quorum's APIs: Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), DescribeQuorum (55), FetchSnapshot (59),
-AddRaftVoter (80), RemoveRaftVoter (81), UpdateRaftVoter (82).
+"""Serves the Raft APIs of the metadata quorum.
 
-What replicas of the quorum say to each other is served to controllers' listeners, or where there are none to nodes
-(nodes.py), and answered by this node's own replica. A snapshot may be read by whoever may fetch the metadata. What
-clients ask is also served to them at a broker, which passes it on to the quorum's leader.
+This node's replica answers the requests of other replicas. They are served at controllers' listeners, or without those to
+nodes (`nodes.py`). A client that may fetch the metadata may also read a snapshot. Client requests are served at brokers
+too, which forward them to the leader of the quorum.
+
+Versions, and what each one changed:
+
+    Vote (52), from 0 (KIP-595)
+       1  directory ids, endpoints (KIP-853)
+       2  pre-vote (KIP-996)
+    BeginQuorumEpoch (53), from 0 (KIP-595)
+       1  directory ids, endpoints (KIP-853)
+    EndQuorumEpoch (54), from 0 (KIP-595)
+       1  directory ids of the preferred candidates, endpoints (KIP-853)
+    DescribeQuorum (55), from 0 (KIP-595)
+       1  times of the last fetch and of being caught up (KIP-836)
+       2  directory ids, error messages, nodes (KIP-853)
+    FetchSnapshot (59), from 0 (KIP-630)
+       1  directory ids, endpoints (KIP-853)
+    AddRaftVoter (80), from 0 (KIP-853)
+       1  ack_when_committed (KIP-1186)
+    RemoveRaftVoter (81), from 0 (KIP-853)
+    UpdateRaftVoter (82), from 0 (KIP-853)
 """
 
 from __future__ import annotations

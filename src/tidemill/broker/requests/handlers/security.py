@@ -1,7 +1,21 @@
-"""DescribeAcls (29), CreateAcls (30), DeleteAcls (31), DescribeClientQuotas (48), DescribeUserScramCredentials (50).
+"""Answers ACL, quota and SCRAM requests as a Kafka without an authorizer, quotas and SCRAM users does.
 
-There is no authorizer, and there are no quotas and no SCRAM users yet: the answers are those of a Kafka without them.
 Setting quotas and SCRAM users is not served.
+
+Versions, and what each one changed:
+
+    DescribeAcls (29), from 1 (KIP-290)
+       2  flexible (KIP-482)
+       3  resources of type user (KIP-373)
+    CreateAcls (30), from 1 (KIP-290)
+       2  flexible (KIP-482)
+       3  resources of type user (KIP-373)
+    DeleteAcls (31), from 1 (KIP-290)
+       2  flexible (KIP-482)
+       3  resources of type user (KIP-373)
+    DescribeClientQuotas (48), from 0 (KIP-546)
+       1  flexible (KIP-482)
+    DescribeUserScramCredentials (50), from 0 (KIP-554)
 """
 
 from __future__ import annotations

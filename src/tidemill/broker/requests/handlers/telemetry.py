@@ -1,6 +1,11 @@
-"""GetTelemetrySubscriptions (71) and PushTelemetry (72): metrics that clients push (KIP-714).
+"""Receives the metrics that clients push (KIP-714).
 
-They are decompressed and read in a thread, and shown among the metrics of this broker.
+A thread decompresses and parses them; the broker exports them with its own metrics.
+
+Versions, and what each one changed:
+
+    GetTelemetrySubscriptions (71), from 0 (KIP-714)
+    PushTelemetry (72), from 0 (KIP-714)
 """
 
 from __future__ import annotations

@@ -1,11 +1,32 @@
-"""The transaction APIs that the transaction coordinator decides.
+"""Routes transaction requests to the transaction coordinator.
 
-AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), DescribeTransactions (65), ListTransactions (66). InitProducerId
-is in `producer_ids.py`.
+A request about several transactions is split, and the responses are merged in order. Clients send AddPartitionsToTxn up to
+version 3, with one transaction; brokers send later versions for their clients. Handlers check that partitions exist:
+an unknown one fails every other partition of its transaction. InitProducerId is in `producer_ids.py`.
 
-This finds the coordinator. A request about several transactions is split and its answers merged in order. Clients use
-AddPartitionsToTxn up to version 3, with one transaction; brokers, which ask for their clients, use later ones. Whether a
-partition exists is seen here: when one does not, the others of its transaction are not added either.
+Versions, and what each one changed:
+
+    AddPartitionsToTxn (24), from 0 (KIP-98)
+       1  a throttled client waits by itself (KIP-219)
+       2  PRODUCER_FENCED instead of INVALID_PRODUCER_EPOCH (KIP-588)
+       3  flexible (KIP-482)
+       4  several transactions, for brokers (KIP-890)
+       5  the error TRANSACTION_ABORTABLE (KIP-890)
+    AddOffsetsToTxn (25), from 0 (KIP-98)
+       1  a throttled client waits by itself (KIP-219)
+       2  PRODUCER_FENCED instead of INVALID_PRODUCER_EPOCH (KIP-588)
+       3  flexible (KIP-482)
+       4  the error TRANSACTION_ABORTABLE (KIP-890)
+    EndTxn (26), from 0 (KIP-98)
+       1  a throttled client waits by itself (KIP-219)
+       2  PRODUCER_FENCED instead of INVALID_PRODUCER_EPOCH (KIP-588)
+       3  flexible (KIP-482)
+       4  the error TRANSACTION_ABORTABLE (KIP-890)
+       5  the response has the producer's next epoch (KIP-890)
+    DescribeTransactions (65), from 0 (KIP-664)
+    ListTransactions (66), from 0 (KIP-664)
+       1  filter by duration (KIP-994)
+       2  filter by pattern of the transactional id (KIP-1152)
 """
 
 from __future__ import annotations
