@@ -15,9 +15,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import scheduling
 from tests.brokers import KEEPS_EVERYTHING, Broker, RunningBroker, raise_descriptor_limit, start_broker
 
 BOOTSTRAP = os.environ.get("TIDEMILL_INTEROP_BOOTSTRAP")
@@ -34,6 +36,17 @@ def _take_interrupts() -> None:
 
 
 _take_interrupts()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: scheduling.rank_of(item.nodeid))
+
+
+# Optional: environments for one version of Spark have no xdist.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Called for every kind of distribution; the one by file is ours."""
+    return scheduling.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -167,14 +167,8 @@ def test_kill_in_an_open_transaction(job: Job, gate: Gate) -> None:
     job.check()
 
 
-@pytest.mark.parametrize(
-    ("point", "left_open"),
-    [
-        pytest.param("before", 2, marks=pytest.mark.long),
-        ("between", 1),
-        pytest.param("after", 0, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("point", "left_open"), [("before", 2), ("between", 1), ("after", 0)])
 def test_kill_at_the_decision(job: Job, gate: Gate, point: str, left_open: int) -> None:
     assert point in POINTS
     gate.open()

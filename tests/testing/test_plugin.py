@@ -19,13 +19,22 @@ asyncio_default_fixture_loop_scope = function
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+def installed(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project whose pytest loads every plugin that is installed."""
     pytester.makeini(_INI)
     return pytester
 
 
-def test_fixtures_are_there_without_any_configuration(project: pytest.Pytester) -> None:
-    project.makepyfile(
+@pytest.fixture
+def project(installed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project whose pytest loads ours and pytest-asyncio alone: the others take most of the start."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "tidemill.testing.plugin,pytest_asyncio.plugin")
+    return installed
+
+
+def test_fixtures_are_there_without_any_configuration(installed: pytest.Pytester) -> None:
+    installed.makepyfile(
         """
         def test_first(tidemill_broker):
             tidemill_broker.produce("orders", "x")
@@ -42,7 +51,7 @@ def test_fixtures_are_there_without_any_configuration(project: pytest.Pytester) 
             assert tidemill_session_broker.is_running
         """
     )
-    project.runpytest_subprocess().assert_outcomes(passed=4)
+    installed.runpytest_subprocess().assert_outcomes(passed=4)
 
 
 def test_nothing_is_left_after_a_test(project: pytest.Pytester) -> None:
@@ -175,7 +184,7 @@ def test_with_xdist(project: pytest.Pytester) -> None:
             assert len(tidemill_session_broker.records(f"orders-{number}")) == 1
         """
     )
-    project.runpytest_subprocess("-n", "2").assert_outcomes(passed=4)
+    project.runpytest_subprocess("-p", "xdist", "-n", "2").assert_outcomes(passed=4)
 
 
 def test_with_asyncio_and_aiokafka(project: pytest.Pytester) -> None:

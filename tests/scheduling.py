@@ -1,0 +1,68 @@
+"""Divides the tests among the workers of pytest-xdist, so that a run is short.
+
+A worker takes one file after the other (`--dist loadfile`), because fixtures of a module are then made once. Two things
+differ from xdist's own order:
+
+* The files that use the Spark session are one unit. A session is a JVM that needs a minute to get warm, and three of them
+  would share two cores.
+* Folders whose tests start processes come first, and plain unit tests last. Otherwise the slowest files, which have few
+  tests, would begin when everything else is done, and one worker would run alone at the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+SPARK_SESSION = "tests/spark"
+# Files in tests/spark that start drivers of their own, or need no Spark.
+_WITHOUT_SESSION = {
+    "test_declarative.py",
+    "test_demo.py",
+    "test_driver_failures.py",
+    "test_exactly_once.py",
+    "test_python.py",
+    "test_table.py",
+    "test_task_kills.py",
+    "test_two_phase.py",
+}
+_SLOWEST_FIRST = (
+    "spark",
+    "sim",
+    "cluster",
+    "cli",
+    "testing",
+    "console",
+    "docs",
+    "examples",
+    "interop",
+    "gateway",
+)
+
+
+def unit_of(node_id: str) -> str:
+    """The unit that one worker runs without interruption: a file, or all files of the Spark session."""
+    path = PurePosixPath(node_id.partition("::")[0])
+    if path.parent.as_posix() == SPARK_SESSION and path.name not in _WITHOUT_SESSION:
+        return SPARK_SESSION
+    return path.as_posix()
+
+
+def rank_of(node_id: str) -> tuple[int, bool]:
+    """Sorts tests by the cost of their folder; within tests/spark the session's files come first."""
+    folders = PurePosixPath(node_id.partition("::")[0]).parts[1:]
+    folder = folders[0] if folders else ""
+    rank = _SLOWEST_FIRST.index(folder) if folder in _SLOWEST_FIRST else len(_SLOWEST_FIRST)
+    return rank + (folder == "unit"), unit_of(node_id) != SPARK_SESSION
+
+
+def scheduler(config: Any, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    class UnitScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    # The order in which they were collected: xdist would sort by the number of tests.
+    config.option.loadscopereorder = False
+    return UnitScheduling(config, log)

@@ -1,0 +1,29 @@
+"""How tests are divided among workers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.scheduling import _SLOWEST_FIRST, _WITHOUT_SESSION, SPARK_SESSION, rank_of, unit_of
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_files_of_the_spark_session_are_one_unit() -> None:
+    assert unit_of("tests/spark/test_sink_batch.py::TestSession::test_x[a/b::c]") == SPARK_SESSION
+    assert unit_of("tests/spark/test_python.py::test_x") == "tests/spark/test_python.py"
+    assert unit_of("tests/unit/spark/test_sink_batch.py::test_x") == "tests/unit/spark/test_sink_batch.py"
+
+
+def test_no_file_outside_the_unit_uses_the_session() -> None:
+    for name in _WITHOUT_SESSION:
+        text = (TESTS / "spark" / name).read_text()
+        assert not re.search(r"\b(spark: SparkSession|read: Read)\b", text), name
+
+
+def test_slow_folders_come_first_and_unit_tests_last() -> None:
+    assert {folder for folder in _SLOWEST_FIRST if not (TESTS / folder).is_dir()} == set()
+    ordered = ["tests/spark/test_sink_batch.py", "tests/spark/test_python.py", "tests/sim/test_world.py"]
+    ordered += ["tests/wire/test_order.py", "tests/unit/test_tidy.py"]
+    assert sorted(ordered[::-1], key=rank_of) == ordered
