@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tidemill import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -96,3 +99,55 @@ def test_the_map_of_folders_is_complete() -> None:
     package = ROOT / "src/tidemill"
     folders = {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")}
     assert set(re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)) == folders
+
+
+def test_failures_1_to_44_have_tests_or_wait_for_their_feature() -> None:
+    covered, waiting = _failures()
+    assert set(covered) | waiting == set(range(1, 45))
+
+
+def test_changelog_has_the_version_of_the_package_below_what_is_unreleased() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    released = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+) - (\d{4}-\d\d-\d\d)", heading) for heading in headings[1:]]
+    versions = [(tuple(map(int, each.group(1, 2, 3))), each[4]) for each in released if each]
+    assert len(versions) == len(released), "a version, and the day of its release"
+    assert versions == sorted(versions, reverse=True)
+    assert ".".join(map(str, versions[0][0])) == __version__
+
+
+def _make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_every_make_target_has_help_in_a_group() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = set(re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split())
+    grouped = set(re.findall(r"^([a-z-]+):[^#\n]*## ", text[text.index("##@ ") :], re.MULTILINE))
+    assert phony == _make_targets() == grouped | {"help"}
+
+
+def test_hooks_before_a_commit_run_the_tools_of_make_check() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [each["repo"] for each in config["repos"]] == ["local"], "nothing is downloaded"
+    hooks = config["repos"][0]["hooks"]
+    assert {hook["language"] for hook in hooks} == {"system"}
+    entries = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in hooks}
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    tools = re.findall(r"\$\(BIN\)/([\w-]+)", recipe[1])
+    assert {"ruff", "mypy", "lint-imports"} <= set(tools)
+    assert entries == {*(tool for tool in tools if tool != "python"), "make"}
+    for hook in hooks:
+        if hook["entry"].startswith("make "):
+            assert hook["entry"].split()[1] in _make_targets()
+
+
+def test_hosted_runs_call_make_check_and_make_test() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert {"make check", "make test"} <= set(commands)
+    for command in commands:
+        assert command.split()[0] == "make"
+        assert set(command.split()[1:]) <= _make_targets()
+    assert all("timeout-minutes" in job for job in jobs.values())
