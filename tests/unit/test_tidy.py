@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tidemill import __version__
+from tidemill.internal_topics import INTERNAL_TOPICS, METADATA_TOPIC
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -151,3 +152,11 @@ def test_hosted_runs_call_make_check_and_make_test() -> None:
         assert command.split()[0] == "make"
         assert set(command.split()[1:]) <= _make_targets()
     assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_handlers_take_names_of_internal_topics_from_internal_topics() -> None:
+    quoted = {f'"{name}"' for name in (*INTERNAL_TOPICS, METADATA_TOPIC)}
+    for path in sorted((ROOT / "src/tidemill/broker/requests/handlers").glob("*.py")):
+        if path.stem not in ("fetch", "produce"):
+            text = path.read_text()
+            assert not [name for name in quoted if name in text], path.name

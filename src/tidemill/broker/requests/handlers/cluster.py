@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.controller.image import PartitionImage, TopicImage
-from tidemill.controller.topic_names import INTERNAL_TOPICS, is_valid_topic_name
+from tidemill.controller.topic_names import is_valid_topic_name
 from tidemill.errors import ErrorCode
+from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol.api.cluster import (
     ApiVersionsRequest,
     ApiVersionsResponse,

@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tidemill.broker.coordinators.groups import OFFSETS_TOPIC
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.controller.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.transactions import (
     DescribeProducersRequest,

@@ -35,7 +35,6 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from tidemill.broker.requests.dispatch import Call, serves
-from tidemill.controller.topic_names import INTERNAL_TOPICS
 from tidemill.coordinator.groups.group import Caller
 from tidemill.coordinator.transactions.listing import check_pattern
 from tidemill.coordinator.transactions.responses import (
@@ -47,6 +46,7 @@ from tidemill.coordinator.transactions.responses import (
 )
 from tidemill.coordinator.transactions.transaction import STATES_BY_LABEL
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol.api.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

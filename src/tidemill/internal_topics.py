@@ -1,0 +1,12 @@
+"""The names of the topics that the cluster keeps for itself, as in Kafka."""
+
+from __future__ import annotations
+
+OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+SHARE_STATE_TOPIC = "__share_group_state"
+# The metadata log of the quorum. It has one partition, and clients do not see it as a topic.
+METADATA_TOPIC = "__cluster_metadata"
+
+# Those that clients see, marked as internal.
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC})
