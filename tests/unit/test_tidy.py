@@ -160,3 +160,10 @@ def test_handlers_take_names_of_internal_topics_from_internal_topics() -> None:
         if path.stem not in ("fetch", "produce"):
             text = path.read_text()
             assert not [name for name in quoted if name in text], path.name
+
+
+def test_readme_of_the_tests_lists_every_folder_and_shared_module() -> None:
+    listed = set(re.findall(r"^\| `([\w.]+)` \|", (ROOT / "tests/README.md").read_text(), re.MULTILINE))
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
+    modules = {path.name for path in (ROOT / "tests").glob("*.py")} - {"__init__.py"}
+    assert listed == folders | modules
