@@ -1,4 +1,4 @@
-"""How an answer is written: compact JSON, `application/json` unless the caller of a route asked for another name of it."""
+"""Writes JSON responses: compact, as `application/json` unless the route negotiated another media type."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""`create_app(settings)`: the parts of the gateway as one Starlette application, which `Server(uvicorn_config(...))` runs.
+"""Builds the gateway's Starlette application (`create_app(settings)`), which `Server(uvicorn_config(...))` runs.
 
-A part is a module with `routes`, and with `lifespan` (an async context manager of the application) if it has
-something to start and stop; parts are listed in `_PARTS`, and know the rest only by `backend_of(request)` and
-`settings_of(request)`. What no part serves is looked for in the console's files.
+A part is a module with `routes`, and with `lifespan` (an async context manager of the application) if it has something to
+start and stop. `_PARTS` lists the parts. They reach the rest only through `backend_of(request)` and `settings_of(request)`.
+Paths that no part serves are looked up among the console's files.
 
-Every refusal is JSON, whatever asked for it: `Problem` and Kafka's errors as `problems.py` says, anything else that
-is raised is a bug, answered with 500 and written to the log with its stack.
+Every error response is JSON. `problems.py` maps `Problem` and Kafka's errors to a status. Any other exception is a bug: the
+response is a 500, and the log has its traceback.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from tidemill.gateway.turns import Turns
 
 _PARTS: Sequence[Any] = (v3, v2, instances, simple, console_api, pages)
 _CONSOLE = Path(__file__).parent / "console"
-# The console loads nothing from elsewhere and runs nothing that is not a file of its own. A browser asks each time whether a
-# file is still the same: an upgrade must not leave it with modules of two versions.
+# The console loads nothing from elsewhere and runs only files of its own. A browser revalidates each file every time:
+# an upgrade must not leave it with modules of two versions.
 _CONSOLE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -157,7 +157,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
-    """Nobody reads it."""
+    """A response for a client that is gone, which no client reads."""
     return Response(status_code=400)
 
 
@@ -181,7 +181,7 @@ def uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Who is trusted is said by `trusts_forwarded`, not by uvicorn's guess.
+        # `trusts_forwarded` decides whom to trust, not uvicorn's guess.
         proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=math.ceil(settings.drain_s),

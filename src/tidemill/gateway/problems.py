@@ -1,7 +1,7 @@
 """`Problem`: the one exception that becomes an answer, and the one table from Kafka's errors to HTTP.
 
 Every refusal has the body `{"error_code": 40403, "message": "..."}`. The codes are those of Confluent's REST Proxy: the
-HTTP status, then two digits where the proxy tells cases of one status apart. What the table does not know is a 500 with
+HTTP status, then two digits where the proxy distinguishes cases of one status. What is not in the table is a 500 with
 code 50002.
 
 A message is one readable sentence. It never has a stack trace or a secret in it.
@@ -104,7 +104,7 @@ _TOO_LARGE = "the record is larger than the broker or topic allows (max.message.
 
 
 def problem_of(error: TidemillError | KafkaError) -> Problem:
-    """What a caller is told when the cluster refuses, fails or cannot be reached."""
+    """The problem for a cluster that refuses, fails or cannot be reached."""
     if isinstance(error, KafkaError):
         return _of_librdkafka(error)
     match error:
@@ -133,7 +133,7 @@ def _of_librdkafka(error: KafkaError) -> Problem:
     status, error_code = _status(known)
     if status == 413:
         return Problem(status, error_code, _TOO_LARGE)
-    # librdkafka's words are for those who know the protocol.
+    # librdkafka's message needs knowledge of the protocol.
     return Problem(
         status, error_code, error.str() if known is ErrorCode.UNKNOWN_SERVER_ERROR else known.message
     )

@@ -1,8 +1,8 @@
 """What a gateway is started with. Plain values, checked where they are made; nothing here touches the network.
 
 `client_options` are Kafka's client options for security (`security.*`, `ssl.*`, `sasl.*`), by the names of the Java
-client or of librdkafka; both of the gateway's clients get them from here. `authenticate` decides who may ask; without
-it everybody may, which is why the gateway listens on 127.0.0.1 unless told otherwise.
+client or of librdkafka; both of the gateway's clients get them from here. `authenticate` decides which requests
+are allowed. Without it all are, so the gateway listens on 127.0.0.1 by default.
 
     def authenticate(headers: Headers, scope: Scope) -> str: ...      # the principal, or raise Problem(401 or 403, ...)
 
@@ -57,7 +57,7 @@ class Limits:
     # Questions to the cluster at the same time, and those that wait for their turn.
     asks_max: int = 8
     asks_waiting_max: int = 256
-    # Consumer instances, each with a thread of its own; one that nobody asks for so long leaves its group.
+    # Consumer instances, each with a thread of its own; one without requests for so long leaves its group.
     instances_max: int = 100
     instance_idle_s: float = 300.0
     # How long a request for records may wait for them, and how much it may answer with.
@@ -86,14 +86,14 @@ class Settings:
     listen_host: str = "127.0.0.1"
     listen_port: int = 8080
     client_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # Where brokers tell their metrics and rebalances: http://HOST:PORT.
+    # The brokers' status listeners, with metrics and rebalances: http://HOST:PORT.
     status_urls: tuple[str, ...] = ()
     authenticate: Authenticate | None = None
     # Origins (https://host[:port]) whose pages may use the API from a browser.
     allow_origins: tuple[str, ...] = ()
     # Whether a proxy stands before the gateway whose X-Forwarded-Proto, -Host and -Prefix are believed.
     trusts_forwarded: bool = False
-    # How long the cluster may take for an answer before the caller is told that it does not.
+    # How long the cluster may take for an answer before the caller gets an error.
     timeout_s: float = 10.0
     # How long requests under way may take to end when the gateway is stopped.
     drain_s: float = 10.0
@@ -109,7 +109,7 @@ class Settings:
                 raise ConfigError(
                     f"{origin!r} is not an origin: it should be https://HOST or http://HOST:PORT"
                 )
-        self.security  # noqa: B018  What is wrong with it is told before anything is started.
+        self.security  # noqa: B018  Errors in it are raised before anything is started.
 
     @property
     def security(self) -> SecurityOptions:
@@ -123,7 +123,7 @@ class Settings:
         addresses = ",".join(str(address) for address in parse_bootstrap(self.bootstrap))
         return {
             "bootstrap.servers": addresses,
-            # Metrics of clients (KIP-714) are for those who use the cluster; the gateway is part of it.
+            # Metrics of clients (KIP-714) are for users of the cluster; the gateway is part of it.
             "enable.metrics.push": "false",
             **self.security.librdkafka_options(),
         }

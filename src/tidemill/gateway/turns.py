@@ -1,8 +1,8 @@
-"""Long work on the event loop, cut into turns of a millisecond: `Turns` for the gateway, `Turn` for one request.
+"""Cuts long work on the event loop into turns of a millisecond: `Turns` for the gateway, `Turn` for one request.
 
-A request that handles many records asks `turn.is_over` after each, and gives way when it is. Each pass of the event
-loop then resumes one of the requests that gave way, in their order. So a pass lasts about one turn, however many such
-requests there are, and `/healthz` waits for one pass at most.
+A request with many records checks `turn.is_over` after each record, and then gives way. Each pass of the event loop resumes
+one of the requests that gave way, in their order. So a pass lasts about one turn, however many such requests there are, and
+`/healthz` waits for one pass at most.
 """
 
 from __future__ import annotations

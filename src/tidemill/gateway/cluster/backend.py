@@ -1,15 +1,14 @@
-"""The gateway's side towards the cluster: producing, and a small pool of clients for questions.
+"""The gateway's access to the cluster: a producer, and a small pool of clients for requests.
 
 **Producing.** `produce` returns when the cluster has acknowledged the record, or raises `Problem`; `submit` does not wait.
-`deliveries.py` has the producer. A record goes to a topic that exists; how many partitions it has is remembered for
-`_KNOWN_S`.
+`deliveries.py` owns the producer. The topic must exist; its number of partitions is cached for `_KNOWN_S`.
 
-**Asking.** `ask(call)` runs `call(Admins)` in a thread with a `Cluster` of its own, `asks_max` at a time. A client that
-lay idle is tried before it is used, and one that failed is closed: so a restarted cluster is found again by itself, and
-one that is gone is told at once instead of after all retries.
+**Requests.** `ask(call)` runs `call(Admins)` in a thread with a `Cluster` of its own, at most `asks_max` at a time. A client
+that was idle is probed before it is used, and one that failed is closed. So the gateway finds a restarted cluster by
+itself, and reports an unreachable one at once instead of after all retries.
 
-**When the cluster is gone** librdkafka tells that no broker is left. From then on a produce first asks whether somebody
-answers again, and is refused at once if not; otherwise every caller would wait for the whole timeout.
+**An unreachable cluster.** librdkafka reports that all brokers are down. From then on a produce first probes the cluster,
+and is refused at once if no broker answers. Otherwise every caller would wait for the whole timeout.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ T = TypeVar("T")
 # Clients that lay idle for longer are tried before they are used.
 _IDLE_S = 1.0
 _KNOWN_S = 5.0
-# A quorum without a leader lets its askers wait long.
+# A quorum without a leader answers late.
 _CONTROLLER_WAIT_S = 2.0
 _CONTROLLER_KNOWN_S = 1.0
 _PARTITIONS_KNOWN_MAX = 10_000
@@ -59,7 +58,7 @@ __all__ = [
 
 
 class Admins(NamedTuple):
-    """What `ask` hands to its call. Only for the time of the call, and only in its thread."""
+    """The clients of one call of `ask`, valid during that call and in its thread only."""
 
     admin: Admin
     cluster_admin: ClusterAdmin
@@ -70,7 +69,7 @@ class Admins(NamedTuple):
         return self.admin.cluster
 
     def metadata(self, topics: Sequence[str] | None = ()) -> MetadataResponse:
-        """Of the cluster and the topics; None asks for all. Tried again when a connection turns out to be dead."""
+        """Metadata of these topics, or of all for None. Retried when a connection turns out to be dead."""
         return self.cluster.retrying(lambda: self.cluster.load_metadata(topics))
 
 
@@ -80,11 +79,11 @@ class _Client(NamedTuple):
 
 
 class ClusterUnreachable(TidemillError):
-    """No broker at all can be reached. Not retried: a caller rather knows at once."""
+    """No broker can be reached. Not retried, so that the caller gets the error at once."""
 
 
 class _ImpatientCluster(Cluster):
-    """Waits for a leader or for a broker among others, but not for a cluster that is gone."""
+    """Retries for a leader or for one broker, but not when every broker is unreachable."""
 
     def any_broker(self) -> Connection:
         try:
@@ -119,10 +118,6 @@ class Backend:
         while self._idle:
             self._idle.pop().cluster.close()
 
-    @property
-    def records_pending(self) -> int:
-        return self._deliveries.pending
-
     # --- producing ---
 
     async def produce(
@@ -146,7 +141,7 @@ class Backend:
         headers: Headers = (),
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[Delivery]:
-        """Hands the record over; the future has what became of it. Calls in a row keep their order within a partition."""
+        """Hands the record over; the future gets its outcome. Calls in a row keep their order within a partition."""
         count = self._partitions.get(topic)
         if count is None:
             count = await self.partition_count(topic)
@@ -163,7 +158,7 @@ class Backend:
     # --- the cluster and its topics ---
 
     async def cluster_id(self) -> str:
-        """Remembered for a while: every path of v3 has it."""
+        """The cluster id, cached for `_KNOWN_S`: every path of v3 has it."""
         found = self._cluster_id
         if found is None or time.monotonic() >= found[1]:
             metadata = await self.ask(lambda admins: admins.metadata())
@@ -189,7 +184,7 @@ class Backend:
         return found if found >= 0 else None
 
     async def partition_count(self, topic: str, *, is_known_enough: bool = True) -> int:
-        """404 when the topic does not exist."""
+        """The topic's number of partitions; `Problem` (404) when it does not exist."""
         known = self._partitions.get(topic) if is_known_enough else None
         if known is None:
             found = await self.ask(lambda admins: admins.admin.existing_topics([topic]))
@@ -205,7 +200,7 @@ class Backend:
     # --- whether the cluster is there ---
 
     async def _await_cluster(self) -> None:
-        """Whether somebody answers again: asked once for all who want to know at the same time."""
+        """Waits for one probe of the cluster, shared by all callers; raises `Problem` while it is unreachable."""
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._ask_cluster())
         await asyncio.shield(self._probe)
@@ -217,7 +212,7 @@ class Backend:
     # --- asking ---
 
     async def ask(self, call: Callable[[Admins], T]) -> T:
-        """What the call returns. The cluster's refusals come as `Problem`; a full queue is one too (503)."""
+        """Returns the result of the call. Errors of the cluster become `Problem`; so does a full queue (503)."""
         if self._asking >= self._limits.asks_max + self._limits.asks_waiting_max:
             raise Problem(503, 50301, "too many questions to the cluster are waiting for an answer")
         self._asking += 1
@@ -269,7 +264,7 @@ class Backend:
 
 
 class _PartitionCounts:
-    """For a while. Bounded, because callers choose the names."""
+    """Caches the number of partitions for `_KNOWN_S`. Bounded, because callers choose the names."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, float]] = {}

@@ -1,12 +1,11 @@
-"""Records on their way to the cluster: one producer for all requests, and what became of each record.
+"""Delivers records to the cluster: one producer for all requests, and a future for each record.
 
-The producer is confluent-kafka's (acks=all, idempotent). `hand_over` does not wait: its future has the outcome. A
-thread polls the producer; what it hears is given to the event loop once per poll, not once per record. The number and
-the size of records without an outcome are bounded: one more is refused (503), never stored.
+The producer is confluent-kafka's (acks=all, idempotent). `hand_over` does not wait; its future gets the outcome. A thread
+polls the producer and passes delivery reports to the event loop once per poll, not once per record. The number and the size
+of pending records are bounded: a record beyond the bound is refused (503), never stored.
 
-The producer never creates a topic by being asked for it. After an error from which librdkafka does not recover by
-itself (the cluster lost track of the producer's sequence) it is replaced: records under way then fail, later ones do
-not.
+The producer never creates topics. librdkafka does not recover from some errors (the cluster lost the producer's sequence);
+then the producer is replaced. Records under way fail, later ones do not.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class Deliveries:
             "enable.idempotence": True,
             "acks": "all",
             "allow.auto.create.topics": False,
-            # As Java's clients do it: the same key is in the same partition, whoever wrote it.
+            # As in Java's clients, so that a key is always in the same partition.
             "partitioner": "murmur2_random",
             "linger.ms": 1,
             "reconnect.backoff.max.ms": 500,
@@ -158,7 +157,7 @@ class Deliveries:
         self._outcomes.append((future, delivery))
 
     def _wake(self) -> bool:
-        """False when nobody is left to be told."""
+        """Schedules the delivery of outcomes on the event loop; False when the loop is closed."""
         if not self._outcomes:
             return True
         assert self._loop is not None
@@ -189,7 +188,7 @@ class Deliveries:
             if outcome.code() in (KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
                 self.on_unknown_topic()
             future.set_exception(problem_of(outcome))
-            # A caller that went away does not ask for it.
+            # A caller that disconnected does not read the exception.
             future.exception()
 
 
@@ -228,7 +227,7 @@ class _Line:
 
 
 class _OncePerHalfMinute(logging.Filter):
-    """librdkafka tells of every single attempt to connect."""
+    """Drops librdkafka's log line for every single attempt to connect."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Records of one topic's partitions from given offsets on, without waiting: what is there now.
+"""Fetches records of one topic's partitions from given offsets, without waiting for new ones.
 
-A `Fetcher` belongs to one question and its thread. `round` asks each leader once, for all partitions that it leads, and
-gives back what they said, undecoded. A partition whose leader moved or went away is looked up again by the next
-round; one whose offset is gone is told to the caller, who knows what to do about it. Nothing waits for an election.
+A `Fetcher` belongs to one request and its thread. `round` sends one Fetch to each leader, for all partitions that it leads,
+and returns the batches undecoded. The next round looks up a leader that moved or failed. A partition whose offset is out of
+range is reported to the caller. Nothing waits for an election.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 
     @property
     def next_position(self) -> int:
-        """Past the batches, not past the records: what is not shown is not asked for again."""
+        """The offset after the batches, not after the records: hidden records are not fetched again."""
         return max(self.position, self.batches[-1][0].next_offset) if self.batches else self.position
 
     def records(self, end: int) -> Iterator[Read]:
@@ -82,7 +82,7 @@ class Fetcher:
             try:
                 answers = self._fetch(leader_id, asked)
             except (BrokerUnreachable, ConnectionLost):
-                # A connection that was kept may have died; who leads now is asked before the next round.
+                # A cached connection may have died; the next round looks up the leader.
                 is_stale = True
                 continue
             for data in answers:

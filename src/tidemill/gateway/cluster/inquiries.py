@@ -1,10 +1,10 @@
-"""The questions behind a picture of the cluster, each one or a few large requests to one broker.
+"""Requests the facts of a picture of the cluster, each in one or a few large requests to one broker.
 
-They run in the backend's threads. None of them waits for a broker to come back: a picture is better without a part than
-late, so there are no retries beyond a second connection when the first had died unnoticed. What a broker does not know
-(an API that is newer than it, a partition that it no longer leads) is left out of the answer.
+They run in the backend's threads. None waits for a broker to come back: a picture without a part is better than a late
+one. There are no retries beyond a second connection when the first had died unnoticed. What a broker does not know (a newer
+API, a partition that it no longer leads) is left out of the result.
 
-Groups are asked for `_GROUPS_A_REQUEST` at a time: a coordinator works on one request without a pause.
+A request describes at most `_GROUPS_A_REQUEST` groups: a coordinator handles one request without a pause.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Sizes = dict[str, dict[int, int]]
 
 _CONNECTION_ATTEMPTS = 3
 _GROUPS_A_REQUEST = 100
-# The first version of OffsetFetch that asks for several groups at once.
+# The first version of OffsetFetch for several groups at once.
 _FIRST_BATCHED_OFFSET_FETCH = 8
 _CONSUMER_GROUP = "consumer"
 _CLASSIC_GROUPS = ("", "classic")
@@ -81,7 +81,7 @@ def topology(cluster: Cluster) -> Topology:
 
 
 def _brokers(cluster: Cluster, metadata: MetadataResponse) -> tuple[tuple[BrokerFact, ...], str]:
-    """With those that are registered but fenced, where the cluster tells of them."""
+    """The brokers, including fenced ones where the cluster lists them, and the cluster id."""
     cluster_id = metadata.cluster_id or ""
     facts = {
         each.node_id: BrokerFact(each.node_id, each.host, each.port, each.rack, False)
@@ -104,7 +104,7 @@ def _brokers(cluster: Cluster, metadata: MetadataResponse) -> tuple[tuple[Broker
 
 
 def quorum(cluster: Cluster) -> Quorum | None:
-    """None where the cluster has none to ask: ZooKeeper's, or one that keeps it to itself."""
+    """The metadata quorum; None on a cluster with ZooKeeper, or without permission to describe it."""
     try:
         return _reconnecting(ClusterAdmin(cluster).quorum_now)
     except ApiError as error:
@@ -122,7 +122,7 @@ def controller_id(cluster: Cluster) -> int:
 
 
 def offsets(cluster: Cluster, broker_id: int, led: dict[str, list[int]], timestamp_ms: int) -> Offsets:
-    """Of the partitions that this broker leads; those that it does not know, or no longer leads, are left out."""
+    """Offsets of the partitions that this broker leads; unknown or moved partitions are left out."""
     topics = [
         ListOffsetsTopic(
             name=topic,
@@ -141,7 +141,7 @@ def offsets(cluster: Cluster, broker_id: int, led: dict[str, list[int]], timesta
 
 
 def merged(topology: Topology, before: ByPartition, answers: Iterable[Offsets]) -> Offsets:
-    """What the leaders said, and for partitions of leaders that said nothing what was known before."""
+    """The leaders' answers; partitions whose leader did not answer keep their previous offset."""
     found: Offsets = {}
     for name, topic in topology.topics.items():
         known = before.get(name)
@@ -158,7 +158,7 @@ def merged(topology: Topology, before: ByPartition, answers: Iterable[Offsets]) 
 
 
 def sizes(cluster: Cluster, broker_id: int) -> Sizes:
-    """Of every replica on this broker's disks."""
+    """The size of every replica on this broker's disks."""
     found: Sizes = {}
     for directory in _reconnecting(lambda: Admin(cluster).log_dirs_now(broker_id)):
         for topic in directory.topics:
@@ -171,7 +171,7 @@ def sizes(cluster: Cluster, broker_id: int) -> Sizes:
 
 
 def groups(cluster: Cluster, broker_id: int) -> list[GroupFact]:
-    """Those that this broker coordinates."""
+    """The groups that this broker coordinates."""
 
     def attempt() -> list[GroupFact]:
         connection = cluster.broker(broker_id)
@@ -201,7 +201,7 @@ def _facts(connection: Connection, broker_id: int, listed: Sequence[ListedGroup]
 
 
 def group(group_admin: GroupAdmin, group_id: str) -> tuple[GroupFact, Offsets] | None:
-    """One that no picture has yet, with the ends of its partitions; None when there is no such group."""
+    """A group that no picture has yet, with its partitions' end offsets; None when it does not exist."""
     try:
         known = group_admin.describe(group_id)
     except ApiError as error:
@@ -269,7 +269,7 @@ def _committed(connection: Connection, group_ids: list[str]) -> dict[str, dict[T
 
 
 def _reconnecting(attempt: Callable[[], T]) -> T:
-    """A connection that was kept may have died since; another is tried at once, and nobody is waited for."""
+    """Retries at once on a new connection: a cached one may have died. Waits for no broker."""
     for _ in range(_CONNECTION_ATTEMPTS - 1):
         try:
             return attempt()

@@ -1,17 +1,18 @@
-"""One picture of the cluster for all who watch.
+"""Keeps one picture of the cluster, shared by all requests and event streams of the console.
 
-A picture has parts: topology, brokers that do not answer, end offsets, start offsets and sizes, groups, the quorum, the
-least numbers of replicas in sync, traffic. A part is asked for only while somebody looks (a request, an event stream, the
-history's sampler), by one task for all of them, and not again before its interval is over: a second, or as long as it takes
-for its cost to stay below its share of one core (`_SHARES`, together 5 %; 1 % while only the history looks). What a part
-costs is measured from question to answer, so it is rather too much than too little. A hundred partitions are seen every
-second, ten thousand every few seconds. Parts that may wait up to a minute are taken again within `_INTERVAL_S_MAX` when the
-topology has changed since: a new topic does not stand there without its number of messages.
+A picture has parts: topology, brokers that do not answer, end offsets, start offsets and sizes, groups, the quorum,
+`min.insync.replicas`, traffic. One task refreshes a part, and only while it has a viewer (a request, an event stream,
+the history's sampler). A part's interval is a second, or as long as its cost needs to stay below its share of one core
+(`_SHARES`, together 5 %; 1 % while only the history looks). The cost of a part is measured from request to response, so
+it is an upper bound. A hundred partitions are refreshed every second, ten thousand every few seconds. Parts with
+intervals up to a minute are refreshed within `_INTERVAL_S_MAX` after a change of the topology: a new topic soon gets its
+number of messages.
 
-A part that fails keeps its last value, and the picture says so in its problems. A broker that does not answer holds up
-nobody: after `_PATIENCE_S` the picture goes on without it, and it is not asked again before that question has ended.
+A part that fails keeps its last value, and the picture lists the failure among its problems. A broker that does not answer
+delays no other part: after `_PATIENCE_S` the picture continues without it, and the broker gets no new request before the
+last one has ended.
 
-A request gets the picture that is there. It waits only for the first one, or when a new one is due and quickly taken.
+A request gets the current picture. It waits only for the first one, or when a new one is due and quickly taken.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _INTERVAL_S_MIN = 0.2
 # Also when everything is slow; what is dear and changes slowly may wait longer.
 _INTERVAL_S_MAX = 5.0
 _INTERVALS_S_MAX = {"disks": 60.0, "minima": 60.0, "traffic": 60.0}
-# Those who asked are taken to look for so long after it.
+# A request counts as a viewer for this long.
 _ATTENTION_S = 5.0
 _PATIENCE_S = 2.0
 _FIRST_PATIENCE_S = 10.0
@@ -64,16 +65,16 @@ _SHARES = {
     "quorum": 0.0025,
     "traffic": 0.0025,
 }
-# The least of so many is what a part costs: the others had to wait for somebody else.
+# A part's cost is the least of this many measurements: the others waited for other work.
 _COSTS_KEPT = 3
-# So much less may be spent for the history alone, while nobody looks.
+# The factor by which the shares shrink while only the history looks.
 _THRIFT = 5.0
 
 _log = logging.getLogger("tidemill.gateway")
 
 
 class Part(Generic[T]):
-    """The last that was heard of something, and when to ask again."""
+    """The last value of a part, and when to refresh it."""
 
     def __init__(self, name: str, empty: T, question: Callable[[], Awaitable[T]]) -> None:
         self.name = name
@@ -121,7 +122,7 @@ class Part(Generic[T]):
         except Problem as problem:
             self.failure = problem.message
         except Exception:
-            # A bug here must not end the pictures for everybody.
+            # A bug here must not end the refreshing of pictures.
             _log.exception("the %s of the cluster could not be taken", self.name)
             self.failure = "the gateway failed; its log has the reason"
         else:
@@ -190,7 +191,7 @@ class ClusterView:
     # --- looking ---
 
     async def look(self, *, lingers: bool = True) -> Picture:
-        """For one request. Who asks for a page is likely to ask for the next; who does not linger wants this one only."""
+        """The picture for one request. With `lingers` it stays a viewer: the next page is likely to follow."""
         if lingers:
             self._looked_s = time.monotonic()
         taken = self._start()
@@ -218,7 +219,7 @@ class ClusterView:
         return Watch(self)
 
     def expire(self) -> None:
-        """Something was changed: a new picture is taken at once, or when somebody looks."""
+        """Takes a new picture after a change, at once or when there is a viewer."""
         self._changed.set()
         for part in (self._topology, self._ends, self._groups):
             part.expire()
@@ -307,7 +308,7 @@ class ClusterView:
         stuck = self._stuck.find(picture, time.monotonic())
         if stuck:
             picture = replace(picture, findings=(*picture.findings, stuck_group_problem(stuck)))
-        # Made here, in a thread, instead of by the first who asks.
+        # Computed here, in a thread, instead of by the first request.
         _ = picture.overview
         return picture
 
@@ -400,7 +401,7 @@ class ClusterView:
         return await asyncio.to_thread(inquiries.merged, topology, before, answers.values())
 
     async def _per_broker(self, broker_ids: list[int], ask: Callable[[int, Admins], T]) -> dict[int, T]:
-        """The answers of the brokers that gave one. `Problem` when nobody did."""
+        """The answers of the brokers that gave one; `Problem` when none did."""
 
         async def of(broker_id: int) -> T:
             return await self._backend.ask(lambda admins: ask(broker_id, admins))

@@ -1,11 +1,11 @@
-"""What was: each group's lag and the throughput, every five seconds for the last hour, since the gateway started.
+"""Keeps the last hour of group lag and throughput since the gateway started, sampled every five seconds.
 
-The sampler looks at the cluster as a request does, so what it costs is bounded where pictures are taken: on a large
-cluster a picture's parts are seldom renewed, and a point is added only when there is something new. Between two samples
-nobody is asked anything if nobody else looks.
+The sampler is a viewer of the cluster like a request, so `cluster_view` bounds its cost. On a large cluster the parts of a
+picture are seldom refreshed, and a point is added only when there is something new. Between two samples, the brokers get no
+requests unless there is another viewer.
 
-Memory is bounded: `POINTS_MAX` numbers for each of at most `GROUPS_MAX` groups, eight bytes a number. Further groups have
-no history (`is_kept` false) until one of the others is deleted, or lies longer unasked than the one that is asked for.
+Memory is bounded: `POINTS_MAX` numbers for each of at most `GROUPS_MAX` groups, eight bytes a number. Further groups have no
+history (`is_kept` false) until another group is deleted, or was last requested before the new one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class History:
         self._times_ms = Ring("q")
         self._rates = (Ring("d"), Ring("d"), Ring("d"))
         self._lags: dict[str, Ring] = {}
-        # When somebody last asked for a group's lag.
+        # When a group's lag was last requested.
         self._asked_s: dict[str, float] = {}
         self._before: Counters | None = None
 

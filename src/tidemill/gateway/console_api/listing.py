@@ -24,7 +24,7 @@ def refused(message: str) -> Problem:
 
 
 def text(request: Request, name: str) -> str | None:
-    """None when it is not given, or empty: nobody looks for nothing."""
+    """The parameter, or None when it is missing or empty."""
     return parameter(request, name) or None
 
 
@@ -71,7 +71,7 @@ def choice(request: Request, name: str, allowed: Sequence[str]) -> str | None:
 def page(
     request: Request, rows: Iterable[Row], fields: Sequence[str], *, searched: Callable[[Row], str]
 ) -> dict[str, Any]:
-    """The page that is asked for. `fields` can be sorted by; `searched` is what `query` looks into."""
+    """The requested page. `fields` can be sorted by; `searched` gives the text that `query` is matched with."""
     offset = number(request, "offset", 0)
     limit = number(request, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
     query = (text(request, "query") or "").lower()

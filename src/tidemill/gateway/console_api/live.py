@@ -1,14 +1,14 @@
-"""Server-sent events: the overview of the cluster for whoever watches, and how any stream of events is sent.
+"""Sends server-sent events: the overview of the cluster, and any other stream of events.
 
 `EventStream` sends what an async generator of events yields. It holds one event at a time and waits until the
-connection takes it, so a browser that does not read costs one event and no more; after `STALLED_S` it is hung up on.
+connection takes it, so a browser that does not read costs one event and no more; after `STALLED_S` it is disconnected.
 It ends when the client does, when the generator does, or when the gateway stops (`Streams.close`), and the generator is
-closed in every case before the request is over. Comments are sent while there is nothing to say, so that proxies keep
+closed in every case before the request is over. Comments are sent while there are no events, so that proxies keep
 the connection and a client that is gone is noticed.
 
 `Streams` counts them: beyond `STREAMS_MAX` a caller is refused.
 
-A watcher of the cluster gets the newest picture when it is ready for it, never a queue of old ones.
+A stream of the overview gets the newest picture when it is ready for it, never a queue of old ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RETRY_MS = 2000
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
-    # Told to nginx, which would otherwise keep events back.
+    # For nginx, which would otherwise buffer events.
     "x-accel-buffering": "no",
 }
 
@@ -124,7 +124,7 @@ class EventStream(Response):
 
 
 async def _send_body(send: Send, data: bytes) -> None:
-    """In pieces: what was handed over for somebody who does not read stays in memory until the connection breaks."""
+    """Sends in pieces: what a client does not read stays in memory until the connection breaks."""
     for start in range(0, len(data), _PIECE_BYTES):
         async with asyncio.timeout(STALLED_S):
             piece = data[start : start + _PIECE_BYTES]

@@ -1,10 +1,10 @@
 """One picture of a cluster: what its brokers said, put together, and what follows from it.
 
 Everything here is a value: nothing is changed once it is made, so that any number of requests may read a picture while
-the next one is taken. `cluster_view` asks and decides when; this module knows no broker and no clock.
+the next one is taken. `cluster_view` decides when to refresh; this module knows no broker and no clock.
 
 A picture is made of facts that have different ages, because some are dearer than others. What was not learned is None,
-never zero: a size that no broker told is not an empty partition.
+never zero: a size that no broker reported is not an empty partition.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STATES = (OK, UNDER_REPLICATED, OFFLINE)
 
 
 class Traffic(NamedTuple):
-    """Bytes since the brokers started, over all brokers that tell."""
+    """Bytes since the brokers started, over all brokers that report them."""
 
     bytes_in: int
     bytes_out: int
@@ -73,7 +73,7 @@ class Picture:
     topology: Topology
     end_offsets: ByPartition = field(default_factory=dict)
     start_offsets: ByPartition = field(default_factory=dict)
-    # By broker, then as above; a broker that did not tell is not there.
+    # By broker, then as above; a broker that did not answer is missing.
     sizes: Mapping[int, ByPartition] = field(default_factory=dict)
     # Brokers that do not answer, and why; `min.insync.replicas` of the topics.
     silent: Mapping[int, str] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Picture:
         for partition in self._read_by(group):
             committed, end = group.committed.get(partition), self.end_of(partition)
             if committed is not None and end is not None:
-                # Ends and commits are asked for at different moments.
+                # End offsets and commits are requested at different moments.
                 end = max(end, committed)
             owner = owners.get(partition)
             rows.append(
@@ -212,7 +212,7 @@ class Picture:
         return None if start is None or end is None else max(0, end - start)
 
     def size_of(self, topic: str, partition: MetadataResponsePartition) -> int | None:
-        """On the leader's disk; on any other that tells while there is no leader, or it does not."""
+        """The size on the leader's disk, or on another replica's while the leader is unknown."""
         for broker_id in (partition.leader_id, *partition.replica_nodes):
             size = self.sizes.get(broker_id, {}).get(topic, {}).get(partition.partition_index)
             if size is not None:

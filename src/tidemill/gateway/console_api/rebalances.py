@@ -1,7 +1,7 @@
-"""Why groups rebalanced: what the coordinators remember, from the status listeners that the gateway was told of.
+"""Collects the causes of rebalances from the status listeners in `Settings.status_urls`.
 
-The listeners are asked at the same time and each for a short while; one that does not answer is left out. Which broker
-a listener belongs to is not in its answer: it is asked of its `/metrics` once, and remembered.
+All listeners get the request at the same time, with a short timeout; one that does not answer is left out. The response does
+not name the broker: it is read from the listener's `/metrics` once, and cached.
 """
 
 from __future__ import annotations

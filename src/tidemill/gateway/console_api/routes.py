@@ -1,6 +1,6 @@
-"""What the web console asks, under `/console/api`: pages of a picture of the cluster, messages, and event streams.
+"""Serves the web console's requests under `/console/api`: pages of a picture of the cluster, messages, event streams.
 
-Only reading: changes go through v3. The shapes are in docs/decisions/0009, and in the OpenAPI document but for the event
+They only read: changes go through v3. The shapes are in docs/decisions/0009, and in the OpenAPI document except for event
 streams. One `Console` lives as long as the application and holds what its routes share.
 """
 
@@ -125,7 +125,7 @@ def console_of(request: Request) -> Console:
 
 
 class Changes:
-    """Sees that something was changed through v3, so that whoever made the change finds it in the next picture."""
+    """Notices changes made through v3, so that the next picture shows them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -273,7 +273,7 @@ async def partitions(request: Request) -> Response:
 
 
 async def _topic(request: Request, name: str) -> tuple[Picture, MetadataResponseTopic]:
-    """The topic in the picture; one that was just created is asked for, before anybody is told that there is none."""
+    """The topic in the picture. The cluster is queried for a missing one, because it may just have been created."""
     view = console_of(request).view
     picture = await view.look()
     found = picture.topology.topics.get(name)
@@ -398,7 +398,7 @@ async def group(request: Request) -> Response:
     picture = await console_of(request).view.look()
     found = picture.groups.get(name)
     if found is None:
-        # Nobody is told that there is none, only because it is new.
+        # It may be too new for the picture.
         new = await backend_of(request).ask(lambda admins: inquiries.group(admins.group_admin, name))
         if new is None:
             raise Problem(404, 40403, f"there is no group {name}")

@@ -1,7 +1,7 @@
-"""How many bytes went in and out, from the `/metrics` of the status listeners that the gateway was told of.
+"""Sums the bytes in and out over the `/metrics` of the status listeners in `Settings.status_urls`.
 
-The sums are over the listeners that answered, so they are only compared with sums over the same ones: a counter that
-starts again, because its broker did, or a listener that is silent, gives no rate for that interval.
+A sum covers the listeners that answered and is compared only with a sum over the same ones. A counter that restarted with
+its broker, or a listener that did not answer, gives no rate for that interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def get(url: str) -> bytes | None:
 
 
 async def get_all(urls: Sequence[str], path: str) -> dict[str, bytes]:
-    """The answers of those who answered, asked at the same time."""
+    """The answers of the listeners that answered; all requests run at the same time."""
     answers = await asyncio.gather(*(asyncio.to_thread(get, url.rstrip("/") + path) for url in urls))
     return {url: answer for url, answer in zip(urls, answers, strict=True) if answer is not None}
 

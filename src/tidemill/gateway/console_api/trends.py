@@ -1,7 +1,7 @@
-"""What changes from one picture to the next: rates, and groups that nobody helps.
+"""Computes what changes between two pictures: rates, and groups without members whose lag grows.
 
-Rates are counted between two answers to the same question, over the time that lay between these answers, however long
-it was. What cannot be compared (a partition that is new, a counter that began again) counts from the next answer on.
+A rate is the difference of two results of the same request, divided by the time between them. What cannot be compared (a new
+partition, a counter that restarted) counts from the next result on.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class StuckGroups:
             lag = None if group.members else picture.lag_of(group)
             if lag:
                 since_s, lag_before = self._empty.get(group.group_id, (now_s, lag))
-                # Somebody caught up, or deleted records.
+                # A consumer caught up, or records were deleted.
                 if lag < lag_before:
                     since_s, lag_before = now_s, lag
                 empty[group.group_id] = (since_s, lag_before)

@@ -4,7 +4,7 @@
 space between them), as they come. Both refuse, with `Problem`:
 
     415    a Content-Type that is not JSON's (or what the route names), a charset that is not UTF-8, or compression
-    413    more bytes than the limit; without reading them when Content-Length tells
+    413    more bytes than the limit; without reading them when Content-Length says so
     503    a body that gives way to others (`waiting_bodies.py`)
     408    a body that makes too little progress: a pause longer than `body_pause_s`, or less than `body_bytes_per_s_min`
     400    bytes that are not UTF-8; JSON that does not parse, with line and column; NaN and Infinity, which are no JSON
@@ -217,7 +217,7 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _no_such_number(text)
 
 
-# Python's own reads and writes NaN and Infinity, which nobody else can read.
+# Python's own reads and writes NaN and Infinity, which are not JSON.
 STRICT_JSON = json.JSONDecoder(parse_constant=_no_such_number, parse_float=_finite)
 
 

@@ -97,7 +97,7 @@ class BoundedConnection(HttpToolsProtocol):
         for connection in self.opened:
             if connection._waits_for_its_client:
                 connection.transport.abort()
-                # Its end is told later, and the next one that comes must not choose it again.
+                # It is reported as closed later; until then it must not be chosen again.
                 del self.opened[connection]
                 return
 

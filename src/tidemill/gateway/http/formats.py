@@ -1,7 +1,7 @@
 """Keys and values between JSON and bytes: `binary` is base64, `json` any document, `string` UTF-8 text.
 
 `null` is no bytes at all in every format, which is a tombstone as a value. JSON is written compactly, members in the
-order they came in. Decoding never fails: bytes that are not what the reader asked for raise `Undecodable`, which says
+order they came in. Decoding never fails: bytes that are not in the requested format raise `Undecodable`, which says
 so.
 """
 
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 
 class Undecodable(ValueError):
-    """Bytes in the log that are not of the format in which they were asked for."""
+    """Bytes in the log that are not in the requested format."""
 
 
 def encode(kind: Kind, data: Any, where: str) -> bytes | None:

@@ -1,12 +1,11 @@
-"""What stands before every route: who may ask, from where, and how many at a time. Pure ASGI, so that streams pass
-through.
+"""Checks every request before its route: origin, principal and load. Pure ASGI, so that streams pass through.
 
 **Browsers.** A page of any site may make a browser send requests to 127.0.0.1. So a request that changes something is
 refused (403) when its `Origin` is not the gateway's own or one of `allow_origins`, and so is a cross-site one that has
 no Origin. While the gateway listens on a loopback address, a `Host` that is a name other than localhost is refused as
-well: that is how DNS rebinding looks from here.
+well: DNS rebinding looks like that here.
 
-**Callers.** `Settings.authenticate` is asked for everything but `/healthz`; the principal is in `scope["principal"]`.
+**Callers.** `Settings.authenticate` decides about every request except `/healthz`; `scope["principal"]` has its result.
 
 **Load.** Beyond `requests_max` requests under way a request is refused (503) before its body is read. `/healthz` is
 always answered.
@@ -27,7 +26,7 @@ from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Settings
 
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
-# Browsers ask without credentials whether they may; CORS answers it without telling anything.
+# Browsers send preflight requests without credentials; CORS answers them and reveals nothing.
 _PREFLIGHT = b"access-control-request-method"
 _OPEN_PATHS = frozenset(("/healthz",))
 
@@ -71,7 +70,7 @@ class Guards:
         raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in raw_headers) > limits.header_bytes_max:
             raise headers_too_large(limits)
-        # For most requests this is all that is asked of the headers, so they are not looked through again and again.
+        # One dictionary serves most checks, so the headers are not searched for each of them.
         by_name = dict(raw_headers)
         host = by_name.get(b"host", b"").decode("latin-1").lower()
         if self._is_local:
@@ -120,7 +119,7 @@ def _host_name(host: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _is_local_name(name: str) -> bool:
-    """An address, or a name that nobody but this machine can give."""
+    """Whether the name is an IP literal, or localhost, which no DNS server can rebind."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

@@ -59,7 +59,7 @@ BASE64: Schema = {
     "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
 
-# What a caller may be told by any operation, and by any that takes a body.
+# The error statuses of every operation, and of every one that takes a body.
 ALWAYS = (401, 403, 406, 429, 431, 500, 503)
 WITH_BODY = (400, 408, 413, 415, 422)
 _REASONS = {
@@ -158,7 +158,7 @@ class Operation:
 
 
 class ApiRoute(Route):
-    """A route for one method that tells what it does."""
+    """A route for one method, with its declaration."""
 
     def __init__(self, path: str, handler: Handler, method: str, operation: Operation) -> None:
         super().__init__(path, handler, methods=[method])

@@ -2,7 +2,7 @@
 
 It is sent in pieces, each after the network has taken most of those before it. When the caller goes away before the
 last piece, or takes nothing for too long, the instance gets the records back. What the network has taken and then
-loses cannot be known from here; only a commit by the caller tells that.
+loses cannot be known from here; only a commit by the caller shows that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RecordsAnswer(Response):
             self._entry.instance.settle(self._read, is_delivered=is_delivered)
 
     async def _is_gone(self) -> bool:
-        # A broken connection takes what is sent without a word until the loop has told the protocol, and that the task.
+        # A broken connection accepts data silently until the event loop has informed the protocol, and that the task.
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         return self._gone.done()

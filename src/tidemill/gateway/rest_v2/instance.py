@@ -1,18 +1,18 @@
 """`Instance`: one consumer of the REST API, that is one confluent-kafka Consumer in a thread of its own.
 
 Callers (the event loop) put work into a queue and get a future; the thread alone touches the consumer and the
-`Buffer`. So a slow instance, or one whose coordinator is gone, keeps nobody else waiting.
+`Buffer`. So a slow instance, or one whose coordinator is gone, delays no other.
 
 **Reading.** A read waits in the thread for records, until it has enough of them or its time is over. Its answer is
 under way until `settle` says whether the caller got all of it; if not, the records are given back and the next read
 has them again. Reads of one instance come one after the other, and none begins while an answer is under way.
 
 **Between reads** the thread goes on polling, so that the instance takes part in rebalances and stays in its group
-however seldom its caller asks. What comes is kept, up to `_KEPT_BYTES`; then the partitions are paused.
+however seldom its caller reads. Records are kept, up to `_KEPT_BYTES`; then the partitions are paused.
 
 **Commits.** `commit()` without offsets commits what was answered. With `auto.commit.enable` a read commits what
 earlier reads have answered, and deleting the instance commits everything answered. An instance that expires, or loses
-its partitions, does not commit its last answer, because nobody knows whether the caller has used it: the records come
+its partitions, does not commit its last answer, because it is unknown whether the caller has used it: the records come
 again.
 """
 
@@ -97,7 +97,7 @@ class Instance:
         return self.started
 
     def read(self, timeout_s: float, bytes_min: int, bytes_max: int) -> Read:
-        """Whoever calls this calls `settle` afterwards, whatever happened."""
+        """The caller must call `settle` afterwards, whatever happened."""
         read = Read(timeout_s, bytes_min, bytes_max)
         self._put(lambda: self._begin(read))
         return read
@@ -271,7 +271,7 @@ class Instance:
         read.future.set_result(batch.body)
 
     def _check_cluster(self, consumer: Consumer) -> None:
-        """No records may mean that there is nobody to ask, which the caller should be told."""
+        """Probes the cluster when the buffer is empty; an unreachable cluster becomes the error of the next answer."""
         if self._is_cluster_gone and self._buffer.is_empty and self._error is None:
             try:
                 consumer.list_topics(timeout=_POLL_S * 5)
@@ -285,7 +285,7 @@ class Instance:
             self._is_cluster_gone = True
 
     def _on_failure(self, error: KafkaError) -> None:
-        """The consumer refused something that nobody asked for by name: the next read is told."""
+        """Keeps an error that belongs to no call, and answers the waiting read with it, or the next one."""
         _log.warning("a consumer instance failed: %s", error.str())
         self._error = error
         if self._reads and self._answering is None:
@@ -376,7 +376,7 @@ class Instance:
         self._leave(consumer, gone)
 
     def _leave(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """The partitions go to another member, or to nobody."""
+        """Commits and forgets partitions that this instance gives up."""
         self._commit_now(consumer, partitions)
         self._buffer.forget(partitions)
         for partition in partitions:
@@ -391,7 +391,7 @@ class Instance:
         self._leave(consumer, [_ours(theirs) for theirs in partitions])
 
     def _on_lost(self, _: Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        # Somebody else may own them already, so nothing is committed.
+        # Another member may own them already, so nothing is committed.
         self._is_paused = False
         for partition in map(_ours, partitions):
             self._committable.pop(partition, None)
@@ -474,7 +474,7 @@ class Instance:
             _log.warning("a consumer instance did not leave its group: %s", error)
 
     def _refuse_rest(self) -> None:
-        """Work that came too late is told so by `_open_consumer`."""
+        """Runs the work that came too late, which `_open_consumer` refuses."""
         with self._lock:
             self._is_over = True
         while not self._work.empty():

@@ -1,6 +1,6 @@
 """REST Proxy v2's consumer instances: `/consumers/{group}` and everything below.
 
-An instance is a consumer that lives in this gateway (`v2_instance.py`, `v2_registry.py`); the requests here say what
+An instance is a consumer that lives in this gateway (`instance.py`, `registry.py`); the requests here say what
 it reads, read, seek, and commit. What a caller can rely on:
 
 * Records that were read but not answered completely are read again by the next request: a caller that goes away while

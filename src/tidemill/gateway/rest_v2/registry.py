@@ -1,6 +1,6 @@
 """`Instances`: the consumer instances of this gateway by group and name, how many there may be, and when they end.
 
-An instance ends when it is deleted, when nothing was asked of it for `instance_idle_s`, or with the gateway. It
+An instance ends when it is deleted, when it got no request for `instance_idle_s`, or with the gateway. It
 leaves its group in each case, so that its partitions go to others at once. A request under way counts as use. A name
 is free again as soon as its instance is no longer listed here, though its consumer may still be leaving.
 """
@@ -176,7 +176,7 @@ class Instances:
             "retry.backoff.ms": 1_000,
             "enable.auto.offset.store": False,
             "isolation.level": options.isolation_level,
-            # How soon a member hears that its group is being rebalanced.
+            # How soon a member learns of a rebalance.
             "heartbeat.interval.ms": 1000,
             # A topic that comes to be later is found after so long.
             "topic.metadata.refresh.interval.ms": 10_000,

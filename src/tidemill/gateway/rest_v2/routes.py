@@ -1,6 +1,6 @@
 """REST Proxy v2's topics, partitions and brokers, and producing to them.
 
-A record's key and value are written as the Content-Type says (`v2_media.py`). The answer has one element for each
+A record's key and value are written as the Content-Type says (`media.py`). The answer has one element for each
 record, in their order: where it was written, or why not (`error_code` 1: not to be tried again, 2: may be tried
 again). The records of one request are handed over together; one that the cluster refuses does not hold up the others.
 A body that is wrong in any record is refused as a whole, before any of it is written.
@@ -364,7 +364,7 @@ def _failed(problem: Problem) -> dict[str, Any]:
 
 
 def _no_registry(document: dict[str, Any], records: list[Any]) -> Problem:
-    """As REST Proxy refuses formats with schemas: first what is missing, then that the registry cannot be asked."""
+    """As REST Proxy refuses formats with schemas: first for what is missing, then for the unreachable registry."""
     for code, name in ((42201, "key"), (42202, "value")):
         is_used = any(isinstance(record, dict) and record.get(name) is not None for record in records)
         if is_used and document.get(f"{name}_schema") is None and document.get(f"{name}_schema_id") is None:

@@ -56,7 +56,7 @@ _SOURCES = {
     6: "DYNAMIC_BROKER_LOGGER_CONFIG",
 }
 _DEFAULT_SOURCE = 5
-# A topic that nobody has, to ask what a new one would get while the name that was asked for is taken.
+# A topic name for a dry run, which shows the settings of a new topic although the requested name exists.
 _PROBE = "tidemill-gateway-default-configs-probe"
 
 _SYNONYM = obj({"name": STRING, "source": STRING}, {"value": nullable(STRING)})

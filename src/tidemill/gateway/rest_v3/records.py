@@ -9,7 +9,7 @@ Several, or a chunked body, are a stream: the status is 200 as soon as the topic
 sent while records still come in. A body that stops to be JSON ends the stream with a last report that says where.
 
 A stream has at most `stream_records_pending_max` records without a report; then the gateway stops reading until the
-cluster, or the caller who does not read its reports, has caught up.
+cluster, or a caller that does not read its reports, has caught up.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _Topic:
 
 
 class _Stream:
-    """Reads records and hands them over, in a task of its own; whoever writes the reports takes them with `next`."""
+    """Reads records and hands them over, in a task of its own; the writer of reports takes them with `next`."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class _Stream:
         except Problem as problem:
             await self._queue.put(problem)
         except ClientDisconnect:
-            # What was handed over is written; nobody is there to be told.
+            # Records that were handed over are written, although no caller is left for their reports.
             return
 
     async def _take(self, document: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from tidemill.gateway.rest_v3 import groups as v3_groups
 from tidemill.gateway.rest_v3 import records as v3_records
 from tidemill.gateway.rest_v3 import topics as v3_topics
 
-# What is asked for most comes first: the router looks from the beginning.
+# The most frequent routes come first: the router searches from the beginning.
 routes = [
     *v3_records.routes,
     *v3_clusters.routes,

@@ -4,10 +4,10 @@ The caller keeps its position: an answer has `next`, and the next request gives 
 failed is simply repeated. A position is `PARTITION:OFFSET,...`; `earliest`, `latest` and `time:MILLISECONDS` are
 positions to begin with.
 
-With `wait_ms` a request that finds nothing waits for records. It asks again and again without waiting in a thread or
+With `wait_ms` a request that finds nothing waits for records. It fetches repeatedly without waiting in a thread or
 at a broker, so long polls cost little and never take the threads of other requests.
 
-A record comes in the shape that `produce` takes (`simple_records.py`): a value that is JSON as JSON, as it stands in
+A record comes in the shape that `produce` takes (`records.py`): a value that is JSON as JSON, as it stands in
 the log; other UTF-8 with `"format": "text"`; anything else in base64 with `"format": "binary"`. Only what is
 committed is read.
 """

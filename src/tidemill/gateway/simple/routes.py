@@ -2,7 +2,7 @@
 
 What the body is, its Content-Type says:
 
-    application/json              one record, or {"records": [...]}; simple_records.py has what a record is
+    application/json              one record, or {"records": [...]}; records.py has what a record is
     text/plain, application/octet-stream     one record's value, as it is
     application/x-ndjson          one record a line, written as they come: the body may be as long as it likes
 
