@@ -113,7 +113,7 @@ def test_a_topic_shows_its_records_and_size(shown: httpx.Client) -> None:
     assert topic_row(shown, "shop.empty")["records"] == 0
 
 
-def test_internal_topics_are_shown_when_asked_for(shown: httpx.Client) -> None:
+def test_internal_topics_are_listed_on_request(shown: httpx.Client) -> None:
     assert all(not each["is_internal"] for each in get(shown, "topics")["items"])
     names = {each["name"] for each in get(shown, "topics", internal="true")["items"] if each["is_internal"]}
     assert "__consumer_offsets" in names
@@ -242,7 +242,7 @@ def test_a_group_shows_its_members(gateway: Gateway, protocol: str) -> None:
         "rebalances?limit=0",
     ],
 )
-def test_bad_parameters_are_told(shown: httpx.Client, path: str) -> None:
+def test_bad_parameters_are_refused_with_a_reason(shown: httpx.Client, path: str) -> None:
     response = shown.get(f"{API}/{path}")
     assert response.status_code == 400
     name = path.split("?")[1].split("=")[0]

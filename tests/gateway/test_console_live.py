@@ -31,7 +31,7 @@ def fast_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- live ---
 
 
-def test_the_live_stream_tells_what_changed(gateway: Gateway) -> None:
+def test_live_stream_sends_what_changed(gateway: Gateway) -> None:
     with gateway.client.stream("GET", f"{API}/live") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         stream = events(response)
@@ -230,7 +230,7 @@ def test_so_many_groups_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("fast_samples")
-def test_a_group_that_nobody_helps_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_without_members_and_growing_lag_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trends, "STUCK_S", 0.1)
     with InProcessBroker() as broker, start_gateway(Settings(bootstrap=broker.bootstrap)) as gateway:
         topic = broker.create_topic("neglected")
@@ -284,7 +284,7 @@ def join_and_leave(consumer: Consumer, topic: str) -> None:
         consumer.close()
 
 
-def test_rebalances_are_told_with_their_causes(status_gateway: Gateway) -> None:
+def test_rebalances_are_listed_with_their_causes(status_gateway: Gateway) -> None:
     client = status_gateway.client
     topic = create_topic(status_gateway, "shared")
     options = {"bootstrap.servers": status_gateway.settings.bootstrap, "group.id": "sharers"}

@@ -264,7 +264,9 @@ def test_transactions_are_shown_as_the_isolation_says(gateway: Gateway) -> None:
         {"key": "k" * 2000},
     ],
 )
-def test_bad_parameters_are_told(client: httpx.Client, ticks: str, parameters: dict[str, str]) -> None:
+def test_bad_parameters_are_refused_with_a_reason(
+    client: httpx.Client, ticks: str, parameters: dict[str, str]
+) -> None:
     for path in ("messages", "tail"):
         response = client.get(f"{API}/topics/{ticks}/{path}", params=parameters)
         assert response.status_code == 400, response.text
@@ -392,7 +394,7 @@ def test_the_whole_key_and_value_of_a_record(client: httpx.Client, gateway: Gate
     assert client.get(f"{API}/topics/{topic}/messages/x/0/value").status_code == 400
 
 
-def test_an_answer_tells_how_much_remains(client: httpx.Client, ticks: str) -> None:
+def test_answer_has_the_number_of_remaining_offsets(client: httpx.Client, ticks: str) -> None:
     newest = messages(client, ticks, limit=10)
     assert newest["remaining"] == 50
     on = messages(client, ticks, f"before:{positions(newest['previous'])}", limit=20)

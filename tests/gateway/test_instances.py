@@ -47,7 +47,7 @@ def test_names_with_odd_characters_work_by_their_base_uri(gateway: Gateway, topi
     consumer.delete()
 
 
-def test_base_uri_believes_a_proxy_only_when_told(gateway: Gateway) -> None:
+def test_base_uri_uses_forwarded_headers_only_when_trusted(gateway: Gateway) -> None:
     forwarded = {
         "X-Forwarded-Proto": "https",
         "X-Forwarded-Host": "kafka.example.com",
@@ -127,7 +127,7 @@ def test_accept_has_to_fit_the_format(gateway: Gateway, topic: str) -> None:
         assert answer.headers["content-type"] == (JSON if accept == "*/*" else accept)
 
 
-def test_a_record_of_another_format_is_told_and_can_be_passed(gateway: Gateway, topic: str) -> None:
+def test_record_of_another_format_is_an_error_and_can_be_skipped(gateway: Gateway, topic: str) -> None:
     for value in ('"good"', "not json", "2"):
         gateway.broker.produce(topic, value)
     consumer = RestConsumer(gateway.client, format="json").subscribe(topic)
@@ -158,7 +158,7 @@ def test_max_bytes_bounds_an_answer_and_one_record_always_comes(gateway: Gateway
     assert len(consumer.read(max_bytes=-1)) >= 1
 
 
-def test_a_read_waits_for_records_and_no_longer_than_told(gateway: Gateway, topic: str) -> None:
+def test_read_waits_for_records_up_to_its_timeout(gateway: Gateway, topic: str) -> None:
     gateway.broker.create_topic(topic)
     consumer = RestConsumer(gateway.client, format="text", **{"consumer.request.timeout.ms": 10}).subscribe(
         topic
@@ -220,7 +220,7 @@ def test_partitions_can_be_assigned_by_hand(gateway: Gateway, topic: str) -> Non
     assert sorted(values(consumer.read_until(3))) == [0, 1, 2]
 
 
-def test_subscriptions_are_told_replaced_and_ended(gateway: Gateway, topic: str) -> None:
+def test_subscriptions_are_listed_replaced_and_ended(gateway: Gateway, topic: str) -> None:
     names = [f"{topic}-{letter}" for letter in "abc"]
     for name in names:
         gateway.broker.produce(name, f'"{name[-1]}"')
@@ -313,7 +313,7 @@ def test_options_that_are_wrong_are_named(gateway: Gateway, options: dict[str, A
     assert next(iter(options)) in refused.json()["message"]
 
 
-def test_an_instance_that_is_not_there_is_told_everywhere(gateway: Gateway) -> None:
+def test_every_operation_on_an_unknown_instance_is_404(gateway: Gateway) -> None:
     uri = "/consumers/nobody/instances/nothing"
     client = gateway.client
     assert error_of(client.delete(uri)) == (404, 40403)

@@ -151,7 +151,7 @@ def test_there_is_a_limit_on_instances(gateway_broker: InProcessBroker) -> None:
         assert post(gateway.client, "/consumers/one-too-many").status_code == 200
 
 
-def test_a_slow_instance_keeps_nobody_waiting(gateway: Gateway, topic: str) -> None:
+def test_slow_instance_delays_no_other(gateway: Gateway, topic: str) -> None:
     gateway.broker.create_topic(topic)
     waiting = RestConsumer(gateway.client).subscribe(topic)
     until(waiting.partitions, "an assignment")
@@ -220,7 +220,7 @@ def test_isolation_level_decides_about_open_transactions(gateway: Gateway, topic
         assert values(consumer.read_until(1)) == [1]
 
 
-def test_a_cluster_that_is_gone_is_told_and_found_again(topic: str) -> None:
+def test_unreachable_cluster_is_an_error_and_found_again(topic: str) -> None:
     with InProcessBroker() as broker:
         broker.produce(topic, "1")
         settings = Settings(bootstrap=broker.bootstrap, timeout_s=2.0)

@@ -335,7 +335,7 @@ def test_another_name_for_this_machine_is_refused(client: httpx.Client) -> None:
         assert client.get("/v3/clusters", headers={"Host": host}).status_code == 200
 
 
-def test_there_is_no_cors_unless_asked_for(client: httpx.Client, gateway_broker: InProcessBroker) -> None:
+def test_cors_is_off_by_default(client: httpx.Client, gateway_broker: InProcessBroker) -> None:
     origin = "https://app.example"
     assert "access-control-allow-origin" not in client.get("/v3/clusters", headers={"Origin": origin}).headers
     settings = Settings(bootstrap=gateway_broker.bootstrap, allow_origins=(origin,), authenticate=check_token)
@@ -361,7 +361,7 @@ def test_an_origin_that_is_none() -> None:
 # --- the cluster is not there ---
 
 
-def test_an_absent_cluster_is_told_at_once_and_found_again(topic: str) -> None:
+def test_absent_cluster_is_an_error_at_once_and_found_again(topic: str) -> None:
     with (
         InProcessBroker() as broker,
         # A caller that had to wait for the whole timeout would give up before.

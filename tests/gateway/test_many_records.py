@@ -179,7 +179,7 @@ def test_records_of_any_size_are_read_whole(
         (b" ", "empty"),
     ],
 )
-def test_broken_json_is_told_with_its_place(
+def test_broken_json_is_refused_with_line_and_column(
     client: httpx.Client, gateway: Gateway, topic: str, body: bytes, words: str
 ) -> None:
     gateway.broker.create_topic(topic)

@@ -32,7 +32,7 @@ def stored(gateway: Gateway, topic: str) -> list[tuple[bytes | None, bytes | Non
     return [(record.key, record.value) for record in gateway.broker.records(topic)]
 
 
-def test_the_gateway_tells_that_it_runs(gateway: Gateway) -> None:
+def test_healthz_answers(gateway: Gateway) -> None:
     assert gateway.client.get("/healthz").json()["status"] == "ok"
 
 
@@ -187,7 +187,7 @@ def test_wrong_records_are_refused_and_nothing_is_written(
     assert stored(gateway, topic) == []
 
 
-def test_what_was_written_is_told_though_another_record_failed(gateway: Gateway, topic: str) -> None:
+def test_answer_has_offsets_of_written_records_although_another_failed(gateway: Gateway, topic: str) -> None:
     gateway.broker.create_topic(topic, partitions=2, configs={"max.message.bytes": 1000})
     records = [{"value": "small", "partition": 0}, {"value": "x" * 5000, "partition": 1}]
     refused = produce(gateway, topic, {"records": records})

@@ -94,7 +94,7 @@ def test_a_time_is_a_position(gateway: Gateway, topic: str) -> None:
     assert [each["timestamp_ms"] for each in page["records"]] == [2000, 3000]
 
 
-def test_what_is_wrong_is_told(gateway: Gateway, topic: str) -> None:
+def test_wrong_parameters_are_refused_with_a_reason(gateway: Gateway, topic: str) -> None:
     assert error_of(get(gateway, topic)) == (404, 40403)
     gateway.broker.produce(topic, "1")
     assert error_of(get(gateway, topic, partition=1)) == (404, 40402)

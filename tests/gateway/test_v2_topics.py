@@ -145,7 +145,7 @@ def test_one_record_that_is_refused_does_not_hold_up_the_others(gateway: Gateway
     assert "max.message.bytes" in bad["error"]
 
 
-def test_what_does_not_exist_is_told(gateway: Gateway, topic: str) -> None:
+def test_unknown_topics_and_partitions_are_404(gateway: Gateway, topic: str) -> None:
     client = gateway.client
     gateway.broker.create_topic(topic, partitions=2)
     for path in ("", "/partitions", "/partitions/0", "/partitions/0/offsets"):
@@ -202,7 +202,7 @@ def test_a_wrong_body_is_refused_and_nothing_is_written(
     assert gateway.broker.records(topic) == []
 
 
-def test_the_answer_is_what_accept_asks_for(gateway: Gateway) -> None:
+def test_answer_has_the_media_type_of_accept(gateway: Gateway) -> None:
     def accept(value: str) -> httpx.Response:
         return gateway.client.get("/topics", headers={"Accept": value})
 

@@ -262,7 +262,7 @@ def test_many_at_once_are_all_in_the_log(
     assert len(stored) == 100
 
 
-def test_a_full_queue_is_told_and_nothing_else_is_lost(topic: str) -> None:
+def test_full_queue_is_an_error_and_nothing_else_is_lost(topic: str) -> None:
     limits = Limits(records_pending_max=10, stream_records_pending_max=50)
     with (
         InProcessBroker() as broker,
