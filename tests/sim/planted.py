@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill.broker.coordinators.hosting import HostedShard
-from tidemill.broker.partitions import fetchers, partition, waiters
+from tidemill.broker.partitions import delayed_operations, fetchers, partition
 from tidemill.broker.quorum import driver
 from tidemill.broker.quorum import log as quorum_log
 from tidemill.broker.quorum import state as quorum_state
@@ -64,9 +64,9 @@ def planted(bug: Bug) -> Iterator[None]:
 
 def ack_before_replication(replace: Replace) -> None:
     def when_committed(
-        self: partition.Partition, end_offset: int, settled: waiters.Settled
-    ) -> waiters.Waiter:
-        waiter = waiters.Waiter(end_offset, settled)
+        self: partition.Partition, end_offset: int, settled: delayed_operations.Settled
+    ) -> delayed_operations.Waiter:
+        waiter = delayed_operations.Waiter(end_offset, settled)
         waiter.settle(ErrorCode.NONE)
         return waiter
 

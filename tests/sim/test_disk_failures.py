@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.scripted import Stage, play
 from tidemill.broker.partitions.isr_changes import IsrChanges
-from tidemill.broker.partitions.upkeep import Upkeep
+from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.quorum.lifecycle import Lifecycle
 from tidemill.broker.quorum.log import MetadataLog
 from tidemill.controller.controller import Controller
@@ -294,8 +294,8 @@ _BACKGROUND = {
     "syncing": (Log, "sync_work"),
     "syncing the metadata": (MetadataLog, "sync_work"),
     "the thread that syncs": (SyncWork, "run"),
-    "checkpoints": (Upkeep, "offsets"),
-    "high watermarks": (Upkeep, "_high_watermarks"),
+    "checkpoints": (LogManager, "offsets"),
+    "high watermarks": (LogManager, "_high_watermarks"),
     "the controller's deadlines": (Controller, "tick"),
 }
 

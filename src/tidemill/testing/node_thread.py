@@ -141,7 +141,7 @@ class NodeThread:
 
     def run_retention(self) -> None:
         # Otherwise it runs by itself, every log.retention.check.interval.ms.
-        self.call(lambda node: node._replicas._upkeep.apply_retention())
+        self.call(lambda node: node._replicas._log_manager.apply_retention())
 
     def disconnect_all(self) -> int:
         return self.call(lambda _: self._network.disconnect_all())

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidemill.broker.partitions.delayed_operations import OffsetWaiters, Settled, Waiter
 from tidemill.broker.partitions.partition_host import Host
 from tidemill.broker.partitions.produce_rules import ProduceRules
 from tidemill.broker.partitions.refusals import Refusals
-from tidemill.broker.partitions.waiters import OffsetWaiters, Settled, Waiter
 from tidemill.broker.partitions.writable import WritableReplica
 from tidemill.config import TopicConfig
 from tidemill.controller.image import PartitionImage

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidemill.broker.partitions.waiters import WireKey
+from tidemill.broker.partitions.delayed_operations import WireKey
 from tidemill.errors import ErrorCode
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
 

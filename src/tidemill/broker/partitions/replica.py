@@ -15,8 +15,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tidemill.broker.metrics.registry import TopicCounts
+from tidemill.broker.partitions.delayed_operations import (
+    MANY_BYTES,
+    DelayedFetches,
+    OffsetWaiters,
+    Settled,
+    Waiter,
+)
 from tidemill.broker.partitions.partition_host import Host
-from tidemill.broker.partitions.waiters import MANY_BYTES, Audience, OffsetWaiters, Settled, Waiter
 from tidemill.config import TopicConfig
 from tidemill.controller.image import PartitionImage
 from tidemill.errors import ErrorCode, StorageError
@@ -36,9 +42,9 @@ class Replica:
         "_sync_asked_end",
         "_syncs",
         "_told_stable_offset",
-        "audience",
         "config",
         "counts",
+        "delayed_fetches",
         "has_undecodable",
         "high_watermark",
         "image",
@@ -75,8 +81,11 @@ class Replica:
         self.high_watermark = 0
         if log is not None:
             self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
-        self.audience = Audience()
-        self._fetches, self._stable_fetches = self.audience.fetches, self.audience.stable_fetches
+        self.delayed_fetches = DelayedFetches()
+        self._fetches, self._stable_fetches = (
+            self.delayed_fetches.fetches,
+            self.delayed_fetches.stable_fetches,
+        )
         # Up to where those who wait for stable records have heard of them.
         self._told_stable_offset = 0
         self._syncs = OffsetWaiters()
@@ -150,7 +159,7 @@ class Replica:
         assert self.log is not None
         self.log.append_fetched(data, headers, now_ms)
         self.counts.replication_bytes_in += len(data)
-        self.audience.appended(self.log.log_end_offset, len(data))
+        self.delayed_fetches.appended(self.log.log_end_offset, len(data))
 
     def follow_high_watermark(self, offset: int) -> None:
         """What the leader says is committed, as far as this replica has it."""
@@ -179,7 +188,7 @@ class Replica:
         )
         self._told_stable_offset = self.last_stable_offset
         self._sync_asked_end = 0
-        self.audience.truncated()
+        self.delayed_fetches.truncated()
 
     # -- visibility ------------------------------------------------------------------------------------------
 
@@ -196,7 +205,7 @@ class Replica:
             return
         self.high_watermark = offset
         self._committed_to(offset)
-        added_bytes = self.audience.shown(offset)
+        added_bytes = self.delayed_fetches.shown(offset)
         if self._stable_fetches:
             self._tell_stable(before, added_bytes)
 
@@ -239,4 +248,4 @@ class Replica:
 
     def wake_waiters(self) -> None:
         """Something other than new data happened (deletion, new epoch): let every waiter look again."""
-        self.audience.wake()
+        self.delayed_fetches.wake()

@@ -27,10 +27,10 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.fetchers import Fetchers
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
+from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.refusals import EarlyRefusals
 from tidemill.broker.partitions.throttles import Throttles
-from tidemill.broker.partitions.upkeep import Upkeep
 from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta
@@ -93,7 +93,7 @@ class Replicas:
         self._followers_heard_ms: dict[int, int] = {}
         self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
         self.throttles = Throttles(config)
-        self._upkeep = Upkeep(config, platform, data_dir, syncer, self.partitions)
+        self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
         self._fetchers = Fetchers(config.replication, channels, self)
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
         self._is_closing = False
@@ -195,13 +195,13 @@ class Replicas:
             self._loop.call_later(_RECONSIDER_S, partition.reconsider)
 
     def truncate(self, partition: Partition, cut: TruncateTo | RestartAt, done: Callable[[], None]) -> None:
-        self._upkeep.truncate(partition, cut, done)
+        self._log_manager.truncate(partition, cut, done)
 
     def restart_within_batch(self, partition: Partition, offset: int) -> None:
-        self._upkeep.restart_within_batch(partition, offset)
+        self._log_manager.restart_within_batch(partition, offset)
 
     def follow_log_start(self, partition: Partition, offset: int) -> None:
-        self._upkeep.move_start(partition, offset)
+        self._log_manager.move_start(partition, offset)
 
     # -- following the metadata ------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Replicas:
         for topic in image.topics_by_name.values():
             yield from self._host(topic, range(len(topic.partitions)))
         self._set_strays_aside()
-        self._upkeep.remove_folders_later(self._data_dir.deleted_folders())
+        self._log_manager.remove_folders_later(self._data_dir.deleted_folders())
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         for _ in self.apply_in_steps(delta, image):
@@ -433,7 +433,7 @@ class Replicas:
             self._data_dir.high_watermarks,
         ):
             offsets.pop(partition.name, None)
-        self._upkeep.remove_folders_later(
+        self._log_manager.remove_folders_later(
             [self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)]
         )
 
@@ -466,7 +466,7 @@ class Replicas:
         if image is None or all(broker_id == self._config.node_id for broker_id in image.isr):
             return
         try:
-            self._upkeep.check_whole_at_next_start(tp)
+            self._log_manager.check_whole_at_next_start(tp)
         except OSError as error:
             logger.error("cannot note that %s is damaged: %s", tp, error)
         self._on_fatal(f"{tp} is damaged, and other replicas have it: {reason}")
@@ -480,8 +480,8 @@ class Replicas:
     # -- background work -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._upkeep.start()
-        self._upkeep.spawn(self._upkeep.every(self.lag_time_max_ms / 2000, self.reconsider_isrs))
+        self._log_manager.start()
+        self._log_manager.spawn(self._log_manager.every(self.lag_time_max_ms / 2000, self.reconsider_isrs))
         self._fetchers.start()
 
     def reconsider_isrs(self) -> None:
@@ -491,10 +491,10 @@ class Replicas:
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """DeleteRecords."""
-        self._upkeep.move_start(partition, offset)
+        self._log_manager.move_start(partition, offset)
 
     async def checkpoint(self) -> None:
-        await self._upkeep.checkpoint()
+        await self._log_manager.checkpoint()
 
     async def close(self) -> bool:
         """A clean shutdown; whether every log was closed as it should be."""
@@ -502,7 +502,7 @@ class Replicas:
         self._fetchers.close()
         self._isr_changes.close()
         self.long_work.close()
-        await self._upkeep.stop()
+        await self._log_manager.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]
         unsynced = (self.syncer.sync_now(log) for log in logs if log.is_unsynced)
@@ -518,7 +518,7 @@ class Replicas:
                 is_clean = False
                 logger.error("%s was not closed cleanly: %s", partition.name, error)
         try:
-            self._upkeep.write_all()
+            self._log_manager.write_all()
         except OSError as error:
             is_clean = False
             logger.error("cannot write the checkpoints: %s", error)

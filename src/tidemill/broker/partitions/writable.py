@@ -216,7 +216,7 @@ class WritableReplica(Replica):
             return
         leader = self._leader
         assert leader is not None
-        self.audience.appended(end_offset, size)
+        self.delayed_fetches.appended(end_offset, size)
         if not self._is_alone:
             now_ms = self._host.steady_ms()
             leader.appended(end_offset, now_ms)

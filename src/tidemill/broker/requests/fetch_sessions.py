@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.broker.partitions.waiters import Audience, WireKey
+from tidemill.broker.partitions.delayed_operations import DelayedFetches, WireKey
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 
@@ -35,7 +35,7 @@ class CachedPartition:
     high_watermark: int | None = None
     log_start_offset: int | None = None
     # Where a follower's session hears of the partition's changes.
-    attached: Audience | None = None
+    attached: DelayedFetches | None = None
 
 
 @dataclass(slots=True, eq=False)

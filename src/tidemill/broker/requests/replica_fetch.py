@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from tidemill.broker.partitions.delayed_operations import WireKey
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.waiters import WireKey
+from tidemill.broker.requests.delayed_fetch import Answer, DelayedFetch
 from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
-from tidemill.broker.requests.parked_fetch import Answer, ParkedFetch
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
 from tidemill.log.log import OffsetOutOfRange
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidemill.broker.requests.dispatch import Call
 
 
-class ReplicaFetch(ParkedFetch):
+class ReplicaFetch(DelayedFetch):
     __slots__ = ("_broker_epoch", "_replica_id", "_session")
 
     def __init__(self, broker: Broker, call: Call, request: FetchRequest, session: ReplicaSession) -> None:
@@ -79,9 +79,9 @@ class ReplicaFetch(ParkedFetch):
         partition, error = self._broker.replicas.find(key)
         if partition is None:
             return Fetched(key[1], error), None, True
-        if cached.attached is not partition.audience:
-            partition.audience.attach(self._session, key)
-            cached.attached = partition.audience
+        if cached.attached is not partition.delayed_fetches:
+            partition.delayed_fetches.attach(self._session, key)
+            cached.attached = partition.delayed_fetches
         wanted = cached.wanted
         fetched = self._checked(partition, wanted)
         log = partition.log

@@ -20,8 +20,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tidemill.broker.net.request_order import Order
+from tidemill.broker.partitions.delayed_operations import WireKey
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.waiters import WireKey
+from tidemill.broker.requests.delayed_fetch import Answer, DelayedFetch
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
 from tidemill.broker.requests.fetch_sessions import (
     CachedPartition,
@@ -31,7 +32,6 @@ from tidemill.broker.requests.fetch_sessions import (
     replica_of,
 )
 from tidemill.broker.requests.node_proof import hosts_of_replica
-from tidemill.broker.requests.parked_fetch import Answer, ParkedFetch
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, is_news, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
@@ -86,7 +86,7 @@ def _is_of_metadata(request: FetchRequest) -> bool:
     return topic.topic == _METADATA_TOPIC or topic.topic_id == _METADATA_TOPIC_ID
 
 
-class _Fetch(ParkedFetch):
+class _Fetch(DelayedFetch):
     __slots__ = ("_has_errors", "_reads_committed", "_session", "_waiting_on", "_wanted")
 
     def __init__(

@@ -23,9 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.net.request_order import Order
+from tidemill.broker.partitions.delayed_operations import Waiter
 from tidemill.broker.partitions.guards import Guard
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.waiters import Waiter
 from tidemill.broker.requests.dispatch import Call, serves_raw
 from tidemill.broker.requests.replica_fetch import node_endpoints
 from tidemill.errors import ErrorCode

@@ -78,7 +78,7 @@ class OffsetWaiters:
             waiter.settle(code)
 
 
-class Audience:
+class DelayedFetches:
     """Everybody who waits for data or news of a partition."""
 
     __slots__ = ("_listeners", "_unshown", "fetches", "stable_fetches")

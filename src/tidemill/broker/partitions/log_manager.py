@@ -51,7 +51,7 @@ class _Cut(NamedTuple):
         return self.log.log_start_offset
 
 
-class Upkeep:
+class LogManager:
     def __init__(
         self,
         config: BrokerConfig,

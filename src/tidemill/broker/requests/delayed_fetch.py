@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.partitions.waiters import WireKey
+from tidemill.broker.partitions.delayed_operations import WireKey
 from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchRequest
 from tidemill.protocol.fetch import Fetched
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Answer = tuple[WireKey, Fetched, FileSlice | None]
 
 
-class ParkedFetch:
+class DelayedFetch:
     __slots__ = ("_broker", "_call", "_is_woken", "_missing_bytes", "_request", "_timer")
 
     def __init__(self, broker: Broker, call: Call, request: FetchRequest) -> None:
