@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill.broker.coordinators.hosting import HostedShard
-from tidemill.broker.partitions import delayed_operations, fetchers, partition
+from tidemill.broker.partitions import delayed_operations, fetchers, leadership, partition
 from tidemill.broker.quorum import driver
 from tidemill.broker.quorum import log as quorum_log
 from tidemill.broker.quorum import state as quorum_state
@@ -64,13 +64,13 @@ def planted(bug: Bug) -> Iterator[None]:
 
 def ack_before_replication(replace: Replace) -> None:
     def when_committed(
-        self: partition.Partition, end_offset: int, settled: delayed_operations.Settled
+        self: leadership.Leadership, end_offset: int, settled: delayed_operations.Settled
     ) -> delayed_operations.Waiter:
         waiter = delayed_operations.Waiter(end_offset, settled)
         waiter.settle(ErrorCode.NONE)
         return waiter
 
-    replace(partition.Partition, "when_committed", when_committed)
+    replace(leadership.Leadership, "when_committed", when_committed)
 
 
 def high_watermark_is_the_leaders_end(replace: Replace) -> None:
@@ -100,15 +100,15 @@ def new_leader_shows_everything(replace: Replace) -> None:
     def initialise(self: leader.PartitionLeader, *args: Any, **options: Any) -> None:
         original(self, *args, **{**options, "high_watermark": options["end_offset"]})
 
-    lead = partition.Partition._begin_leading
+    begin = leadership.Leadership._begin
 
-    def _begin_leading(self: partition.Partition, *args: Any) -> leader.PartitionLeader:
-        begun = lead(self, *args)
-        self._show(begun.high_watermark)
+    def _begin(self: leadership.Leadership, *args: Any) -> leader.PartitionLeader:
+        begun = begin(self, *args)
+        self._advance_high_watermark(begun.high_watermark)
         return begun
 
     replace(leader.PartitionLeader, "__init__", initialise)
-    replace(partition.Partition, "_begin_leading", _begin_leading)
+    replace(leadership.Leadership, "_begin", _begin)
 
 
 def joins_the_isr_when_it_is_behind(replace: Replace) -> None:
@@ -142,18 +142,19 @@ def consumers_read_to_the_logs_end(replace: Replace) -> None:
     """Fetch serves what is not committed (failure 13)."""
     from tidemill.broker.requests.handlers import fetch
 
-    original = fetch._Fetch._read_partition
+    original = fetch.ConsumerFetch._read_partition
 
     def _read_partition(self: Any, hosted: partition.Partition, *args: Any, **options: Any) -> Any:
-        shown = hosted.high_watermark
-        if hosted.log is not None:
-            hosted.high_watermark = hosted.log.log_end_offset
+        reader = hosted.reader
+        high_watermark = reader.high_watermark
+        if reader.log is not None:
+            reader.high_watermark = reader.log.log_end_offset
         try:
             return original(self, hosted, *args, **options)
         finally:
-            hosted.high_watermark = shown
+            reader.high_watermark = high_watermark
 
-    replace(fetch._Fetch, "_read_partition", _read_partition)
+    replace(fetch.ConsumerFetch, "_read_partition", _read_partition)
 
 
 # -- the follower --------------------------------------------------------------------------------------------

@@ -503,7 +503,7 @@ def test_failure_25_connections_that_break_while_their_requests_wait() -> None:
         for machine in stage.machines():
             assert machine.node is not None
             for partition in machine.node.broker.replicas.partitions():
-                waiting = len(partition._fetches)
+                waiting = len(partition.delayed.fetches)
                 stage.require(
                     waiting <= 6, f"{waiting} fetches wait for {partition.name}: more than there are readers"
                 )

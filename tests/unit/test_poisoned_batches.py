@@ -129,7 +129,10 @@ def test_a_coordinator_that_meets_it_does_not_load_and_says_so_in_one_line(
 
     async def load() -> None:
         partition = SimpleNamespace(
-            log=_log_with(POISONED[name]), name=TP, high_watermark=5, wait=lambda _waiter: None
+            log=_log_with(POISONED[name]),
+            name=TP,
+            high_watermark=5,
+            reader=SimpleNamespace(wait=lambda _grew: None),
         )
         shard: HostedShard[Any] = HostedShard(
             cast("Any", partition),

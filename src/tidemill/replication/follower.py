@@ -39,7 +39,7 @@ class FetchState(Enum):
     FETCHING = "fetching"
     # The log is being cut; the next fetch waits for that.
     TRUNCATING = "truncating"
-    # Something failed, or a throttle holds it: not before `retry_ms`.
+    # Something failed, or a throttle holds it back: it fetches again after `deadline_ms`.
     BACKING_OFF = "backing off"
     # The leader knows another leader epoch: nothing to do until the image brings one.
     AWAITING_IMAGE = "awaiting the image"
@@ -83,7 +83,7 @@ class FetchPosition(NamedTuple):
 
 
 class PartitionFollower:
-    __slots__ = ("_backoff_ms", "_log", "leader_epoch", "leader_id", "retry_ms", "state")
+    __slots__ = ("_backoff_ms", "_log", "_retry_ms", "leader_epoch", "leader_id", "state")
 
     def __init__(self, log: FollowerLog, leader_id: int, leader_epoch: int, backoff_ms: int) -> None:
         self._log = log
@@ -91,18 +91,29 @@ class PartitionFollower:
         self.leader_epoch = leader_epoch
         self._backoff_ms = backoff_ms
         self.state = FetchState.FETCHING
-        self.retry_ms = 0
+        self._retry_ms = 0
 
     def position(self) -> FetchPosition:
         log = self._log
         return FetchPosition(log.log_end_offset, log.latest_epoch, self.leader_epoch, log.log_start_offset)
 
+    @property
+    def deadline_ms(self) -> int | None:
+        """When a back-off ends; None when no time is waited for."""
+        return self._retry_ms if self.state is FetchState.BACKING_OFF else None
+
     def is_ready(self, now_ms: int) -> bool:
-        if self.state is FetchState.BACKING_OFF and now_ms >= self.retry_ms:
-            self.state = FetchState.FETCHING
-        return self.state is FetchState.FETCHING
+        """Whether the next fetch may name this partition."""
+        return self.state is FetchState.FETCHING or (
+            self.state is FetchState.BACKING_OFF and now_ms >= self._retry_ms
+        )
 
     # -- events ----------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Time passed: a back-off that is over ends."""
+        if self.is_ready(now_ms):
+            self.state = FetchState.FETCHING
 
     def expects(self, fetch_offset: int) -> bool:
         """Whether an answer to a fetch at that offset still fits: the log may have been cut since."""
@@ -152,19 +163,19 @@ class PartitionFollower:
             return NOTHING
         self.failed(now_ms)
         if code in _LEADER_IS_BEHIND:
-            self.retry_ms = now_ms + min(self._backoff_ms, _LEADER_RETRY_MS)
+            self._retry_ms = now_ms + min(self._backoff_ms, _LEADER_RETRY_MS)
         return NOTHING
 
     def failed(self, now_ms: int) -> None:
         """What was fetched could not be used, or the leader could not serve: try again in a while."""
         self.state = FetchState.BACKING_OFF
-        self.retry_ms = now_ms + self._backoff_ms
+        self._retry_ms = now_ms + self._backoff_ms
 
     def held_back(self, until_ms: int) -> None:
         """It may not fetch before: a throttle."""
         if self.state is FetchState.FETCHING:
             self.state = FetchState.BACKING_OFF
-            self.retry_ms = until_ms
+            self._retry_ms = until_ms
 
     def truncated(self) -> None:
         """The cut was made."""

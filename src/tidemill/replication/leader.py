@@ -84,10 +84,8 @@ class FollowerState:
     # When it last had everything, as far as is known.
     caught_up_ms: int = _NEVER_MS
     last_fetch_ms: int = _NEVER_MS
-    # The leader's end when the follower last fetched: who fetches from there next had all of then.
+    # The leader's end when the follower last fetched. A fetch from there or beyond proves that it had everything then.
     end_at_last_fetch: int = UNKNOWN_OFFSET
-    # Where the records began that it was sent last.
-    sent_offset: int = UNKNOWN_OFFSET
 
     def is_caught_up(self, end_offset: int, now_ms: int, lag_time_max_ms: int) -> bool:
         return self.log_end_offset == end_offset or now_ms - self.caught_up_ms <= lag_time_max_ms
@@ -128,19 +126,23 @@ class PartitionLeader:
         partition_epoch: int,
         *,
         end_offset: int,
+        synced_end_offset: int | None = None,
         high_watermark: int,
         min_insync_replicas: int,
         lag_time_max_ms: int,
         eligible_epoch: Callable[[int], int | None],
         now_ms: int,
     ) -> None:
-        """`eligible_epoch` gives the epoch of a broker that may be in an ISR, None for one that may not."""
+        """`synced_end_offset` is what this replica vouches for: its end, or less where acks wait for the disk.
+
+        `eligible_epoch` returns the epoch of a broker that may be in an ISR, None for one that may not.
+        """
         self._broker_id = broker_id
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
         self.leader_epoch_start_offset = end_offset
-        # `synced_end_offset` is what this replica itself vouches for: its end, or less where acks wait for the disk.
-        self.end_offset = self.synced_end_offset = end_offset
+        self.end_offset = end_offset
+        self.synced_end_offset = end_offset if synced_end_offset is None else synced_end_offset
         self.high_watermark = high_watermark
         self._min_insync_replicas = min_insync_replicas
         self._lag_time_max_ms = lag_time_max_ms
@@ -200,6 +202,11 @@ class PartitionLeader:
             if state.log_end_offset == self.end_offset:
                 state.caught_up_ms = now_ms
         self.end_offset = end_offset
+
+    def appended_alone(self, end_offset: int, synced_end_offset: int, high_watermark: int) -> None:
+        """The log grew while there was no other replica, and committed its records without this machine."""
+        self.end_offset, self.synced_end_offset = end_offset, synced_end_offset
+        self.high_watermark = high_watermark
 
     def synced(self, end_offset: int, now_ms: int) -> Sequence[Effect]:
         """This replica vouches for everything below `end_offset`."""

@@ -14,7 +14,7 @@ def test_it_finds_what_counts_on_the_way_of_a_request() -> None:
     assert len(made.stripped) >= STRIPPED_MIN
     assert any(statement.endswith("counts.bytes_in += size") for statement in made.stripped)
     names = {function.__qualname__ for function in made.uncounted}
-    assert {"Call.finish", "Dispatcher.dispatch", "WritableReplica.append"} <= names
+    assert {"Call.finish", "Dispatcher.dispatch", "Appender.append"} <= names
     assert made.counting.keys() == made.control.keys() == made.uncounted.keys()
     for function, without in made.uncounted.items():
         counting, control, code = made.counting[function], made.control[function], function.__code__

@@ -67,8 +67,12 @@ class Broker:
     def now_ms(self) -> int:
         return 1_000
 
-    def went_offline(self, partition: Partition, reason: str) -> None:
-        """A partition's host hears of it."""
+    # What a partition needs of its broker, none of which compaction uses.
+    syncer = None
+
+    def propose(self, partition: Partition, proposal: object) -> None: ...
+    def reconsider_later(self, partition: Partition) -> None: ...
+    def went_offline(self, partition: Partition, reason: str) -> None: ...
 
     async def _run_blocking(self, function: Callable[[], Any]) -> Any:
         result = function()
@@ -89,7 +93,7 @@ class Broker:
         for key in keys:
             put(log, (key, b"v" * 50))
         seal(log)
-        partition.high_watermark = log.log_end_offset
+        partition.reader.high_watermark = log.log_end_offset
 
 
 @pytest.fixture
@@ -165,7 +169,7 @@ async def test_nothing_above_the_high_watermark_is_cleaned(disk: SimulatedDisk) 
     broker = Broker(disk)
     partition, log = broker.add("t")
     broker.fill(partition, b"a", b"a", b"a")
-    partition.high_watermark = 2
+    partition.reader.high_watermark = 2
     assert await broker.compactor.clean_dirtiest()
     assert offsets(log) == [1, 2]
 
@@ -241,8 +245,7 @@ async def test_a_topic_deleted_at_any_step_is_left_alone(
 
     def delete() -> None:
         if next(steps) == step:
-            partition.log = None
-            log.release()
+            partition.release().release()
             disk.rename(log.folder, "/data/t-0.gone-delete")
 
     broker.after_blocking = delete

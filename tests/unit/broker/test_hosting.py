@@ -57,8 +57,7 @@ class _Stage:
             log=log,
             name="__consumer_offsets-0",
             high_watermark=_BATCHES,
-            wait=lambda _waiter: None,
-            stop_waiting=lambda _waiter: None,
+            reader=SimpleNamespace(wait=lambda _grew: None, stop_waiting=lambda _grew: None),
         )
         self.machine = _Machine()
         self.answers: list[Any] = []

@@ -241,11 +241,11 @@ class TestWaiting:
     def test_one_whose_client_is_gone_is_forgotten(self, world: World) -> None:
         add(world, 0)
         waiting: Answer = start_fetch(world, 0, max_wait_ms=WAIT_MS)
-        delayed_fetches = world[1].partition().delayed_fetches
-        assert len(delayed_fetches.stable_fetches) == 1
+        delayed = world[1].partition().delayed
+        assert len(delayed.stable_fetches) == 1
         for close in list(waiting._peer.close_callbacks):
             close()
-        assert not delayed_fetches.stable_fetches
+        assert not delayed.stable_fetches
 
 
 class TestMarkers:

@@ -7,7 +7,7 @@ from tidemill.replication.throttle import RateLimit
 
 def test_without_a_limit_nobody_waits() -> None:
     limit = RateLimit()
-    limit.charge(1 << 60)
+    limit.charge(1 << 60, 0)
     assert limit.wait_ms(0) == 0
 
 
@@ -19,7 +19,7 @@ def test_the_rate_holds_over_time() -> None:
         if wait_ms:
             now_ms += wait_ms
         else:
-            limit.charge(700)
+            limit.charge(700, now_ms)
             sent += 700
     assert 59_000 <= sent <= 61_700
 
@@ -27,7 +27,7 @@ def test_the_rate_holds_over_time() -> None:
 def test_what_was_not_used_does_not_add_up() -> None:
     limit = RateLimit(1_000)
     assert limit.wait_ms(3_600_000) == 0
-    limit.charge(1_500)
+    limit.charge(1_500, 3_600_000)
     assert 500 <= limit.wait_ms(3_600_000) <= 502
 
 

@@ -290,7 +290,7 @@ class HostedShard(Generic[MachineT]):
         self._was_deserted = False
         self._is_closed = False
         self._returned = returned
-        partition.wait(self._grew)
+        partition.reader.wait(self._grew)
 
     @property
     def is_active(self) -> bool:
@@ -299,10 +299,10 @@ class HostedShard(Generic[MachineT]):
     # -- the log of the shard --------------------------------------------------------------------------------
 
     def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
-        return self._partition.append_internal(records, now_ms, writer)
+        return self._partition.appender.append_internal(records, now_ms, writer)
 
     def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
-        return self._partition.append_marker(end, now_ms)
+        return self._partition.appender.append_marker(end, now_ms)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -407,7 +407,7 @@ class HostedShard(Generic[MachineT]):
 
     def close(self) -> None:
         self._is_closed = True
-        self._partition.stop_waiting(self._grew)
+        self._partition.reader.stop_waiting(self._grew)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,9 @@
-"""Those who wait for one partition: producers for their acks, fetches for data, followers' sessions for any news.
+"""What waits on one partition: acks, deletions, fetches (Kafka: DelayedOperations).
 
-An ack waits for an offset: until it is committed, until it is on disk, or (DeleteRecords) until every replica has dropped
-what is before it. A fetch waits for bytes, and hears how many became visible, or stable where it reads committed
-transactions only; what was appended and is not visible yet is counted until then.
+An ack waits for an offset: until it is committed or, for DeleteRecords, until every live replica has dropped what is before
+it. A fetch waits for bytes. It is called with the bytes that became visible, or stable if it reads committed transactions
+only. Bytes that were appended and are not visible yet are counted until they are. A follower's fetch session is
+notified of every append and every change, because followers also read what is not committed.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from typing import Protocol
 from tidemill.errors import ErrorCode
 
 # More appends than this between two moves of the high watermark are accounted for together.
-_UNSHOWN_MAX = 1024
-# Enough for any fetch: it is to look again, whatever it finds.
+_UNCOMMITTED_MAX = 1024
+# Enough for any fetch: it reads again, whatever it finds.
 MANY_BYTES = 1 << 62
 
 Settled = Callable[[ErrorCode], None]
+Grew = Callable[[int], None]
 # A partition as a request names it: topic name or id, and index.
 WireKey = tuple[str | bytes, int]
 
 
 class ReplicaListener(Protocol):
-    """A follower's fetch session: hears which of its partitions have news."""
+    """A follower's fetch session, which collects the partitions that have something new."""
 
     def grew(self, key: WireKey, added_bytes: int) -> None: ...
     def changed(self, key: WireKey) -> None: ...
 
 
 class Waiter:
-    """Somebody who waits for an offset; `cancel` when the answer is not wanted any more."""
+    """An operation that waits for an offset. `cancel` when its result is no longer needed."""
 
     __slots__ = ("_settled", "offset")
 
@@ -53,7 +55,7 @@ class Waiter:
 
 
 class OffsetWaiters:
-    """Waiters for one thing to reach their offsets."""
+    """Operations that wait until one thing has reached their offsets."""
 
     __slots__ = ("_heap",)
 
@@ -78,54 +80,56 @@ class OffsetWaiters:
             waiter.settle(code)
 
 
-class DelayedFetches:
-    """Everybody who waits for data or news of a partition."""
-
-    __slots__ = ("_listeners", "_unshown", "fetches", "stable_fetches")
+class DelayedOperations:
+    __slots__ = ("_replica_listeners", "_uncommitted", "acks", "deletions", "fetches", "stable_fetches")
 
     def __init__(self) -> None:
+        # Writes that wait until the high watermark has passed them.
+        self.acks = OffsetWaiters()
+        # DeleteRecords that waits until the log start of every live replica has reached it.
+        self.deletions = OffsetWaiters()
         # Called with the bytes that became visible.
-        self.fetches: dict[Callable[[int], None], None] = {}
+        self.fetches: dict[Grew, None] = {}
         # Called with the bytes that became stable.
-        self.stable_fetches: dict[Callable[[int], None], None] = {}
-        self._listeners: dict[ReplicaListener, WireKey] = {}
+        self.stable_fetches: dict[Grew, None] = {}
+        self._replica_listeners: dict[ReplicaListener, WireKey] = {}
         # (log end, bytes) of what was appended and is not visible yet.
-        self._unshown: deque[tuple[int, int]] = deque()
+        self._uncommitted: deque[tuple[int, int]] = deque()
 
     def attach(self, listener: ReplicaListener, key: WireKey) -> None:
-        self._listeners[listener] = key
+        self._replica_listeners[listener] = key
 
     def detach(self, listener: ReplicaListener) -> None:
-        self._listeners.pop(listener, None)
+        self._replica_listeners.pop(listener, None)
 
     def appended(self, end_offset: int, size: int) -> None:
-        """Not visible yet, but followers may have it."""
-        unshown = self._unshown
+        """The log grew. Followers may read the new bytes; consumers may not yet."""
+        uncommitted = self._uncommitted
         added_bytes = size
-        if len(unshown) >= _UNSHOWN_MAX:
-            added_bytes += unshown.pop()[1]
-        unshown.append((end_offset, added_bytes))
-        for listener, key in self._listeners.items():
+        if len(uncommitted) >= _UNCOMMITTED_MAX:
+            added_bytes += uncommitted.pop()[1]
+        uncommitted.append((end_offset, added_bytes))
+        for listener, key in self._replica_listeners.items():
             listener.grew(key, size)
 
-    def shown(self, high_watermark: int) -> int:
-        """The bytes that became visible."""
+    def complete_fetches(self, high_watermark: int) -> int:
+        """Report the bytes below a new high watermark to fetches and followers; returns how many became visible."""
         added_bytes = 0
-        unshown = self._unshown
-        while unshown and unshown[0][0] <= high_watermark:
-            added_bytes += unshown.popleft()[1]
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0][0] <= high_watermark:
+            added_bytes += uncommitted.popleft()[1]
         for fetch in list(self.fetches):
             fetch(added_bytes)
-        for listener, key in self._listeners.items():
+        for listener, key in self._replica_listeners.items():
             listener.changed(key)
         return added_bytes
 
     def truncated(self) -> None:
-        self._unshown.clear()
+        self._uncommitted.clear()
 
-    def wake(self) -> None:
-        """Something other than new data happened: let everybody look again."""
+    def wake_fetches(self) -> None:
+        """Let every fetch read again: something other than new data happened, such as a new epoch."""
         for fetch in (*self.fetches, *self.stable_fetches):
             fetch(MANY_BYTES)
-        for listener, key in list(self._listeners.items()):
+        for listener, key in list(self._replica_listeners.items()):
             listener.grew(key, MANY_BYTES)

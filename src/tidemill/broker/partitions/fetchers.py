@@ -269,7 +269,8 @@ class _FetchLoop:
             followed = self._followed.get(key)
             if followed is not None:
                 self._throttle(followed, now_ms)
-            if followed is not None and followed.machine.is_ready(now_ms):
+                followed.machine.tick(now_ms)
+            if followed is not None and followed.machine.state is FetchState.FETCHING:
                 position = followed.machine.position()
                 if self._in_session.get(key) != position:
                     self._in_session[key] = position
@@ -303,10 +304,10 @@ class _FetchLoop:
 
     def _retries_ms(self) -> list[int]:
         return [
-            followed.machine.retry_ms
+            deadline_ms
             for key in self._due
             if (followed := self._followed.get(key)) is not None
-            and followed.machine.state is FetchState.BACKING_OFF
+            and (deadline_ms := followed.machine.deadline_ms) is not None
         ]
 
     def _wait_ms(self, now_ms: int) -> int:
@@ -445,7 +446,7 @@ class _FetchLoop:
                 partition.fence(f"cannot write: {error.strerror or error}")
             return False
         if self._storage.throttles.follower.applies_to(partition, self._storage.broker_id):
-            self._storage.throttles.follower.charge(size)
+            self._storage.throttles.follower.charge(size, now_ms)
         if partition.config.flush_messages == 1:
             self._syncs += 1
             self._sync(partition, log)

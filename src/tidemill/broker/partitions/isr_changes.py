@@ -119,14 +119,16 @@ class IsrChanges:
         for partition, proposal in batch.items():
             answer = answers.get((partition.topic_id, partition.index))
             if answer is None:
-                partition.isr_refused(proposal, ErrorCode.UNKNOWN_SERVER_ERROR)
+                partition.leadership.isr_refused(proposal, ErrorCode.UNKNOWN_SERVER_ERROR)
             elif answer.error_code:
                 code = ErrorCode(answer.error_code)
                 logger.info("%s: an ISR of %s was refused: %s", partition.name, _ids(proposal), code.name)
-                partition.isr_refused(proposal, code)
+                partition.leadership.isr_refused(proposal, code)
             else:
                 isr: Sequence[int] = answer.isr
-                partition.isr_committed(proposal, isr, (answer.leader_epoch, answer.partition_epoch))
+                partition.leadership.isr_committed(
+                    proposal, isr, (answer.leader_epoch, answer.partition_epoch)
+                )
 
     def close(self) -> None:
         self._is_closed = True

@@ -129,13 +129,13 @@ class LogManager:
                     log.log_start_offset,
                 )
                 self.remove_later(removed)
-                partition.log_start_moved()
+                partition.reader.log_start_moved()
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """DeleteRecords, here or at the leader."""
         assert partition.log is not None
         self.remove_later(partition.log.move_start(offset))
-        partition.log_start_moved()
+        partition.reader.log_start_moved()
 
     def remove_later(self, paths: list[str]) -> None:
         if paths:
@@ -323,7 +323,7 @@ class LogManager:
         except (OSError, StorageError) as error:
             partition.fence(f"cannot truncate: {error}")
             return
-        partition.was_cut()
+        partition.truncated()
         cut.done()
 
     def restart_within_batch(self, partition: Partition, offset: int) -> None:
@@ -333,5 +333,5 @@ class LogManager:
         self._recovery_limits[name], self._log_start_limits[name] = 0, offset
         self._data_dir.write_checkpoints(*self.offsets())
         partition.log.restart_at(offset, self._platform.clock.now_ms())
-        partition.was_cut()
+        partition.truncated()
         del self._recovery_limits[name], self._log_start_limits[name]

@@ -192,7 +192,7 @@ class Replicas:
 
     def reconsider_later(self, partition: Partition) -> None:
         if not self._is_closing:
-            self._loop.call_later(_RECONSIDER_S, partition.reconsider)
+            self._loop.call_later(_RECONSIDER_S, partition.leadership.reconsider)
 
     def truncate(self, partition: Partition, cut: TruncateTo | RestartAt, done: Callable[[], None]) -> None:
         self._log_manager.truncate(partition, cut, done)
@@ -314,17 +314,16 @@ class Replicas:
         except OSError as error:
             self._report_offline(tp, str(error))
             self._stop_if_others_can(tp, image, str(error))
-        partition = Partition(
+        return Partition(
             tp,
             topic_id,
             log,
             config,
             self,
             self._data_dir.high_watermarks.get(tp, 0),
+            self.metrics.topic(tp.topic),
             self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition)),
         )
-        partition.counts = self.metrics.topic(tp.topic)
-        return partition
 
     def _open_log(
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False
@@ -400,8 +399,7 @@ class Replicas:
             self._report_offline(tp, str(error))
             return
         self._damaged.discard(tp)
-        partition.log = log
-        partition.was_cut()
+        partition.open(log)
         logger.warning(
             "%s: cut at offset %d, where it was damaged; broker %d has the rest",
             tp,
@@ -422,7 +420,7 @@ class Replicas:
         # Of what comes under this name next, damage is news.
         self._damaged.discard(partition.name)
         if partition.log is None:
-            partition.wake_waiters()
+            partition.delayed.wake_fetches()
             # Offline: its data may be all that is left of something. Only its owner may remove it.
             logger.warning("%s was taken away while offline; its folder stays where it is", partition.name)
             return
@@ -487,7 +485,7 @@ class Replicas:
     def reconsider_isrs(self) -> None:
         for partition in list(self.partitions()):
             if partition.is_leader and partition.is_replicated:
-                partition.reconsider()
+                partition.leadership.reconsider()
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """DeleteRecords."""

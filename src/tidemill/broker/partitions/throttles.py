@@ -58,8 +58,8 @@ class Throttle:
     def wait_ms(self, now_ms: int) -> int:
         return self._limit.wait_ms(now_ms)
 
-    def charge(self, size: int) -> None:
-        self._limit.charge(size)
+    def charge(self, size: int, now_ms: int) -> None:
+        self._limit.charge(size, now_ms)
 
 
 class Throttles:

@@ -16,9 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.broker.partitions.delayed_operations import DelayedFetches, WireKey
+from tidemill.broker.partitions.delayed_operations import DelayedOperations, WireKey
 from tidemill.errors import ErrorCode
+from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
+from tidemill.protocol.fetch import Fetched
 
 NO_SESSION = 0
 INITIAL_EPOCH = 0
@@ -31,11 +33,27 @@ _REPLICA_SESSIONS_MAX = 1_000
 @dataclass(slots=True)
 class CachedPartition:
     wanted: FetchPartition
-    # What the client heard last; None when it has heard nothing yet or an error.
+    # What the last response carried; None when there was none yet or it was an error.
     high_watermark: int | None = None
     log_start_offset: int | None = None
-    # Where a follower's session hears of the partition's changes.
-    attached: DelayedFetches | None = None
+    # Where a follower's session is notified of the partition's changes.
+    attached: DelayedOperations | None = None
+
+    def must_include(self, fetched: Fetched, records: FileSlice | None) -> bool:
+        """Whether an incremental response must include the partition: it differs from what was sent last."""
+        return (
+            fetched.error_code != 0
+            or fetched.diverging is not None
+            or (records is not None and records.length > 0)
+            or self.high_watermark != fetched.high_watermark
+            or self.log_start_offset != fetched.log_start_offset
+        )
+
+    def remember_sent(self, fetched: Fetched) -> None:
+        if fetched.error_code:
+            self.high_watermark = self.log_start_offset = None
+        else:
+            self.high_watermark, self.log_start_offset = fetched.high_watermark, fetched.log_start_offset
 
 
 @dataclass(slots=True, eq=False)

@@ -1,12 +1,12 @@
-"""The leader's side of a follower's fetch: what it asks for tells what it has.
+"""A follower's fetch, served by the leader. Its offset shows how much the follower has.
 
-A follower's session knows which of its partitions may have news, so a fetch costs what changed and not what is
-followed. For each such partition: is this broker its leader in the epoch that the follower believes in, does the
-follower's last epoch end where this log's does, and where is it now? Only a follower whose log was found to match counts for
-the high watermark (failure 2). It is sent everything up to the log's end, or the point where the logs part.
+A follower's session knows which of its partitions may have something new, so a fetch costs what changed and not what is
+followed. For each such partition the leader compares the leader epoch, then the end of the follower's last epoch. Only a
+follower whose log matches counts for the high watermark (failure 2). It is sent everything up to the log's end, or the
+point where the two logs diverge.
 
-A fetch that finds nothing waits for appends. A move of the high watermark alone wakes it only when followers serve
-consumers; otherwise it travels with the next answer.
+A fetch that finds nothing waits for appends. A move of the high watermark alone completes it only when followers serve
+consumers; otherwise the next response carries it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tidemill.broker.partitions.delayed_operations import WireKey
+from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.requests.delayed_fetch import Answer, DelayedFetch
+from tidemill.broker.requests.delayed_fetch import Answer
 from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
@@ -32,21 +32,19 @@ if TYPE_CHECKING:
     from tidemill.broker.requests.dispatch import Call
 
 
-class ReplicaFetch(DelayedFetch):
-    __slots__ = ("_broker_epoch", "_replica_id", "_session")
+class ReplicaFetch:
+    __slots__ = ("_broker", "_broker_epoch", "_call", "_replica_id", "_request", "_session")
 
     def __init__(self, broker: Broker, call: Call, request: FetchRequest, session: ReplicaSession) -> None:
-        super().__init__(broker, call, request)
+        self._broker = broker
+        self._call = call
+        self._request = request
         self._session = session
         self._replica_id, self._broker_epoch = replica_of(request)
 
-    def start(self) -> None:
-        self._broker.replicas.heard_from_follower(self._replica_id)
-        super().start()
-
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _read(self) -> tuple[list[Answer], int, bool]:
+    def read(self) -> tuple[list[Answer], int, bool]:
         """What is new, how many bytes of records that is, and whether it cannot wait."""
         session = self._session
         left = self._request.max_bytes
@@ -62,9 +60,8 @@ class ReplicaFetch(DelayedFetch):
             if records is not None:
                 found_bytes += records.length
                 left = max(0, left - records.length)
-            answer = (key, fetched, records)
-            if _says_something(cached, answer):
-                answers.append(answer)
+            if cached.must_include(fetched, records):
+                answers.append((key, fetched, records))
                 is_urgent = is_urgent or fetched.error_code != 0 or fetched.diverging is not None
             elif not has_more:
                 del session.dirty[key]
@@ -75,13 +72,13 @@ class ReplicaFetch(DelayedFetch):
     def _read_one(
         self, key: WireKey, cached: CachedPartition, left: int, *, at_least_one: bool
     ) -> tuple[Fetched, FileSlice | None, bool]:
-        """What the follower hears, what it gets, and whether there is more than it has."""
+        """The answer, the records, and whether there is more than the follower has."""
         partition, error = self._broker.replicas.find(key)
         if partition is None:
             return Fetched(key[1], error), None, True
-        if cached.attached is not partition.delayed_fetches:
-            partition.delayed_fetches.attach(self._session, key)
-            cached.attached = partition.delayed_fetches
+        if cached.attached is not partition.delayed:
+            partition.delayed.attach(self._session, key)
+            cached.attached = partition.delayed
         wanted = cached.wanted
         fetched = self._checked(partition, wanted)
         log = partition.log
@@ -91,7 +88,8 @@ class ReplicaFetch(DelayedFetch):
             return fetched, None, False
         throttle = self._broker.replicas.throttles.leader
         is_throttled = throttle.applies_to(partition, self._replica_id)
-        if is_throttled and throttle.wait_ms(self._broker.replicas.steady_ms()):
+        now_ms = self._broker.replicas.steady_ms() if is_throttled else 0
+        if is_throttled and throttle.wait_ms(now_ms):
             return fetched, None, True
         max_bytes = min(wanted.partition_max_bytes, left)
         try:
@@ -104,13 +102,12 @@ class ReplicaFetch(DelayedFetch):
         if records is not None and not self._is_sound(partition, wanted.fetch_offset, records):
             return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, True
         if is_throttled and records is not None:
-            throttle.charge(records.length)
+            throttle.charge(records.length, now_ms)
         return fetched, records, True
 
     def _is_sound(self, partition: Partition, offset: int, records: FileSlice) -> bool:
-        """A follower that asks twice for the same could not use what it got: only then it is worth a look."""
-        state = partition.follower_state(self._replica_id)
-        if state is None or state.sent_offset != offset:
+        """Check the records for a follower that fetches the same offset again: it could not use what it was sent."""
+        if not partition.leadership.was_sent(self._replica_id, offset):
             return True
         try:
             split_batches(memoryview(records.read()))
@@ -120,7 +117,7 @@ class ReplicaFetch(DelayedFetch):
         return True
 
     def _checked(self, partition: Partition, wanted: FetchPartition) -> Fetched:
-        """What the follower hears beside records; notes how far it has come when its log matches."""
+        """The answer without records. A follower whose log matches is reported to the leadership."""
         index, log, leader = wanted.partition, partition.log, partition.leader
         if log is None:
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -128,7 +125,7 @@ class ReplicaFetch(DelayedFetch):
         if not error and leader is None:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if not error and leader is not None and self._replica_id not in leader.followers:
-            # One of the two does not know of a reassignment yet.
+            # The follower or this leader does not know of a reassignment yet.
             knows_epoch = wanted.current_leader_epoch >= 0
             error = ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epoch else ErrorCode.NOT_LEADER_OR_FOLLOWER
         if error:
@@ -144,7 +141,7 @@ class ReplicaFetch(DelayedFetch):
             diverging = (log.latest_epoch, log.log_end_offset)
         if diverging is None and wanted.fetch_offset < log.log_start_offset:
             return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log.log_start_offset)
-        if diverging is None and not partition.follower_fetched(
+        if diverging is None and not partition.leadership.follower_fetched(
             self._replica_id, self._broker_epoch, wanted.fetch_offset, wanted.log_start_offset
         ):
             return Fetched(index, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -159,29 +156,28 @@ class ReplicaFetch(DelayedFetch):
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        self._session.on_grown = self._grew
+    def listen(self, grew: Grew) -> None:
+        self._session.on_grown = grew
 
-    def _stop_listening(self) -> None:
-        if self._session.on_grown == self._grew:
+    def stop_listening(self, grew: Grew) -> None:
+        if self._session.on_grown == grew:
             self._session.on_grown = None
 
-    def _abandon(self) -> None:
-        super()._abandon()
+    def abandon(self) -> None:
         if not self._session.id:
             self._session.close()
 
-    # -- answering -------------------------------------------------------------------------------------------
+    # -- responding ------------------------------------------------------------------------------------------
 
-    def _answer(self, answers: list[Answer]) -> None:
+    def respond(self, answers: list[Answer]) -> None:
         session = self._session
-        for answer in answers:
-            key, _, records = answer
+        for key, fetched, records in answers:
             cached = session.partitions.get(key)
-            is_news(cached, answer)
+            if cached is not None:
+                cached.remember_sent(fetched)
             if records is not None:
-                self._note_sent(key, cached, records.length)
-                # The next fetch says whether the follower took it; until then it stays due, behind the others.
+                self._remember_sent(key, cached, records.length)
+                # The next fetch shows whether the follower took it. Until then it stays due, behind the others.
                 session.dirty.pop(key, None)
                 session.dirty[key] = None
         # Topics stand together in the response.
@@ -190,38 +186,13 @@ class ReplicaFetch(DelayedFetch):
         if not session.id:
             session.close()
 
-    def _note_sent(self, key: WireKey, cached: CachedPartition | None, size: int) -> None:
+    def _remember_sent(self, key: WireKey, cached: CachedPartition | None, size: int) -> None:
         partition, _ = self._broker.replicas.find(key)
         if partition is None:
             return
         partition.counts.replication_bytes_out += size
-        state = partition.follower_state(self._replica_id)
-        if state is not None and cached is not None:
-            state.sent_offset = cached.wanted.fetch_offset
-
-
-def _says_something(cached: CachedPartition, answer: Answer) -> bool:
-    _, fetched, records = answer
-    return (
-        fetched.error_code != 0
-        or fetched.diverging is not None
-        or (records is not None and records.length > 0)
-        or cached.high_watermark != fetched.high_watermark
-        or cached.log_start_offset != fetched.log_start_offset
-    )
-
-
-def is_news(cached: CachedPartition | None, answer: Answer) -> bool:
-    """Whether an incremental response must mention the partition; remembers what the client now hears."""
-    if cached is None:
-        return True
-    says = _says_something(cached, answer)
-    fetched = answer[1]
-    if fetched.error_code:
-        cached.high_watermark = cached.log_start_offset = None
-    else:
-        cached.high_watermark, cached.log_start_offset = fetched.high_watermark, fetched.log_start_offset
-    return says
+        if cached is not None:
+            partition.leadership.remember_sent(self._replica_id, cached.wanted.fetch_offset)
 
 
 def by_topic(
@@ -232,7 +203,7 @@ def by_topic(
 
 
 def leader_endpoints(broker: Broker, call: Call, answers: list[Answer]) -> list[NodeEndpoint]:
-    """KIP-951: where the leaders are that the answers name."""
+    """The endpoints of the leaders that the answers name (KIP-951)."""
     leaders = {
         fetched.current_leader[0]: None
         for _, fetched, _ in answers

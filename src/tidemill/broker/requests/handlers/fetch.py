@@ -1,7 +1,7 @@
 """Fetch (1): whole batches as slices of segment files, now or when there is enough.
 
-A fetch that finds less than `min_bytes` is parked: it hears from each of its partitions how much became visible, and
-answers when that adds up, or when `max_wait_ms` is over.
+A fetch that finds less than `min_bytes` is delayed (`delayed_fetch.py`): each of its partitions reports how much became
+visible. It responds when that adds up to enough, or when `max_wait_ms` is over.
 
 Partitions share `max_bytes` in the order of the session; those that returned data go to its end. The first batch of
 a response is returned whole even when it is larger than every limit.
@@ -16,15 +16,15 @@ Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tidemill.broker.net.request_order import Order
-from tidemill.broker.partitions.delayed_operations import WireKey
+from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.requests.delayed_fetch import Answer, DelayedFetch
+from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
 from tidemill.broker.requests.fetch_sessions import (
+    INITIAL_EPOCH,
     CachedPartition,
     FetchSession,
     ReplicaSession,
@@ -32,13 +32,11 @@ from tidemill.broker.requests.fetch_sessions import (
     replica_of,
 )
 from tidemill.broker.requests.node_proof import hosts_of_replica
-from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, is_news, leader_endpoints
+from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
-from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
-from tidemill.protocol.records import HEADER_SIZE, header_at, is_plausible
 from tidemill.protocol.schema import decode
 from tidemill.types import BrokerId
 
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
 
 _READ_COMMITTED = 1
+_NO_EPOCH = -1
 _FOLLOWERS_SERVE_SINCE = 11
 _METADATA_TOPIC = "__cluster_metadata"
 _METADATA_TOPIC_ID = bytes(15) + b"\1"
@@ -70,9 +69,10 @@ def fetch(broker: Broker, call: Call) -> None:
             session = ReplicaSession(0, uses_ids=call.version >= 13)
             session.update(request)
         assert isinstance(session, ReplicaSession)
-        ReplicaFetch(broker, call, request, session).start()
+        broker.replicas.heard_from_follower(replica_of(request)[0])
+        respond_or_delay(broker.loop, call, request, ReplicaFetch(broker, call, request, session))
     else:
-        _Fetch(broker, call, request, session).start()
+        respond_or_delay(broker.loop, call, request, ConsumerFetch(broker, call, request, session))
 
 
 def _claim_lane(broker: Broker, call: Call, request: FetchRequest) -> None:
@@ -86,13 +86,24 @@ def _is_of_metadata(request: FetchRequest) -> bool:
     return topic.topic == _METADATA_TOPIC or topic.topic_id == _METADATA_TOPIC_ID
 
 
-class _Fetch(DelayedFetch):
-    __slots__ = ("_has_errors", "_reads_committed", "_session", "_waiting_on", "_wanted")
+class ConsumerFetch:
+    __slots__ = (
+        "_broker",
+        "_call",
+        "_has_errors",
+        "_reads_committed",
+        "_request",
+        "_session",
+        "_waiting_on",
+        "_wanted",
+    )
 
     def __init__(
         self, broker: Broker, call: Call, request: FetchRequest, session: FetchSession | None
     ) -> None:
-        super().__init__(broker, call, request)
+        self._broker = broker
+        self._call = call
+        self._request = request
         self._session = session
         self._reads_committed = request.isolation_level == _READ_COMMITTED
         self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
@@ -110,8 +121,8 @@ class _Fetch(DelayedFetch):
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _read(self) -> tuple[list[Answer], int, bool]:
-        """What every partition has now, how much that is, and whether it cannot wait."""
+    def read(self) -> tuple[list[Answer], int, bool]:
+        """What every partition has now, how many bytes of records that is, and whether it cannot wait."""
         left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
         found_bytes = 0
         is_urgent = False
@@ -142,50 +153,38 @@ class _Fetch(DelayedFetch):
     def _read_partition(
         self, partition: Partition, wanted: FetchPartition, left: int, *, at_least_one: bool
     ) -> tuple[Fetched, FileSlice | None]:
-        index, log = wanted.partition, partition.log
+        index, reader = wanted.partition, partition.reader
         partition.counts.fetch_requests += 1
-        if log is None:
-            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
-        error = partition.check_leader_epoch(wanted.current_leader_epoch)
-        if not error and not partition.is_leader and self._call.version < _FOLLOWERS_SERVE_SINCE:
-            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if error and (wanted.current_leader_epoch >= 0 or not partition.is_leader):
+        if reader.log is not None:
+            is_leader = partition.leadership.machine is not None
+            epoch = wanted.current_leader_epoch
+            is_usual = is_leader and epoch in (_NO_EPOCH, partition.leader_epoch)
+            error = ErrorCode.NONE if is_usual else self._check_leader(partition, epoch, is_leader)
             if error is ErrorCode.UNKNOWN_LEADER_EPOCH:
                 return Fetched(index, error), None  # the client knows more than this broker
-            return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch)), None
-        stable_offset = log.last_stable_offset(partition.high_watermark)
-        fetched = Fetched(
-            index,
-            0,
-            partition.high_watermark,
-            stable_offset,
-            log.log_start_offset,
-            [] if self._reads_committed else None,
-        )
-        if self._request.rack_id and partition.is_leader:
-            closest = self._closest_replica(partition, wanted.fetch_offset)
-            if closest >= 0:
-                return fetched._replace(preferred_read_replica=closest), None
-        if wanted.last_fetched_epoch >= 0:
-            epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
-            if epoch < 0:
-                return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
-            if epoch < wanted.last_fetched_epoch or epoch_end < wanted.fetch_offset:
-                return fetched._replace(diverging=(epoch, epoch_end)), None
+            if error:
+                leader = (partition.leader_id, partition.leader_epoch)
+                return Fetched(index, error, current_leader=leader), None
+            if self._request.rack_id and is_leader:
+                closest = self._closest_replica(partition, wanted.fetch_offset)
+                if closest >= 0:
+                    redirected = reader.without_records(index, reads_committed=self._reads_committed)
+                    return redirected._replace(preferred_read_replica=closest), None
         max_bytes = min(wanted.partition_max_bytes, left)
-        end_offset = stable_offset if self._reads_committed else partition.high_watermark
         try:
-            records = log.read(wanted.fetch_offset, max_bytes, end_offset, at_least_one=at_least_one)
-            if self._reads_committed and records is not None:
-                aborted = aborted_within(log, wanted.fetch_offset, records, end_offset)
-                if aborted:
-                    fetched = fetched._replace(aborted=aborted)
-        except OffsetOutOfRange:
-            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
+            return reader.fetch(
+                wanted, max_bytes, reads_committed=self._reads_committed, at_least_one=at_least_one
+            )
         except StorageError as failure:
             self._broker.replicas.report_damage(partition, str(failure))
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
-        return fetched, records
+
+    def _check_leader(self, partition: Partition, epoch: int, is_leader: bool) -> ErrorCode:
+        error = partition.check_leader_epoch(epoch)
+        if not error and not is_leader and self._call.version < _FOLLOWERS_SERVE_SINCE:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        # A leader ignores a negative epoch, which assumes none.
+        return error if epoch >= 0 or not is_leader else ErrorCode.NONE
 
     def _closest_replica(self, partition: Partition, fetch_offset: int) -> int:
         """The in-sync replica in the consumer's rack that has the most of what it wants; -1 for the leader."""
@@ -211,54 +210,48 @@ class _Fetch(DelayedFetch):
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def listen(self, grew: Grew) -> None:
         for key, _, _ in self._wanted:
             partition, _ = self._broker.replicas.find(key)
             if partition is not None:
-                partition.wait(self._grew, for_stable=self._reads_committed)
+                partition.reader.wait(grew, for_stable=self._reads_committed)
                 self._waiting_on.append(partition)
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self, grew: Grew) -> None:
         for partition in self._waiting_on:
-            partition.stop_waiting(self._grew)
+            partition.reader.stop_waiting(grew)
         self._waiting_on = []
 
-    # -- answering -------------------------------------------------------------------------------------------
+    def abandon(self) -> None:
+        """A consumer's session outlives its connection."""
 
-    def _answer(self, answers: list[Answer]) -> None:
+    # -- responding ------------------------------------------------------------------------------------------
+
+    def respond(self, answers: list[Answer]) -> None:
         session = self._session
         session_id = 0
         for key, _, records in answers:
             if records is not None:
                 partition, _ = self._broker.replicas.find(key)
-                assert partition is not None, "it was read in this very turn"
+                assert partition is not None, "it was read in this turn of the loop"
                 partition.counts.bytes_out += records.length
         if session is not None:
             session_id = session.id
-            is_full = self._request.session_epoch == 0
             session.rotate([key for key, _, records in answers if records is not None and records.length])
-            news = [answer for answer in answers if is_news(session.partitions.get(answer[0]), answer)]
-            answers = answers if is_full else news
+            cached_of = session.partitions.get
+            if self._request.session_epoch != INITIAL_EPOCH:
+                answers = [
+                    answer
+                    for answer in answers
+                    if (cached := cached_of(answer[0])) is None or cached.must_include(*answer[1:])
+                ]
+            for key, fetched, _ in answers:
+                cached = cached_of(key)
+                if cached is not None:
+                    cached.remember_sent(fetched)
         endpoints = leader_endpoints(self._broker, self._call, answers) if self._has_errors else ()
         self._call.respond(
             pack_fetched(
                 by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
             )
         )
-
-
-def aborted_within(log: Log, fetch_offset: int, records: FileSlice, end_offset: int) -> list[tuple[int, int]]:
-    """(producer id, first offset) of the aborted transactions that overlap what is sent."""
-    aborted = log.aborted_between(fetch_offset, min(end_offset, _offset_after(log, records, end_offset)))
-    return [(transaction.producer_id, transaction.first_offset) for transaction in aborted]
-
-
-def _offset_after(log: Log, records: FileSlice, end_offset: int) -> int:
-    """Where the batch behind a slice begins, or the next segment when the slice ends with its own."""
-    behind = records.file.read(HEADER_SIZE, records.position + records.length)
-    if len(behind) == HEADER_SIZE and is_plausible(header_at(behind)):
-        return header_at(behind).base_offset
-    for segment, following in pairwise(log.segments):
-        if segment.file is records.file:
-            return following.base_offset
-    return end_offset

@@ -232,7 +232,7 @@ def _offset_at(
     search: _SearchLog,
 ) -> TimestampedOffset | None:
     if timestamp == _LATEST:
-        if is_consumer and partition.is_high_watermark_behind:
+        if is_consumer and partition.leadership.is_high_watermark_behind:
             raise _NotKnownYet
         return TimestampedOffset(-1, end_offset, partition.leader_epoch)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
@@ -243,7 +243,7 @@ def _offset_at(
         return None  # nothing is tiered
     found = search(log, timestamp)
     if found is not None and found.offset >= end_offset:
-        if is_consumer and partition.is_high_watermark_behind:
+        if is_consumer and partition.leadership.is_high_watermark_behind:
             raise _NotKnownYet
         return None
     return found
@@ -299,7 +299,7 @@ def _deleted_everywhere(broker: Broker, partition: Partition, offset: int) -> as
         if not future.done():
             future.set_result(code)
 
-    partition.when_deleted(offset, settled)
+    partition.leadership.when_deleted(offset, settled)
     return future
 
 

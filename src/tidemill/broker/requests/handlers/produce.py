@@ -92,7 +92,9 @@ def produce(broker: Broker, call: Call) -> None:
                 result = _unappendable(broker, version, (wire_name, index), partition, batch)
             else:
                 try:
-                    result = partition.append(frame[start:end], acks, now_ms, allows_zstd=version >= 7)
+                    result = partition.appender.append(
+                        frame[start:end], acks, now_ms, allows_zstd=version >= 7
+                    )
                 except NotAtOnce:
                     result = _NOT_YET._replace(partition=index)
                     place = Unsettled(partition, topic_results, len(topic_results))
@@ -169,7 +171,7 @@ class _Parked:
         self._waiters: list[Waiter] = []
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
         for number, (place, batch) in enumerate(later):
-            place.partition.append_later(
+            place.partition.appender.append_later(
                 batch, acks, partial(self._appended, number), allows_zstd=call.version >= 7
             )
         for number in range(len(later), len(self._unsettled)):
@@ -185,7 +187,9 @@ class _Parked:
         each = self._unsettled[number]
         result = each.results[each.position]
         if result.sync_to is not None:
-            self._waiters.append(each.partition.when_synced(result.sync_to, partial(self._synced, number)))
+            self._waiters.append(
+                each.partition.flush.when_synced(result.sync_to, partial(self._synced, number))
+            )
         else:
             self._synced(number, ErrorCode.NONE)
 
@@ -196,7 +200,7 @@ class _Parked:
             self._settled(number, code)
         else:
             self._waiters.append(
-                each.partition.when_committed(result.commit_to, partial(self._settled, number))
+                each.partition.leadership.when_committed(result.commit_to, partial(self._settled, number))
             )
 
     def _settled(self, number: int, code: ErrorCode) -> None:
@@ -292,7 +296,7 @@ class TransactionalProduce:
     def _take(self, place: Unsettled, batch: memoryview, asked: dict[TopicPartition, Guard]) -> None:
         """Append a batch now, or have it wait for an answer that is on its way or has to be asked for."""
         header = _transactional_header(batch)
-        guard = place.partition.guard_for(header, adds=self._adds) if header is not None else None
+        guard = place.partition.appender.guard_for(header, adds=self._adds) if header is not None else None
         if header is None or guard is None:
             self._append(place, batch, None)
             return
@@ -309,7 +313,7 @@ class TransactionalProduce:
     ) -> None:
         if code:
             told, reason = _as_told(code, self._call.version)
-            place.results[place.position] = place.partition.refuse_unverified(header, told, reason)
+            place.results[place.position] = place.partition.appender.refuse_unverified(header, told, reason)
         else:
             self._append(place, batch, guard)
         self._settle_one()
@@ -317,7 +321,7 @@ class TransactionalProduce:
     def _append(self, place: Unsettled, batch: memoryview, guard: Guard | None) -> None:
         acks, allows_zstd = self._walk.acks, self._call.version >= 7
         try:
-            result = place.partition.append(
+            result = place.partition.appender.append(
                 batch,
                 acks,
                 self._broker.clock.now_ms(),
@@ -327,7 +331,7 @@ class TransactionalProduce:
             )
         except NotAtOnce:
             self._waiting += 1
-            place.partition.append_later(
+            place.partition.appender.append_later(
                 memoryview(bytearray(batch)),
                 acks,
                 partial(self._appended_later, place),

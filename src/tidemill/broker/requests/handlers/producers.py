@@ -105,7 +105,8 @@ def _write(broker: Broker, tp: TopicPartition, end: TransactionEnd) -> _Written:
             written.set_result(code)
 
     try:
-        partition.when_committed(partition.append_marker(end, broker.clock.now_ms()), settled)
+        end_offset = partition.appender.append_marker(end, broker.clock.now_ms())
+        partition.leadership.when_committed(end_offset, settled)
     except ApiError as error:
         settled(error.code)
     return written

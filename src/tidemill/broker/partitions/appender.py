@@ -1,11 +1,12 @@
-"""A replica that is written to, while this broker leads it.
+"""Appends to a partition while this broker leads it.
 
-`append` is the produce path from the batch's bytes to the page cache: check, stamp in place, one write. A partition with
-one replica has nobody to wait for, and its appends do not pass through the leader's machine at all.
+`append` is the produce path from the batch's bytes to the page cache: check, stamp in place, one write. Owns the topic's
+rules, the refusals that producers will retry, and the verification guards. Whether this broker leads, in which epoch, and
+whether enough replicas are in sync is the leadership's.
 
 A batch of a transaction is appended when the transaction is open here already, or with the guard under which its
-coordinator has confirmed it (`guards.py`). A marker ends the transaction and is a batch like others; the coordinators' own
-records come in by `append_internal`.
+coordinator has verified it (`guards.py`). A marker ends the transaction and is a batch like others. Coordinators write their
+own records through `append_internal`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.guards import Guard, Guards
-from tidemill.broker.partitions.partition_host import Host
+from tidemill.broker.partitions.leadership import Leadership
 from tidemill.broker.partitions.produce_rules import Inspected, ProduceRules
+from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.broker.partitions.refusals import Refusals
-from tidemill.broker.partitions.replica import Replica
 from tidemill.config import TopicConfig
 from tidemill.coordinator.shard import Writer
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
@@ -37,55 +41,71 @@ from tidemill.protocol.records import (
     stamp_append_time,
 )
 from tidemill.protocol.steps import NotAtOnce, Steps, run_first_step
-from tidemill.replication.leader import Effect, PartitionLeader
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 _NO_TIMESTAMP = -1
-_NO_ORDER = 0
-_PASSING = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.CONCURRENT_TRANSACTIONS)
+_NO_SEQUENCE = 0
+# The coordinator may verify the same batch when it is sent again.
+_RETRIABLE = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
-class WritableReplica(Replica):
+class AppenderHost(Protocol):
+    """What appending needs of the broker."""
+
+    @property
+    def long_work(self) -> LongWork: ...
+    def wall_ms(self) -> int: ...
+    def steady_ms(self) -> int: ...
+
+
+class Appender:
     __slots__ = (
+        "_config",
+        "_fence",
         "_guards",
-        "_is_alone",
-        "_isr_size",
-        "_leader",
-        "_looked_into",
-        "_min_isr",
+        "_host",
+        "_inspecting",
+        "_leadership",
+        "_name",
+        "_reader",
         "_refusals",
         "_rules",
-        "_writable",
+        "counts",
     )
 
     def __init__(
         self,
         name: TopicPartition,
-        topic_id: bytes,
-        log: Log | None,
         config: TopicConfig,
-        host: Host,
-        high_watermark: int = 0,
-        refusals: Refusals | None = None,
+        host: AppenderHost,
+        reader: PartitionReader,
+        leadership: Leadership,
+        counts: TopicCounts,
+        refusals: Refusals | None,
+        *,
+        fence: Callable[[str], None],
     ) -> None:
-        super().__init__(name, topic_id, log, config, host, high_watermark)
-        # The log and the leader's machine, while this broker leads the partition.
-        self._writable: Log | None = None
-        self._leader: PartitionLeader | None = None
-        self._is_alone = False
-        self._isr_size = 0
-        self._min_isr = 1
-        self._rules = ProduceRules(name.topic, config)
+        self._name = name
+        self._host = host
+        self._reader = reader
+        self._leadership = leadership
+        self.counts = counts
         self._refusals = refusals or Refusals()
+        self._fence = fence
         self._guards = Guards()
-        # How many batches wait for their records to be looked at, or behind such a batch.
-        self._looked_into = 0
+        # How many batches wait until their records are inspected, or behind such a batch.
+        self._inspecting = 0
+        self.configure(config)
 
-    def _do(self, effects: Sequence[Effect]) -> None:
-        """Carry out what the leader's machine says."""
-        raise NotImplementedError
+    def configure(self, config: TopicConfig) -> None:
+        self._config = config
+        self._rules = ProduceRules(self._name.topic, config)
+
+    def resigned(self) -> None:
+        """This broker stopped leading: what coordinators verified here is void."""
+        self._guards.clear()
 
     # -- producing -------------------------------------------------------------------------------------------
 
@@ -100,22 +120,18 @@ class WritableReplica(Replica):
         guard: Guard | None = None,
         inspected: Inspected | Exception | None = None,
     ) -> ProduceResult:
-        """`guard` is that of a transaction that is not open here yet and may be, as its coordinator says.
+        """Append one batch. `guard` is that of a transaction that its coordinator has verified and is not open here yet.
 
-        `NotAtOnce` when it takes long to look into the batch, or into one that came before it: `append_later` does so.
+        `NotAtOnce` when inspecting the records of this batch, or of one before it, takes long: use `append_later`.
         """
-        if self._looked_into and inspected is None:
+        if self._inspecting and inspected is None:
             raise NotAtOnce
-        log = self._writable
+        leadership = self._leadership
+        log = leadership.writable_log
         if log is None:
             return self._refused_for_now(data, *self._not_writable())
-        if acks == -1 and self._isr_size < self._min_isr:
-            return self._refused_for_now(
-                data,
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self.name} has {self._isr_size} replicas in sync, "
-                f"min.insync.replicas is {self.config.min_insync_replicas}",
-            )
+        if acks == -1 and leadership.is_under_min_isr:
+            return self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, self._too_few_in_sync())
         rules = self._rules
         try:
             header = rules.received(data, allows_zstd, allows_transactions)
@@ -141,7 +157,7 @@ class WritableReplica(Replica):
                     self._refuse_successor(header)
             if rules.rewrites_timestamps:
                 header = stamp_append_time(data, header, now_ms)
-            base_offset = log.append(data, (header,), self.leader_epoch, now_ms)
+            base_offset = log.append(data, (header,), leadership.leader_epoch, now_ms)
             if guard is not None:
                 self._guards.forget(header.producer_id)
         except InvalidBatch as error:
@@ -158,8 +174,12 @@ class WritableReplica(Replica):
         counts = self.counts
         counts.messages_in += header.record_count
         counts.bytes_in += size
-        self._appended(log, size)
-        return self._accepted(log, base_offset, log.log_end_offset, now_ms, acks)
+        end_offset = log.log_end_offset
+        if leadership.commits_at_once:
+            self._reader.appended_and_committed(end_offset, size)
+        else:
+            leadership.appended(log, size)
+        return self._accepted(log, base_offset, end_offset, now_ms, acks)
 
     def append_later(
         self,
@@ -171,11 +191,11 @@ class WritableReplica(Replica):
         allows_transactions: bool = False,
         guard: Guard | None = None,
     ) -> None:
-        """Append what `append` did not append at once. `data` stays as it is; batches keep their order."""
-        self._looked_into += 1
+        """Append a batch for which `append` raised `NotAtOnce`. Nothing else may change `data`; batches keep their order."""
+        self._inspecting += 1
 
         def inspect() -> Steps[Inspected]:
-            # What has no such header is refused by `append`.
+            # A batch without a valid header is refused by `append`.
             header = self._rules.received(data, allows_zstd, allows_transactions)
             check_produced(header)
             now_ms = self._host.wall_ms()
@@ -184,9 +204,9 @@ class WritableReplica(Replica):
             return data, header
 
         def inspected(found: Inspected, error: Exception | None) -> None:
-            self._looked_into -= 1
+            self._inspecting -= 1
             if error is not None and not isinstance(error, InvalidBatch | ProtocolError):
-                logger.error("%s: looking into a batch failed", self.name, exc_info=error)
+                logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
                 settled(self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
                 return
             settled(
@@ -204,26 +224,10 @@ class WritableReplica(Replica):
         self._host.long_work.submit(inspect, inspected)
 
     def _appended(self, log: Log, size: int) -> None:
-        """A batch stands at the end of the log: who may count on it, and who wants to copy it?"""
-        end_offset = log.log_end_offset
-        if self._is_alone and self.config.flush_messages > 1:
-            before, self.high_watermark = self.high_watermark, end_offset
-            if self._fetches:
-                for fetch in list(self._fetches):
-                    fetch(size)
-            if self._stable_fetches:
-                self._tell_stable(before, size)
-            return
-        leader = self._leader
-        assert leader is not None
-        self.delayed_fetches.appended(end_offset, size)
-        if not self._is_alone:
-            now_ms = self._host.steady_ms()
-            leader.appended(end_offset, now_ms)
-            if self.config.flush_messages > 1:
-                self._do(leader.synced(end_offset, now_ms))
-        if self.config.flush_messages == 1:
-            self._sync(log)
+        if self._leadership.commits_at_once:
+            self._reader.appended_and_committed(log.log_end_offset, size)
+        else:
+            self._leadership.appended(log, size)
 
     def _refused_for_now(self, data: memoryview, code: ErrorCode, message: str) -> ProduceResult:
         with contextlib.suppress(InvalidBatch):
@@ -232,8 +236,8 @@ class WritableReplica(Replica):
         return self._refused(code, message)
 
     def refuse_unverified(self, header: BatchHeader, code: ErrorCode, message: str) -> ProduceResult:
-        """The coordinator did not confirm a batch's transaction. Where it may yet, those behind it hear the same."""
-        if code in _PASSING:
+        """The coordinator did not verify a batch's transaction. If a retry may succeed, later batches are refused alike."""
+        if code in _RETRIABLE:
             self._refusals.note(header, code, self._host.steady_ms())
         return self._refused(code, message)
 
@@ -243,9 +247,15 @@ class WritableReplica(Replica):
             raise InvalidBatch(code, f"an earlier batch of producer {header.producer_id} comes first")
 
     def _not_writable(self) -> tuple[ErrorCode, str]:
-        if self.log is None:
-            return ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline on this broker"
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead {self.name}"
+        if self._reader.log is None:
+            return ErrorCode.KAFKA_STORAGE_ERROR, f"{self._name} is offline on this broker"
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead {self._name}"
+
+    def _too_few_in_sync(self) -> str:
+        machine = self._leadership.machine
+        in_sync = 0 if machine is None else len(machine.isr)
+        least = self._config.min_insync_replicas
+        return f"{self._name} has {in_sync} replicas in sync, min.insync.replicas is {least}"
 
     def _refused(
         self,
@@ -256,7 +266,7 @@ class WritableReplica(Replica):
     ) -> ProduceResult:
         self.counts.failed_produce_requests += 1
         return ProduceResult(
-            self.index,
+            self._name.partition,
             code,
             log_start_offset=log_start_offset,
             message=message,
@@ -270,14 +280,14 @@ class WritableReplica(Replica):
             append_time_ms = _NO_TIMESTAMP
         sync_to = commit_to = None
         if (
-            log.log_end_offset - log.recovery_point >= self.config.flush_messages
+            log.log_end_offset - log.recovery_point >= self._config.flush_messages
             and end_offset > log.recovery_point
         ):
             sync_to = end_offset
-        if acks == -1 and end_offset > self.high_watermark:
+        if acks == -1 and end_offset > self._reader.high_watermark:
             commit_to = end_offset
         return ProduceResult(
-            self.index,
+            self._name.partition,
             ErrorCode.NONE,
             base_offset,
             append_time_ms,
@@ -289,12 +299,12 @@ class WritableReplica(Replica):
         )
 
     def _append_failed(self, error: OSError) -> ProduceResult:
-        message = f"{self.name}: cannot write: {error.strerror or error}"
+        message = f"{self._name}: cannot write: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            # The torn write was cut off again: the partition serves readers and recovers with the next free byte.
+            # The torn write was cut off again: the partition still serves reads, and writes as soon as there is space.
             logger.error("%s; free some space, producers will retry", message)
         else:
-            self.fence(message)
+            self._fence(message)
         return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
     # -- coordinators ----------------------------------------------------------------------------------------
@@ -302,7 +312,7 @@ class WritableReplica(Replica):
     def append_internal(
         self, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, writer: Writer | None = None
     ) -> int:
-        """Write the records of one decision as one batch; the log's end after it. `ApiError` when that fails.
+        """Write the records of one decision as one batch; returns the log's end after it. `ApiError` when that fails.
 
         They are committed when the high watermark has passed that end. With a writer they are part of its transaction.
         """
@@ -313,14 +323,14 @@ class WritableReplica(Replica):
         if writer is None:
             batch = build_batch(batch_records)
         else:
-            # As Kafka's coordinators: the sequence says nothing, since nobody sends these records again.
+            # As in Kafka's coordinators: the sequence has no meaning, because these records are never sent again.
             batch = build_batch(
-                batch_records, attributes=TRANSACTIONAL, **writer._asdict(), base_sequence=_NO_ORDER
+                batch_records, attributes=TRANSACTIONAL, **writer._asdict(), base_sequence=_NO_SEQUENCE
             )
-        if len(batch) > self.config.max_message_bytes:
+        if len(batch) > self._config.max_message_bytes:
             raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE)
         try:
-            log.append(memoryview(batch), (header_at(batch),), self.leader_epoch, now_ms)
+            log.append(memoryview(batch), (header_at(batch),), self._leadership.leader_epoch, now_ms)
         except OSError as error:
             raise ApiError(self._append_failed(error).error) from error
         if writer is not None:
@@ -335,14 +345,14 @@ class WritableReplica(Replica):
             raise ApiError(ErrorCode.INVALID_PRODUCER_EPOCH)
 
     def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
-        """End a producer's transaction in this partition; the log's end after the marker. `ApiError` when that fails.
+        """End a producer's transaction in this partition; returns the log's end after the marker. `ApiError` if that fails.
 
-        What the coordinator has confirmed of that producer before is void from here on (failure 6).
+        What the coordinator verified for that producer before is void from here on (failure 6).
         """
         log = self._writable_with_enough_in_sync()
         size_before = log.size
         try:
-            end_offset = log.append_marker(end, self.leader_epoch, now_ms)
+            end_offset = log.append_marker(end, self._leadership.leader_epoch, now_ms)
         except InvalidBatch as error:
             raise ApiError(error.code, error.reason) from error
         except OSError as error:
@@ -352,10 +362,10 @@ class WritableReplica(Replica):
         return end_offset
 
     def _writable_with_enough_in_sync(self) -> Log:
-        log = self._writable
+        log = self._leadership.writable_log
         if log is None:
             raise ApiError(*self._not_writable())
-        if self._isr_size < self._min_isr:
+        if self._leadership.is_under_min_isr:
             raise ApiError(ErrorCode.NOT_ENOUGH_REPLICAS)
         return log
 
@@ -363,16 +373,16 @@ class WritableReplica(Replica):
 
     def guard_for_writer(self, writer: Writer, *, adds: bool) -> Guard | None:
         """As `guard_for`, for records of a coordinator that will be part of a transaction."""
-        return self._guard(*writer, _NO_ORDER, adds)
+        return self._guard(*writer, _NO_SEQUENCE, adds)
 
     def drop_guard(self, producer_id: int, guard: Guard) -> None:
-        """It was taken for an epoch that the producer does not have: nobody may be kept out by it."""
+        """Drop a guard that was taken for an epoch the producer does not have, so that it keeps no batch out."""
         if self._guards.is_present(producer_id, guard):
             self._guards.forget(producer_id)
 
     def check_writer(self, writer: Writer, guard: Guard) -> None:
-        """`ApiError` when a marker came since the guard was taken: what the coordinator then confirmed is over."""
-        log = self._writable
+        """`ApiError` when a marker came since the guard was taken: the transaction that was verified is over."""
+        log = self._leadership.writable_log
         if (
             log is None
             or log.producers.is_open(*writer)
@@ -382,11 +392,11 @@ class WritableReplica(Replica):
         raise ApiError(ErrorCode.INVALID_TXN_STATE)
 
     def guard_for(self, header: BatchHeader, *, adds: bool) -> Guard | None:
-        """Under what a batch of a transaction may be appended when the coordinator confirms it; None when it need not."""
+        """The guard for a batch whose transaction the coordinator must verify; None when it need not be verified."""
         return self._guard(header.producer_id, header.producer_epoch, header.base_sequence, adds)
 
     def _guard(self, producer_id: int, producer_epoch: int, sequence: int, adds: bool) -> Guard | None:
-        log = self._writable
+        log = self._leadership.writable_log
         if log is None or log.producers.is_open(producer_id, producer_epoch):
             return None
         return self._guards.enter(producer_id, producer_epoch, sequence, adds)
