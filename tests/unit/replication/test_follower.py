@@ -119,6 +119,26 @@ def test_other_errors_are_tried_again_after_a_while(code: ErrorCode) -> None:
     assert machine.is_ready(500 + BACKOFF_MS)
 
 
+def test_back_off_ends_with_a_tick_after_its_deadline_and_not_with_a_question() -> None:
+    machine = follower(FakeLog())
+    machine.failed(now_ms=500)
+    assert machine.deadline_ms == 500 + BACKOFF_MS
+    assert machine.is_ready(500 + BACKOFF_MS)
+    assert machine.state is FetchState.BACKING_OFF
+    machine.tick(500 + BACKOFF_MS - 1)
+    assert machine.state is FetchState.BACKING_OFF
+    machine.tick(500 + BACKOFF_MS)
+    assert machine.deadline_ms is None
+    assert machine.expects(0)
+
+
+def test_time_ends_no_truncation() -> None:
+    machine = follower(FakeLog(20, 0, [(1, 0)]))
+    machine.diverged(20, 1, 10)
+    machine.tick(1 << 60)
+    assert machine.state is FetchState.TRUNCATING
+
+
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER])
 def test_a_leader_that_does_not_know_that_it_leads_is_asked_again_soon(code: ErrorCode) -> None:
     machine = follower(FakeLog())

@@ -28,6 +28,7 @@ class Led:
         isr: Sequence[int] = (1, 2, 3),
         *,
         end_offset: int = 0,
+        synced_end_offset: int | None = None,
         high_watermark: int = 0,
         min_insync_replicas: int = 1,
         replicas: Sequence[int] = (1, 2, 3),
@@ -41,6 +42,7 @@ class Led:
             leader_epoch=5,
             partition_epoch=7,
             end_offset=end_offset,
+            synced_end_offset=synced_end_offset,
             high_watermark=high_watermark,
             min_insync_replicas=min_insync_replicas,
             lag_time_max_ms=LAG_MS,
@@ -345,6 +347,22 @@ def test_a_new_replica_is_known_and_a_removed_one_forgotten() -> None:
     led = Led()
     led.machine.image_changed((1, 2, 4), (1, 2), 8, led.now_ms)
     assert list(led.machine.followers) == [2, 4]
+
+
+def test_appends_of_a_sole_replica_count_when_others_join() -> None:
+    led = Led(isr=(1,), replicas=(1,))
+    led.machine.appended_alone(10, 8, 8)
+    led.machine.check_invariants()
+    led.machine.image_changed((1, 2), (1,), 8, led.now_ms)
+    assert led.fetch(2, 7) == []
+    (proposal,) = led.fetch(2, 8)
+    assert isr_of(proposal) == [1, 2]
+
+
+def test_new_leader_vouches_only_for_what_it_has_synced() -> None:
+    machine = Led(isr=(1,), replicas=(1,), end_offset=10, synced_end_offset=6).machine
+    assert machine.configured(1, 0) == [AdvanceHighWatermark(6)]
+    assert machine.synced(10, 0) == [AdvanceHighWatermark(10)]
 
 
 def test_the_same_leader_in_a_new_epoch_keeps_what_it_knows() -> None:

@@ -31,6 +31,15 @@ def test_what_was_not_used_does_not_add_up() -> None:
     assert 500 <= limit.wait_ms(3_600_000) <= 502
 
 
+def test_asking_for_the_wait_changes_nothing() -> None:
+    asked, silent = RateLimit(1_000), RateLimit(1_000)
+    for limit in (asked, silent):
+        limit.charge(5_000, 1_000)
+    for now_ms in (1_000, 2_000, 3_000):
+        asked.wait_ms(now_ms)
+    assert asked.wait_ms(3_500) == silent.wait_ms(3_500) > 0
+
+
 def test_a_rate_of_nothing_stops_everything() -> None:
     limit = RateLimit(0)
     assert limit.wait_ms(1) > 0
