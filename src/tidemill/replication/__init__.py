@@ -1,1 +1,1 @@
-"""What a leader and a follower of a partition decide. Machines without I/O; `broker/partitions/partition.py` drives them."""
+"""Protocol machines of a partition's leader and follower, without I/O. `broker/partitions` drives them."""

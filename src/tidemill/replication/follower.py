@@ -1,12 +1,12 @@
-"""What a follower of a partition decides in one leader epoch: what to fetch next, and where its log leaves the leader's.
+"""The machine of a partition's follower in one leader epoch: it decides what to fetch and where to truncate.
 
-Each method is an event; effects come back. Every fetch names the epoch of the follower's last record, so that the leader
-answers with records that continue the log or with the point where the two logs part. The follower then cuts its log: at
-the end of the leader's epoch where both know it, otherwise at the end of its own last epoch below that, and asks again.
-It never cuts by its own high watermark, which says what was committed once and not what the leader has (failure 1).
+Each event is a method that returns effects; `tick` is due at `deadline_ms`. Every fetch names the epoch of the follower's
+last record, so that the leader answers with records that continue the log or with the point where the two logs diverge. The
+follower then cuts its log: at the end of the leader's epoch where both know it, otherwise at the end of its own last epoch
+below that. Then it fetches again. It never cuts by its own high watermark, which may be behind the leader's (failure 1).
 
-A follower that is behind the leader's log start begins anew there. One that has a wrong idea of the leader epoch waits
-until the image brings a new one.
+A follower that is behind the leader's log start begins anew there. A follower with an outdated leader epoch waits until
+the image brings a new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_EPOCH = -1
 
 
 class FollowerLog(Protocol):
-    """The log as the machine sees it."""
+    """What the machine reads of the log."""
 
     @property
     def log_start_offset(self) -> int: ...
@@ -41,18 +41,18 @@ class FetchState(Enum):
     TRUNCATING = "truncating"
     # Something failed, or a throttle holds it back: it fetches again after `deadline_ms`.
     BACKING_OFF = "backing off"
-    # The leader knows another leader epoch: nothing to do until the image brings one.
+    # The leader has a newer leader epoch: the image will bring it.
     AWAITING_IMAGE = "awaiting the image"
 
 
 class TruncateTo(NamedTuple):
-    """Cut the log, then tell `truncated`."""
+    """Cut the log, then call `truncated`."""
 
     end_offset: int
 
 
 class RestartAt(NamedTuple):
-    """Drop everything and begin anew at this offset, then tell `truncated`."""
+    """Drop everything and begin anew at this offset, then call `truncated`."""
 
     offset: int
 
@@ -68,13 +68,13 @@ class FollowLogStart(NamedTuple):
 Effect = TruncateTo | RestartAt | FollowHighWatermark | FollowLogStart
 NOTHING: Sequence[Effect] = ()
 
-# The leader has not heard of its leadership yet, as a rule: it will in a moment.
+# Usually the leader has not received the image that makes it leader: it will in a moment.
 _LEADER_IS_BEHIND = frozenset({ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER})
 _LEADER_RETRY_MS = 50
 
 
 class FetchPosition(NamedTuple):
-    """What the next fetch asks for."""
+    """What the next fetch names."""
 
     fetch_offset: int
     last_fetched_epoch: int
@@ -116,11 +116,11 @@ class PartitionFollower:
             self.state = FetchState.FETCHING
 
     def expects(self, fetch_offset: int) -> bool:
-        """Whether an answer to a fetch at that offset still fits: the log may have been cut since."""
+        """Whether a response to a fetch at that offset still fits: the log may have been cut since."""
         return self.state is FetchState.FETCHING and fetch_offset == self._log.log_end_offset
 
     def appended(self, high_watermark: int, log_start_offset: int) -> Sequence[Effect]:
-        """What came with the records, once they are in the log."""
+        """Records were appended; these offsets came with them."""
         effects: list[Effect] = []
         if high_watermark >= 0:
             effects.append(FollowHighWatermark(min(high_watermark, self._log.log_end_offset)))
@@ -129,7 +129,7 @@ class PartitionFollower:
         return effects
 
     def diverged(self, fetch_offset: int, epoch: int, end_offset: int) -> Sequence[Effect]:
-        """The leader's log parts from this one: it knows `epoch`, up to `end_offset`, and not the one asked for."""
+        """The leader's log diverges from this one: it has `epoch` up to `end_offset`, and not the epoch of the fetch."""
         log = self._log
         if not self.expects(fetch_offset):
             return NOTHING
@@ -167,12 +167,12 @@ class PartitionFollower:
         return NOTHING
 
     def failed(self, now_ms: int) -> None:
-        """What was fetched could not be used, or the leader could not serve: try again in a while."""
+        """The response could not be used, or the leader could not serve: back off."""
         self.state = FetchState.BACKING_OFF
         self._retry_ms = now_ms + self._backoff_ms
 
     def held_back(self, until_ms: int) -> None:
-        """It may not fetch before: a throttle."""
+        """A throttle forbids fetches until then."""
         if self.state is FetchState.FETCHING:
             self.state = FetchState.BACKING_OFF
             self._retry_ms = until_ms

@@ -1,19 +1,19 @@
-"""What the leader of a partition decides in one leader epoch: who is in sync, and what is committed.
+"""The machine of a partition's leader in one leader epoch: it decides the ISR and the high watermark.
 
-Each method is an event; what is to be done about it comes back as effects. The machine never touches the log: it is told
-where it ends.
+Each event is a method that returns effects; only these methods change the machine. It never touches the log: events carry
+the log's end.
 
-The high watermark is the smallest log end of the *maximal* ISR: the larger of the ISR that the controller has committed
-and the one that was proposed to it, because nobody knows yet which of the two holds. A replica that is about to
-join counts too. It never goes back, and it stands still while fewer replicas are in sync than `min.insync.replicas` asks
-for (KIP-966): a replica outside of the ISR may then still be elected, and has all that was shown. A new leader begins
-with what it knew as a follower and knows nothing of the others, so nothing new is shown until all in sync have fetched.
+The high watermark is the smallest log end of the *maximal* ISR: the larger of the ISR that the controller has committed and
+the one that was proposed to it, because either may hold. A replica that is about to join counts too. The high watermark
+never goes back, and it stands still while fewer replicas are in sync than `min.insync.replicas` (KIP-966): a replica
+outside of the ISR may then still be elected, and has everything that was committed. A new leader begins with the high
+watermark that it had as a follower, which does not move until the whole ISR has fetched.
 
 A follower leaves the ISR when it has not been at the log's end for `replica.lag.time.max.ms`. It returns when it has
 reached the high watermark *and* the start of this leader epoch, and the controller's image says that the broker is alive
 in the very incarnation that fetched: a replica that came back empty is not the one that was in sync before.
 
-One proposal is under way at a time. After an answer that leaves open whether the proposal was applied, the machine stays
+One proposal is in flight at a time. After an answer that leaves open whether the proposal was applied, the machine stays
 with the larger ISR and waits for the image, which settles it.
 """
 
@@ -29,9 +29,9 @@ UNKNOWN_OFFSET = -1
 _NO_EPOCH = -1
 _NEVER_MS = -(1 << 62)
 
-# After these the controller did not apply the proposal, and a later one may do better.
+# With these errors the controller did not apply the proposal, and a later one may succeed.
 _REFUSED = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
-# After these the image knows better than this machine, and will arrive.
+# With these errors this machine is behind the image, which will arrive.
 _OUTDATED = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -50,7 +50,7 @@ class IsrMember(NamedTuple):
 
 
 class ProposeIsr(NamedTuple):
-    """Ask the controller for this ISR, on top of that partition epoch."""
+    """Propose this ISR to the controller, on top of that partition epoch."""
 
     isr: tuple[IsrMember, ...]
     leader_epoch: int
@@ -62,7 +62,7 @@ class AdvanceHighWatermark(NamedTuple):
 
 
 class ReconsiderLater(NamedTuple):
-    """The proposal was refused for now: ask `reconsidered` again in a while."""
+    """Call `reconsidered` in a while: the proposal was refused for now."""
 
 
 Effect = ProposeIsr | AdvanceHighWatermark | ReconsiderLater
@@ -154,7 +154,7 @@ class PartitionLeader:
         self._keep_followers(now_ms)
 
     def _keep_followers(self, now_ms: int) -> None:
-        """One state for each other replica. One that is in sync gets the whole lag time to be heard of."""
+        """Keep one state for each other replica. A new one in the ISR gets the whole lag time for its first fetch."""
         known = self.followers
         self.followers = {}
         for broker_id in self.replicas:
@@ -185,7 +185,7 @@ class PartitionLeader:
         return len(self.isr) < self.min_insync_replicas
 
     def live_followers(self) -> list[FollowerState]:
-        """Those whose brokers are alive: the others cannot be waited for."""
+        """The followers whose brokers are alive; nothing waits for the others."""
         return [
             state for state in self.followers.values() if self._eligible_epoch(state.broker_id) is not None
         ]
@@ -197,7 +197,7 @@ class PartitionLeader:
         return self._advance(now_ms)
 
     def appended(self, end_offset: int, now_ms: int) -> None:
-        """The log grew. Whoever had all of it until now was caught up until now."""
+        """The log grew. A follower that had all of it was caught up until now."""
         for state in self.followers.values():
             if state.log_end_offset == self.end_offset:
                 state.caught_up_ms = now_ms
@@ -218,12 +218,12 @@ class PartitionLeader:
     def follower_fetched(
         self, broker_id: int, broker_epoch: int, fetch_offset: int, log_start_offset: int, now_ms: int
     ) -> Sequence[Effect]:
-        """A replica asks for what comes at `fetch_offset`, after its epochs were found to match: it has all before."""
+        """A follower whose epochs match fetched from `fetch_offset`: it has everything before that."""
         state = self.followers[broker_id]
         if broker_epoch < state.broker_epoch:
             raise StaleFollower
         if broker_epoch != state.broker_epoch:
-            # Another incarnation, perhaps with another disk: what is known of the old one says nothing of it.
+            # Another incarnation, perhaps with another disk: what is known of the old one does not hold for it.
             state.broker_epoch = broker_epoch
             state.end_at_last_fetch = UNKNOWN_OFFSET
         if fetch_offset >= self.end_offset:
@@ -241,7 +241,7 @@ class PartitionLeader:
         return [*effects, *advanced]
 
     def reconsidered(self, now_ms: int) -> Sequence[Effect]:
-        """From time to time, and when brokers changed: who fell behind leaves, who may return does."""
+        """Time passed or brokers changed: followers that fell behind leave the ISR, others may return."""
         if self._proposal is not None:
             return NOTHING
         lagging = [
@@ -271,16 +271,16 @@ class PartitionLeader:
             return [ReconsiderLater()]
         if code in _OUTDATED:
             return NOTHING
-        return [proposal]  # nobody decided: ask again
+        return [proposal]  # not decided: send it again
 
     def _awaits(self, proposal: ProposeIsr) -> bool:
-        """The answer to an earlier proposal says nothing about the one that is under way now."""
+        """Whether this proposal is in flight. An answer to an earlier one is ignored."""
         return self._proposal is not None and self._proposal.request == proposal
 
     def image_changed(
         self, replicas: Sequence[int], isr: Sequence[int], partition_epoch: int, now_ms: int
     ) -> Sequence[Effect]:
-        """The metadata says this of the same leader epoch. What is not newer than what is known is old news."""
+        """The metadata changed in the same leader epoch. An image that is not newer is ignored."""
         if partition_epoch <= self.partition_epoch:
             return NOTHING
         self.replicas = tuple(replicas)
@@ -291,7 +291,7 @@ class PartitionLeader:
     def new_epoch(
         self, replicas: Sequence[int], isr: Sequence[int], epochs: tuple[int, int], now_ms: int
     ) -> None:
-        """The same leader in a new leader epoch: (leader epoch, partition epoch). What the followers said still holds."""
+        """The same leader in a new leader epoch: (leader epoch, partition epoch). The followers' states still hold."""
         self.leader_epoch, self.partition_epoch = epochs
         self.leader_epoch_start_offset = self.end_offset
         self._proposal = None
@@ -309,14 +309,14 @@ class PartitionLeader:
         self.isr = tuple(isr)
         self.partition_epoch = partition_epoch
         advanced = self._advance(now_ms)
-        # A second follower may have caught up while the first one's proposal was under way.
+        # A second follower may have caught up while the first one's proposal was in flight.
         effects = self._expanded_at_rest(now_ms)
         return [*effects, *advanced] if effects else advanced
 
     def _expanded_at_rest(self, now_ms: int) -> Sequence[Effect]:
-        """A follower that has everything does not fetch this partition by name, so it is looked for.
+        """Expand the ISR by a follower that is caught up: its fetches do not name a partition at rest.
 
-        One that has merely not fallen behind what is committed may be gone; it returns with its next fetch.
+        A follower that only has what is committed may be gone; it returns with its next fetch.
         """
         for state in self.followers.values():
             if state.is_caught_up(self.end_offset, now_ms, self._lag_time_max_ms):
@@ -352,7 +352,7 @@ class PartitionLeader:
         return request
 
     def _epoch_of(self, broker_id: int) -> int:
-        """The incarnation that is meant: that of the follower's fetches, or the one in the image."""
+        """The broker epoch for a proposal: that of the follower's fetches, or the one in the image."""
         state = self.followers.get(broker_id)
         if state is not None and state.broker_epoch != _NO_EPOCH:
             return state.broker_epoch

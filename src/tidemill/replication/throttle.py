@@ -1,7 +1,7 @@
-"""A limit on bytes per second that is checked before sending and charged afterwards.
+"""A limit on bytes per second, checked before sending and charged afterwards.
 
-As with Kafka's replication quotas, one more send may start while anything is left, however large it is: what went beyond
-is paid back before the next.
+As with Kafka's replication quotas, a send of any size may start while anything is left. What exceeded the limit is paid
+back before the next send.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compaction in the background: one log after the other, the dirtiest first.
+"""Compacts logs in the background (Kafka: LogCleaner), one after the other, the dirtiest first.
 
 Each round finds the hosted logs that are due (`cleanable.py`), cleans the one with the largest dirty share and looks again;
 when none is due it waits `log.cleaner.backoff.ms`. The heavy part runs outside of this process (small logs: in a thread),
@@ -64,7 +64,7 @@ class Compactor:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Whatever is under way is left as a crash would leave it, which the next start completes or drops."""
+        """Stop at once. The files are left as a crash would leave them, which the next start completes or drops."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -150,7 +150,7 @@ class Compactor:
     async def _swap_in(
         self, partition: Partition, log: Log, swap: SegmentSwap, result: CleaningResult
     ) -> list[str] | None:
-        """The files to remove; None when the partition went away meanwhile."""
+        """Swap the cleaned segments in; returns the files to remove, None when the partition went away meanwhile."""
         sync = partial(self._files.sync_folder, log.folder)
         swap.begin(result)
         await self._run_blocking(sync)

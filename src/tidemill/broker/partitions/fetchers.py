@@ -1,12 +1,12 @@
-"""Copying from leaders: one fetch loop for each leader that this broker follows (`num.replica.fetchers` of them).
+"""Fetches from leaders (Kafka: ReplicaFetcherManager), with `num.replica.fetchers` loops for each leader.
 
-A loop has one request under way at a time, in a fetch session, so that a request names only partitions whose position
-changed. The answer is taken in where it lies: each partition's batches are checked and written with one write, and the
-next request goes out. A partition that cannot be fetched now (its log is being cut, an error, a wrong idea of the leader
-epoch) leaves the session until it can; the others go on.
+A loop has one request in flight at a time, in a fetch session, so that a request names only partitions whose position
+changed. The response is used in place: each partition's batches are checked and written with one write, and the next
+request goes out. A partition that cannot be fetched now (its log is being cut, an error, another leader epoch) leaves
+the session until it can; the others go on.
 
-Where acks wait for the disk (`flush.messages=1`), a follower asks for more only after it has synced what it got: the next
-fetch is what tells the leader.
+Where acks wait for the disk (`flush.messages=1`), a follower sends the next fetch only after it has synced what it got,
+because that fetch vouches for it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SESSION_LOST = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-# While a change of the metadata is on its way: one of the two does not know of it yet.
+# While the metadata changes: the leader or this follower does not know of it yet.
 _PASSING = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.FENCED_LEADER_EPOCH,
@@ -78,14 +78,14 @@ class Storage(Protocol):
     def steady_ms(self) -> int: ...
     def wall_ms(self) -> int: ...
     def address_of(self, broker_id: int) -> Address | None:
-        """Where brokers reach another one; None while nobody knows."""
+        """The address of another broker; None while it is not known."""
 
     def broker_epoch(self) -> int: ...
     def incarnation_of(self, broker_id: int) -> bytes | None:
         """Differs after each start of a broker; None for one that is not registered."""
 
     def truncate(self, partition: Partition, cut: TruncateTo | RestartAt, done: Callable[[], None]) -> None:
-        """Cut a log, after what a crash must find is on disk."""
+        """Cut a log, after the checkpoints that a crash must find are on disk."""
 
     def restart_within_batch(self, partition: Partition, offset: int) -> None:
         """Let an empty log begin at the first offset of a batch, below the leader's start."""
@@ -94,7 +94,7 @@ class Storage(Protocol):
 
 
 class Fetchers:
-    """All loops of this broker."""
+    """All fetch loops of this broker."""
 
     def __init__(self, config: ReplicationConfig, channels: Channels, storage: Storage) -> None:
         self._config = config
@@ -110,7 +110,7 @@ class Fetchers:
             loop.go_on()
 
     def follow(self, partition: Partition, leader_id: int, leader_epoch: int) -> None:
-        """From now on copy the partition from this leader; whatever was asked before is void."""
+        """Copy the partition from this leader from now on; responses to earlier fetches are void."""
         name = partition.name
         slot = (leader_id, (crc32(name.topic.encode()) + name.partition) % self._config.fetchers)
         loop = self._loops.get(slot)
@@ -164,22 +164,22 @@ class _FetchLoop:
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._followed: dict[_Key, _Followed] = {}
-        # What the leader's session holds, and what has to be looked at before the next request.
+        # What the leader's session holds, and what has to be reconsidered before the next request.
         self._in_session: dict[_Key, FetchPosition] = {}
         self._due: dict[_Key, None] = {}
         self._session_id = 0
         self._session_epoch = 0
         self._is_asking = False
-        # Where the request under way went, and the process that it went to.
+        # The channel of the request in flight, and the incarnation of the leader that it went to.
         self._asked: tuple[Channel, bytes | None] | None = None
-        # Told once, until the leader answers again.
+        # Logged once, until the leader answers again.
         self._is_failing = False
         self._syncs = 0
         self._not_before_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    # -- who is followed -------------------------------------------------------------------------------------
+    # -- partitions that are followed ------------------------------------------------------------------------
 
     def add(self, partition: Partition, leader_epoch: int) -> None:
         assert partition.log is not None
@@ -205,10 +205,10 @@ class _FetchLoop:
         if self._timer is not None:
             self._timer.cancel()
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Ask for what comes next, unless something has to be waited for."""
+        """Send the next fetch, unless the loop waits for a response, a sync or a retry."""
         if self._is_asking or self._syncs or self._is_closed:
             return
         if self._timer is not None:
@@ -218,7 +218,7 @@ class _FetchLoop:
         if now_ms < self._not_before_ms:
             self._wake_at(self._not_before_ms, now_ms)
             return
-        wanted, forgotten = self._changes(now_ms)
+        wanted, forgotten = self._take_changes(now_ms)
         address = self._storage.address_of(self._leader_id)
         if not self._in_session or address is None:
             self._wait_for_retry(now_ms, is_unreachable=address is None)
@@ -247,10 +247,10 @@ class _FetchLoop:
         )
 
     def leader_changed(self) -> None:
-        """Ask again where the leader is now.
+        """Fetch again when the leader was restarted.
 
-        A leader that lost power closed no connection. Its successor knows nothing of the request, which would
-        otherwise hold up every partition of this loop until its timeout.
+        A leader that lost power closed no connection. Its next incarnation does not know the request in flight, which
+        would hold up every partition of this loop until its timeout.
         """
         if self._is_asking and self._asked is not None:
             channel, incarnation = self._asked
@@ -259,8 +259,8 @@ class _FetchLoop:
                 channel.reconnect(f"broker {self._leader_id} was started again")
         self.go_on()
 
-    def _changes(self, now_ms: int) -> tuple[list[FetchTopic], list[ForgottenTopic]]:
-        """What the leader's session does not know yet. Afterwards it is taken for known."""
+    def _take_changes(self, now_ms: int) -> tuple[list[FetchTopic], list[ForgottenTopic]]:
+        """Take what the leader's session does not know yet; the next request carries it."""
         wanted: dict[bytes, FetchTopic] = {}
         forgotten: dict[bytes, ForgottenTopic] = {}
         waiting: dict[_Key, None] = {}
@@ -316,7 +316,7 @@ class _FetchLoop:
         return min([limit_ms, *(max(1, retry_ms - now_ms) for retry_ms in self._retries_ms())])
 
     def _wait_for_retry(self, now_ms: int, *, is_unreachable: bool) -> None:
-        """Nobody can be asked, or for nothing."""
+        """There is no leader to fetch from, or no partition that may be fetched."""
         retries_ms = self._retries_ms()
         self._forget_session()
         if is_unreachable and self._followed:
@@ -332,12 +332,12 @@ class _FetchLoop:
         self.go_on()
 
     def _forget_session(self) -> None:
-        """The next request begins a new one, and names the old one so that the leader drops it."""
+        """The next request begins a new session, and names the old one so that the leader drops it."""
         self._session_epoch = 0
         self._in_session.clear()
         self._due = dict.fromkeys(self._followed)
 
-    # -- taking answers --------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def _on_failed(self, reason: str) -> None:
         self._is_asking = False
@@ -354,7 +354,7 @@ class _FetchLoop:
         if self._is_closed:
             return
         try:
-            self._take_answer(version, body)
+            self._handle_response(version, body)
             self._is_asking = False
             self.go_on()
         except Exception as error:
@@ -362,7 +362,7 @@ class _FetchLoop:
             self._on_failed(repr(error))
             raise
 
-    def _take_answer(self, version: int, body: memoryview) -> None:
+    def _handle_response(self, version: int, body: memoryview) -> None:
         walk = walk_fetched(body, version)
         self._is_failing = False
         if walk.error_code:
@@ -375,7 +375,7 @@ class _FetchLoop:
             if followed is None or position is None:
                 continue
             if position.leader_epoch != followed.machine.leader_epoch or followed.partition.log is None:
-                continue  # asked in the name of an epoch that is over
+                continue  # the fetch was of a leader epoch that is over
             self._due[key] = None
             self._take(followed, position, fetched)
         if walk.session_id:
@@ -388,7 +388,7 @@ class _FetchLoop:
     def _refused(self, code: ErrorCode) -> None:
         self._forget_session()
         if code not in _SESSION_LOST:
-            logger.warning("broker %d refuses our fetches: %s", self._leader_id, code.name)
+            logger.warning("broker %d refuses fetches: %s", self._leader_id, code.name)
             self._not_before_ms = self._storage.steady_ms() + self._config.fetch_backoff_ms
 
     def _take(self, followed: _Followed, position: FetchPosition, fetched: FetchedRecords) -> None:
@@ -416,7 +416,7 @@ class _FetchLoop:
                 self._storage.follow_log_start(followed.partition, effect.offset)
 
     def _append(self, followed: _Followed, position: FetchPosition, data: memoryview, now_ms: int) -> bool:
-        """Whether the records are in the log; if not, they are asked for again."""
+        """Append records; returns whether they are in the log. If not, they are fetched again."""
         partition, machine = followed.partition, followed.machine
         try:
             headers = _of_epochs_up_to(position.leader_epoch, split_batches(data))
@@ -460,7 +460,7 @@ class _FetchLoop:
 
     def _synced(self, partition: Partition, log: Log, error: OSError | None) -> None:
         if isinstance(error, DiskFull):
-            # To ask for more would tell the leader that this is on disk.
+            # The next fetch would vouch that this is on disk.
             self._loop.call_later(_DISK_FULL_PAUSE_S, self._sync, partition, log)
             return
         self._syncs -= 1
@@ -491,7 +491,7 @@ class _FetchLoop:
 
 
 def _of_epochs_up_to(epoch: int, headers: Sequence[BatchHeader]) -> list[BatchHeader]:
-    """The leader of an epoch has nothing of a later one: such batches belong to another answer."""
+    """Drop batches of later epochs: the leader of an epoch has none, so they belong to another response."""
     for number, header in enumerate(headers):
         if header.leader_epoch > epoch:
             return list(headers[:number])

@@ -1,13 +1,13 @@
-"""Transactions that are about to begin in a partition: who may write the first batch, and who waits behind it.
+"""Guards for transactions that are about to begin in a partition (Kafka: VerificationGuard, KIP-890).
 
-A batch of a transaction that is not open here yet may be appended only when the transaction's coordinator knows that the
-partition is part of it. Asking takes a moment, in which the transaction may end: its marker comes, and the answer, when it
-comes, is about a transaction of the past. A batch let in by it would stay open for ever and hold the last stable offset
-(failure 6). So the question is asked under a guard, which a marker takes away, and only who holds the partition's present
-guard may append. The first batch uses it up: from then on the log itself says that the transaction is open.
+A batch of a transaction that is not open here yet is appended only after the transaction coordinator has verified that the
+partition is part of it. The transaction may end meanwhile: its marker arrives, and the verification that follows is about a
+transaction of the past. A batch appended on its strength would stay open for ever and hold the last stable offset (failure
+6). So verification runs under a guard, which a marker removes, and only a batch with the partition's present guard is
+appended. The first batch uses the guard up: from then on the log itself shows that the transaction is open.
 
-A guard outlives a question that failed, because it knows the lowest sequence that was seen. A producer that is not known
-here could otherwise begin in the middle: with the second batch, after the first was refused for the moment.
+A guard outlives a failed verification, because it knows the lowest sequence that was seen. An unknown producer could
+otherwise begin in the middle: with its second batch, after the first was refused for the moment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Guard:
         self.lowest_sequence = sequence
         # Whether the client leaves it to brokers to add its partitions (Produce 12 and later).
         self.adds = adds
-        # While the coordinator is asked: what is done with its answer, in the order in which the batches came.
+        # During verification: what is done with its outcome, in the order in which the batches came.
         self.waiting: list[Callable[[ErrorCode], None]] | None = None
 
     def answered(self, code: ErrorCode) -> None:
@@ -42,7 +42,7 @@ class Guard:
 
 
 class Guards:
-    """Those of one partition, by producer id."""
+    """The guards of one partition, by producer id."""
 
     __slots__ = ("_guards",)
 
@@ -56,7 +56,7 @@ class Guards:
             self._make_room()
             guard = self._guards[producer_id] = Guard(producer_epoch, sequence, adds)
         elif producer_epoch < guard.producer_epoch:
-            # One that has been fenced may ask and hear so; what it holds never lets it in.
+            # A fenced producer gets its error from the coordinator; this guard lets nothing in.
             return Guard(producer_epoch, sequence, adds)
         elif sequence < guard.lowest_sequence:
             guard.lowest_sequence = sequence
@@ -69,14 +69,14 @@ class Guards:
                 del self._guards[idle]
 
     def is_present(self, producer_id: int, guard: Guard) -> bool:
-        """Whether no marker has taken it away."""
+        """Whether no marker has removed the guard."""
         return self._guards.get(producer_id) is guard
 
     def ended(self, end: TransactionEnd) -> None:
-        """A marker voids what was confirmed before it, unless it ends the transaction before the guarded one.
+        """A marker voids what was verified before it, unless it ends the transaction before the guarded one.
 
-        New clients do not wait for markers: the first batch of their next transaction may be here first. Its epoch is the
-        marker's then, since each end bumps it; the guarded transaction's own marker has a higher one.
+        New clients do not wait for markers: the first batch of their next transaction may arrive first. Its epoch is the
+        marker's then, because each end bumps it; the guarded transaction's own marker has a higher one.
         """
         guard = self._guards.get(end.producer_id)
         bumps_epoch = end.transaction_version >= _EPOCH_BUMP_SINCE
@@ -92,7 +92,7 @@ class Guards:
     def duplicate_of(
         self, producers: Producers, header: BatchHeader, guard: Guard | None
     ) -> AppendedBatch | None:
-        """As `Producers.duplicate_of`, for a batch of a transaction: `InvalidBatch` also when that may not begin here."""
+        """As `Producers.duplicate_of`, for a transactional batch: `InvalidBatch` also when the transaction may not begin."""
         if producers.is_open(header.producer_id, header.producer_epoch):
             return producers.duplicate_of(header)
         refused: InvalidBatch | None = None

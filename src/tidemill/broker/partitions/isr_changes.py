@@ -1,8 +1,8 @@
-"""Proposals of ISR changes on their way to the controller: gathered, sent as one AlterPartition at a time.
+"""Sends proposals of ISR changes to the controller (Kafka: AlterPartitionManager), one AlterPartition at a time.
 
-What is proposed while a request is under way goes with the next one. When nobody decides (no controller, a broker epoch that
-is not known yet), the same proposals are sent again; whether they still hold is the partition's business, which ignores
-answers that it does not wait for.
+What is proposed while a request is in flight goes with the next one. Without a decision (no controller, a broker epoch that
+is not known yet) the same proposals are sent again. The partition decides whether they still hold: it ignores answers that
+it does not wait for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IsrChanges:
         self._is_closed = False
 
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
-        """A later proposal of the same partition takes the place of an earlier one."""
+        """Send a proposal. It replaces an earlier one of the same partition that was not sent yet."""
         self._proposed[partition] = proposal
         if self._task is None and not self._is_closed:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -50,32 +50,33 @@ class IsrChanges:
     async def _run(self) -> None:
         try:
             while self._proposed:
-                # Whatever else this turn of the loop proposes comes along.
+                # Proposals from the rest of this turn of the loop join the batch.
                 await asyncio.sleep(0)
                 batch, self._proposed = self._proposed, {}
-                if not await self._is_answered(batch):
+                if not await self._try_send(batch):
                     self._proposed = {**batch, **self._proposed}
                     await asyncio.sleep(_RETRY_S)
         finally:
             self._task = None
 
-    async def _is_answered(self, batch: _Batch) -> bool:
+    async def _try_send(self, batch: _Batch) -> bool:
+        """Whether the controller answered."""
         try:
             return await self._send(batch)
         except Exception:
             # A background task that dies unseen is failure 26: the partitions would wait for its answer for ever.
-            logger.exception("an ISR change failed; asking again")
+            logger.exception("an ISR change failed; trying again")
             return False
 
     async def _send(self, batch: _Batch) -> bool:
-        """Whether the controller answered, be it with refusals."""
+        """Whether the controller answered. Refusals of single partitions are an answer."""
         epoch = self._broker_epoch()
         if epoch == _NO_EPOCH:
             return False
         try:
             response = await self._ask(self._request(batch, epoch))
         except ApiError as error:
-            logger.debug("no answer to an ISR change, asking again: %s", error)
+            logger.debug("no answer to an ISR change, trying again: %s", error)
             return False
         assert isinstance(response, AlterPartitionResponse)
         if response.error_code:

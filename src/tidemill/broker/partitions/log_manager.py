@@ -1,8 +1,8 @@
-"""Work on the hosted logs that no request waits for: retention, timed flushes, checkpoints; and cutting a log.
+"""Background work on the hosted logs (Kafka: LogManager): retention, timed flushes, checkpoints, truncation.
 
-Checkpoints are written one at a time from what holds at that moment, so that an older state never overwrites a newer one. A
-log is cut only after the disk says that nothing above the cut was promised: otherwise, after a crash, what was cut off
-would look like damage. All cuts that are due share one such write.
+Checkpoints are written one at a time from the state at that moment, so that an older state never overwrites a newer one. A
+log is cut only after no checkpoint on disk promises anything above the cut: otherwise, after a crash, the records that were
+cut off would look like damage. All cuts that are due share one such write.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Cut(NamedTuple):
 
     @property
     def recovery_point(self) -> int:
-        """The largest that may be on disk when the cut is made."""
+        """The largest recovery point that may be on disk when the cut is made."""
         if isinstance(self.effect, RestartAt):
             return 0
         return self.log.end_after_truncation(self.effect.end_offset)
@@ -104,7 +104,7 @@ class LogManager:
                 logger.exception("%s failed; trying again in %.0f s", work.__name__, interval_s)
 
     async def stop(self) -> None:
-        """End all background work. A checkpoint that is being written is waited for: its thread cannot be called back."""
+        """End all background work, after a checkpoint that is being written: its thread cannot be cancelled."""
         async with self._checkpointing:
             for task in list(self._tasks):
                 task.cancel()
@@ -132,7 +132,7 @@ class LogManager:
                 partition.reader.log_start_moved()
 
     def move_start(self, partition: Partition, offset: int) -> None:
-        """DeleteRecords, here or at the leader."""
+        """Delete the records before an offset, for DeleteRecords here or at the leader."""
         assert partition.log is not None
         self.remove_later(partition.log.move_start(offset))
         partition.reader.log_start_moved()
@@ -142,7 +142,7 @@ class LogManager:
             self.spawn(self._remove(paths))
 
     def remove_folders_later(self, paths: list[str]) -> None:
-        """Folders that were renamed to be removed. Their new names are synced first.
+        """Remove folders that were renamed for it. Their new names are synced first.
 
         After a power failure a folder could otherwise be back under its old name, with a part of its files: a replica that
         returns would take it for a log that begins late, and once it leads, others would follow it.
@@ -237,7 +237,7 @@ class LogManager:
         """At a clean shutdown, when nothing changes any more."""
         recovery_points, log_starts = self.offsets()
         if not self._data_dir.was_clean:
-            # What was not opened since the crash is still as the crash left it, and a clean mark says nothing of it.
+            # A log that was not opened since the crash is still as the crash left it; a clean mark must not cover it.
             opened = {partition.name for partition in self._partitions()}
             recovery_points = {name: offset for name, offset in recovery_points.items() if name in opened}
         self._data_dir.write_checkpoints(recovery_points, log_starts)
@@ -314,7 +314,7 @@ class LogManager:
 
     def _cut(self, partition: Partition, cut: _Cut) -> None:
         if partition.log is not cut.log or partition.is_leader or partition.leader_epoch != cut.leader_epoch:
-            return  # the partition has another leader by now, who says what to cut
+            return  # the partition has another leader by now, and will be cut by what that one answers
         try:
             if isinstance(cut.effect, RestartAt):
                 cut.log.restart_at(cut.effect.offset, self._platform.clock.now_ms())
@@ -327,7 +327,7 @@ class LogManager:
         cut.done()
 
     def restart_within_batch(self, partition: Partition, offset: int) -> None:
-        """At once, although that blocks: the records are at hand and cannot be asked for again."""
+        """Restart an empty log at once, although that blocks: the records are at hand and would not be sent again."""
         assert partition.log is not None
         name = partition.name
         self._recovery_limits[name], self._log_start_limits[name] = 0, offset

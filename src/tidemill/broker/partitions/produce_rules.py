@@ -1,8 +1,8 @@
-"""What a topic accepts from producers, and how it wants it stored: checks of one batch before it is appended.
+"""Validates one produced batch by its topic's configuration (Kafka: LogValidator).
 
-Records are looked into only when the topic's configuration asks for it (a compacted topic refuses records without a key,
-a `compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones) or when a header claims a time that is
-too new. That is done in steps, because a small batch may hold very many records. A refusal is an `InvalidBatch` with the
+Records are inspected only when the configuration needs it (a compacted topic refuses records without a key, a
+`compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones) or when a header claims a time that is
+too new. Inspection runs in steps, because a small batch may hold very many records. A refusal is an `InvalidBatch` with the
 protocol's error.
 """
 
@@ -35,7 +35,7 @@ Inspected: TypeAlias = tuple[memoryview, BatchHeader]
 _CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _NEVER = (1 << 63) - 1
 _NO_TIMESTAMP = -1
-# Of the records that are to blame so many are named in an answer.
+# An error response names at most so many of the invalid records.
 _RECORD_ERRORS_MAX = 100
 
 
@@ -64,7 +64,7 @@ class ProduceRules:
         )
 
     def received(self, data: memoryview, allows_zstd: bool, allows_transactions: bool = False) -> BatchHeader:
-        """The batch's header, when it is one that this topic can take at all."""
+        """Check what the header alone shows; returns the header."""
         if self._is_internal:
             raise InvalidBatch(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{self._topic} is written by coordinators only"
@@ -73,10 +73,10 @@ class ProduceRules:
         self._check_size(len(data))
         if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME):
             if header.is_transactional and not allows_transactions:
-                # As Kafka: without a transactional id nobody may write into a transaction.
+                # As in Kafka: a transactional batch needs a request with a transactional id.
                 code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 raise InvalidBatch(code, code.message)
-            # Only the broker says whose clock a batch's timestamps are by.
+            # Only the broker decides whether timestamps are the append time.
             if header.is_log_append_time:
                 header = restamp(data, header._replace(attributes=header.attributes & ~LOG_APPEND_TIME))
         if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
@@ -99,7 +99,7 @@ class ProduceRules:
             )
 
     def looks_inside(self, header: BatchHeader, now_ms: int) -> bool:
-        """Whether the records must be looked at: because of the topic, or of a header that looks wrong."""
+        """Whether the records must be inspected: because of the configuration, or of a suspicious header."""
         if self._always_looks_inside:
             return True
         codec = self._codec
@@ -111,7 +111,7 @@ class ProduceRules:
         )
 
     def inspect(self, data: memoryview, header: BatchHeader, now_ms: int) -> Steps[Inspected]:
-        """The batch as the topic wants it. `InvalidBatch` or `ProtocolError` when it is not to be had."""
+        """Check the records; returns the batch as it is to be stored. `InvalidBatch` or `ProtocolError` when refused."""
         body = yield from records_in_steps(data, header)
         findings = _Findings()
         check_times, check_keys = not self.rewrites_timestamps, self.needs_keys
@@ -137,7 +137,7 @@ class ProduceRules:
         findings.refuse(self._topic)
         if self._codec is not None and header.codec != self._codec:
             payload = yield from compress_in_steps(self._codec, body)
-            # As Kafka: what counts is what would be stored.
+            # As in Kafka: the size that counts is the stored one.
             self._check_size(HEADER_SIZE + len(payload))
             attributes = (header.attributes & ~COMPRESSION_MASK) | self._codec
             data = memoryview(assemble(header._replace(attributes=attributes), payload))
@@ -148,7 +148,7 @@ class ProduceRules:
 
 
 class _Findings:
-    """What is wrong with single records. The first few are named, all are counted."""
+    """Errors of single records. The first few are named, all are counted."""
 
     def __init__(self) -> None:
         self._unfair: list[tuple[int, str]] = []

@@ -1,11 +1,11 @@
-"""Batches that a producer was told to send again, so that those behind them are not taken for a gap.
+"""Remembers batches that were refused with a retriable error, so that later batches are not taken for a gap.
 
 A client has several batches in flight. One is refused for the moment: the disk is full, too few replicas are in sync, the
 leadership has not arrived yet. When the next one comes, that reason may be gone, and by its sequence the batch is out of
-order. Told so, a client begins a new epoch, under which what it has in flight elsewhere may be written twice (failure
-9). So the later batch is refused for the same reason as the earlier one, and the client sends both again, in order.
+order. On OUT_OF_ORDER_SEQUENCE_NUMBER a client bumps its epoch, under which its other batches in flight may be written twice
+(failure 9). So the later batch gets the same error as the earlier one, and the client sends both again, in order.
 
-The memory is short: a client that has given its batch up hears of the gap soon enough.
+A refusal is remembered for ten seconds: after that, a client that gave its batch up gets the error for the gap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Refusal(NamedTuple):
 
 
 class EarlyRefusals:
-    """Of partitions that are not hosted here, or not yet: who opens one takes over what its producers were told."""
+    """Refusals for partitions that are not hosted here yet. The partition takes them over when it is opened."""
 
     def __init__(self) -> None:
         self._by_key: dict[WireKey, Refusals] = {}
@@ -42,7 +42,7 @@ class EarlyRefusals:
         self._by_key.setdefault(key, Refusals()).note(header_at(batch), code, now_ms)
 
     def take(self, *keys: WireKey) -> Refusals | None:
-        """What was noted of a partition under any of its names."""
+        """Remove and return what was noted for a partition under any of its names."""
         taken = [refusals for key in keys if (refusals := self._by_key.pop(key, None)) is not None]
         if not taken:
             return None
@@ -52,7 +52,7 @@ class EarlyRefusals:
 
 
 class Refusals(dict[int, Refusal]):
-    """Of one partition, by producer id: the earliest batch that is missing."""
+    """The earliest missing batch of each producer of one partition, by producer id."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ class Refusals(dict[int, Refusal]):
             del self[next(iter(self))]
 
     def before(self, header: BatchHeader, now_ms: int) -> ErrorCode | None:
-        """Why an earlier batch of this producer was refused; None when none was, lately."""
+        """The error with which an earlier batch of this producer was refused; None when none was, lately."""
         refusal = self.get(header.producer_id)
         if (
             refusal is None

@@ -1,17 +1,17 @@
-"""The partitions that this broker hosts, kept in step with the metadata image.
+"""The partitions that this broker hosts (Kafka: ReplicaManager), kept in step with the metadata image.
 
-Opens logs at start, makes and removes them as topics and replicas come and go, and lets each partition lead or follow as
+Opens logs at start, creates and removes them as topics and replicas come and go, and lets each partition lead or follow as
 the image says. A partition whose log cannot be opened is offline: it answers KAFKA_STORAGE_ERROR and is reported once,
 while the others serve. Folders that the image does not know are never removed, only those of partitions that the image
 takes away while this broker runs (failure 16).
 
-When the disk under a partition fails that has other replicas, the broker stops: they take over, and only a broker that is
-gone makes the controller do that (failure 5). Damage, bytes that are no batch, is repaired from a replica: the broker notes
-that the log must be checked whole and stops without a clean mark; on its return it is in no ISR, cuts the log at the
-damage (what follows is set aside) and copies the rest from the leader. A sole replica, or the last one in sync, is never
-cut: it stays as it is and reports.
+When the disk fails under a partition that has other replicas, the broker stops: they take over, and the controller elects
+them only when this broker is gone (failure 5). Damage, bytes that are no batch, is repaired from a replica. The broker notes
+that the log must be checked whole and stops without a clean mark. On its return it is in no ISR, cuts the log at the damage
+(the rest is set aside) and copies the rest from the leader. A sole replica, or the last one in sync, is never cut: it
+stays as it is and is reported.
 
-Handlers look partitions up by what stands on the wire, in three dictionaries over the same values.
+Handlers find partitions by the names on the wire, in three dictionaries over the same values.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, NO_TOPIC_ID, BrokerId, To
 logger = logging.getLogger(__name__)
 
 _RECONSIDER_S = 0.5
-# A follower fetches twice a second, whether or not there is anything. Below the shortest session of a group's member.
+# A follower fetches twice a second, even at rest. Below the shortest session timeout of a group member.
 _SILENCE_MS_MAX = 3_000
 
 
 class HostedTopic(dict[int, Partition]):
-    """The partitions of a topic that are here, and what is counted of it."""
+    """The hosted partitions of a topic, and the topic's counts."""
 
     __slots__ = ("counts",)
 
@@ -73,7 +73,7 @@ class Replicas:
         on_fatal: Callable[[str], None],
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_loss` hears of every replica that the disk may hold less of than was written."""
+        """`on_loss` is called for every replica of which the disk may hold less than was written."""
         self._config = config
         self._platform = platform
         self._data_dir = data_dir
@@ -105,7 +105,7 @@ class Replicas:
     # -- finding ---------------------------------------------------------------------------------------------
 
     def find(self, key: tuple[str | bytes, int]) -> tuple[Partition | None, ErrorCode]:
-        """A partition by (topic name or topic id, index), or the error that tells why not."""
+        """Find a partition by (topic name or topic id, index), or the error for the client."""
         name, index = key
         if isinstance(name, bytes):
             hosted = self.by_wire_id.get(name)
@@ -143,7 +143,7 @@ class Replicas:
         for hosted in self.by_name.values():
             yield from hosted.values()
 
-    # -- what partitions and fetch loops ask of the broker ---------------------------------------------------
+    # -- what partitions and fetch loops need of the broker --------------------------------------------------
 
     def steady_ms(self) -> int:
         return int(self._loop.time() * 1000)
@@ -173,9 +173,9 @@ class Replicas:
         self._followers_heard_ms[broker_id] = self.steady_ms()
 
     def is_deserted(self, partition: Partition, since_ms: int) -> bool:
-        """Whether those in sync have asked this leader for nothing lately: they may follow another by now.
+        """Whether no follower in the ISR has fetched lately: they may follow another leader by now.
 
-        Nobody can be elected beside a leader that is in sync alone.
+        A leader that is the only one in the ISR cannot have been replaced.
         """
         image = partition.image
         if image is None or len(image.isr) < 2:
@@ -238,7 +238,7 @@ class Replicas:
             names = [r.name for r in delta.changed_configs if r.type == ResourceType.TOPIC]
             self._reconfigure(image.topics_by_name[name] for name in names if name in image.topics_by_name)
         if delta.changed_brokers:
-            # A broker that came back, or was let in, may join ISRs although its partitions are at rest.
+            # A broker that came back or was unfenced may join ISRs although its partitions are at rest.
             self.reconsider_isrs()
             self._fetchers.brokers_changed()
 
@@ -309,7 +309,7 @@ class Replicas:
             self._damaged.add(tp)
             self._report_offline(tp, str(error))
             if self._config.node_id in (*image.isr, *image.elr):
-                # The registration has promised what this log does not hold. After an unclean stop it does not.
+                # The registration promised records that this log lacks. After an unclean stop it promises none.
                 self._stop_if_others_can(tp, image, str(error))
         except OSError as error:
             self._report_offline(tp, str(error))
@@ -337,7 +337,7 @@ class Replicas:
             )
         found_id = data_dir.topic_id_of(tp)
         if found_id is not None and found_id != topic_id:
-            # The topic was deleted and made again while this broker was away. What it has is of the old one.
+            # The topic was deleted and created again while this broker was away. The folder is of the old one.
             aside = data_dir.set_folder_aside(tp, found_id)
             logger.warning(
                 "%s belongs to topic id %s, the metadata says %s; it is set aside as %s",
@@ -369,7 +369,7 @@ class Replicas:
         return log
 
     def _set_strays_aside(self) -> None:
-        """Partitions that were deleted, or given to others, while this broker was away."""
+        """Set partitions aside that were deleted or moved while this broker was away."""
         data_dir = self._data_dir
         for tp in data_dir.partition_folders():
             if tp.topic == METADATA_TOPIC or tp.partition in self.by_name.get(tp.topic, {}):
@@ -382,13 +382,13 @@ class Replicas:
                 )
             else:
                 logger.warning(
-                    "%s is not of this broker any more; it is set aside as %s, remove it when nobody wants it",
+                    "%s is not of this broker any more; it is set aside as %s and can be removed",
                     data_dir.folder_of(tp),
                     aside,
                 )
 
     def _repair(self, partition: Partition, image: PartitionImage) -> None:
-        """Open a damaged log up to the damage, when another replica has the rest and this one is not counted on."""
+        """Open a damaged log up to the damage, when another replica leads and this one is not in the ISR."""
         tp = partition.name
         has_other_leader = image.leader not in (NO_BROKER, self._config.node_id)
         if tp not in self._damaged or not has_other_leader or self._config.node_id in image.isr:
@@ -415,13 +415,13 @@ class Replicas:
             self._remove(partition)
 
     def _remove(self, partition: Partition) -> None:
-        """The partition is gone, or lives elsewhere now."""
+        """Remove a partition that was deleted or moved to other brokers."""
         self._fetchers.unfollow(partition)
-        # Of what comes under this name next, damage is news.
+        # Damage of a later partition with this name is reported again.
         self._damaged.discard(partition.name)
         if partition.log is None:
             partition.delayed.wake_fetches()
-            # Offline: its data may be all that is left of something. Only its owner may remove it.
+            # Offline: its files may be the only copy. Only an operator may remove them.
             logger.warning("%s was taken away while offline; its folder stays where it is", partition.name)
             return
         partition.release().release()
@@ -435,7 +435,7 @@ class Replicas:
             [self._data_dir.mark_folder_deleted(partition.name, partition.topic_id)]
         )
 
-    # -- trouble ---------------------------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------------------
 
     def _report_offline(self, tp: TopicPartition, reason: str) -> None:
         logger.error("partition %s is offline: %s", tp, reason)
@@ -470,7 +470,7 @@ class Replicas:
         self._on_fatal(f"{tp} is damaged, and other replicas have it: {reason}")
 
     def report_undecodable(self, partition: Partition, reason: str) -> None:
-        """A batch is as its client wrote it, and its records make no sense. Logged once for each partition."""
+        """A client wrote a batch whose records do not decode. Logged once for each partition."""
         if not partition.has_undecodable:
             partition.has_undecodable = True
             logger.warning("%s holds records that a client encoded wrongly: %s", partition.name, reason)
@@ -488,14 +488,14 @@ class Replicas:
                 partition.leadership.reconsider()
 
     def move_start(self, partition: Partition, offset: int) -> None:
-        """DeleteRecords."""
+        """Delete the records before an offset (DeleteRecords)."""
         self._log_manager.move_start(partition, offset)
 
     async def checkpoint(self) -> None:
         await self._log_manager.checkpoint()
 
     async def close(self) -> bool:
-        """A clean shutdown; whether every log was closed as it should be."""
+        """Shut down; returns whether every log was closed cleanly."""
         self._is_closing = True
         self._fetchers.close()
         self._isr_changes.close()

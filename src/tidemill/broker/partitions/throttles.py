@@ -1,7 +1,7 @@
-"""Replication throttles: how fast replicas that are not in sync are filled, where the configuration says so.
+"""Replication throttles (Kafka: ReplicationQuotaManager): limit the rate at which replicas that are not in sync are filled.
 
 A topic lists replicas as `partition:broker` pairs or as `*`; a broker has a rate as leader and one as follower. Replicas in
-sync are never throttled: somebody waits for them. `tidemill reassign` sets these and takes them away again.
+sync are never throttled, because acks wait for them. `tidemill reassign` sets and removes throttles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALL = "*"
 
 
 class Throttle:
-    """One side's: which partitions, and how fast."""
+    """The throttle of one side, leader or follower: its partitions and its rate."""
 
     def __init__(self, broker_id: int, replicas_key: str, rate_key: str) -> None:
         self._broker_id = broker_id
@@ -48,7 +48,7 @@ class Throttle:
                 )
 
     def applies_to(self, partition: Partition, replica_id: int) -> bool:
-        """Whether what goes to this replica is limited."""
+        """Whether the records that go to this replica are limited."""
         if not self._topics or partition.name.topic not in self._topics:
             return False
         indexes = self._topics[partition.name.topic]

@@ -1,13 +1,13 @@
 """Fetch sessions (KIP-227): a client names its partitions once and afterwards only what changed.
 
-A session remembers, for each partition, what to fetch and what the client was told last; a response then carries only
-partitions with news. The cache is bounded: a full one gives a new session the place of one that nobody has used for two
-minutes, or none at all (session id 0), and the client goes on with full fetches.
+A session remembers, for each partition, what to fetch and what was sent last; a response then includes only partitions
+that changed. The cache is bounded. When it is full, a new session replaces one that was unused for two minutes, or is not
+created (session id 0), and the client goes on with full fetches.
 
-A follower's session is another thing: it may hold thousands of partitions, of which few change between two fetches. Its
-partitions tell it of every append and change, and a fetch looks only at those and at what the request names. Followers
-always get a session; one that was not used for two minutes goes when the next begins, and so does the one that was not
-used for longest when there are more than a cluster has brokers.
+A follower's session may hold thousands of partitions, of which few change between two fetches. Its partitions notify it
+of every append and change, and a fetch reads only those and the ones that the request names. Followers always get a session.
+One that was unused for two minutes is closed when the next begins. When there are more than a cluster has brokers, the
+least recently used one is closed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched
 
+TOPIC_IDS_SINCE = 13
 NO_SESSION = 0
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
@@ -86,7 +87,7 @@ class FetchSession:
         self.partitions.pop(key, None)
 
     def rotate(self, served: list[WireKey]) -> None:
-        """Partitions that returned data go to the end of the line, so that none starves behind them."""
+        """Move partitions that returned data to the end, so that no other starves behind them."""
         for key in served:
             if key in self.partitions:
                 self.partitions.move_to_end(key)
@@ -99,7 +100,7 @@ class FetchSession:
 class ReplicaSession(FetchSession):
     # Partitions that may have something new for the follower, the longest waiting first.
     dirty: dict[WireKey, None] = field(default_factory=dict)
-    # The fetch that is parked on this session, to be told of bytes.
+    # The delayed fetch that waits on this session, called with the bytes that came.
     on_grown: Callable[[int], None] | None = None
 
     def grew(self, key: WireKey, added_bytes: int) -> None:
@@ -111,7 +112,7 @@ class ReplicaSession(FetchSession):
         self.dirty[key] = None
 
     def _want(self, key: WireKey, wanted: FetchPartition) -> None:
-        # Not super(): a dataclass with slots is made anew, and the name would mean the first one.
+        # Not super(): a dataclass with slots is a second class, and `super()` would refer to the first.
         FetchSession._want(self, key, wanted)
         self.dirty[key] = None
 
@@ -151,7 +152,7 @@ class FetchSessions:
             session.close()
 
     def _continue(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode:
-        # A consumer's session is none of a follower's, and the other way round: they remember different things.
+        # Consumers and followers cannot use each other's sessions, which remember different things.
         sessions: OrderedDict[int, ReplicaSession] | OrderedDict[int, FetchSession]
         sessions = self._replica_sessions if is_replica(request) else self._sessions
         session = sessions.get(request.session_id)
@@ -159,7 +160,7 @@ class FetchSessions:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if session.epoch != request.session_epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
-        if session.uses_ids != (version >= 13):
+        if session.uses_ids != (version >= TOPIC_IDS_SINCE):
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         session.epoch = 1 if session.epoch == _LARGEST_EPOCH else session.epoch + 1
         session.used_ms = now_ms
@@ -172,7 +173,7 @@ class FetchSessions:
             return self._create_for_replica(request, version, now_ms)
         if not self._make_room(now_ms):
             return None
-        session = FetchSession(self._free_id(), uses_ids=version >= 13, used_ms=now_ms)
+        session = FetchSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=now_ms)
         session.update(request)
         self._sessions[session.id] = session
         return session
@@ -185,10 +186,10 @@ class FetchSessions:
         ]
         for session_id in unused:
             self._close(session_id)
-        # More than there can be followers: anybody may claim to be one. A real one uses its session all the time.
+        # More than there can be followers, because any client may claim to be one. A real one uses its session all the time.
         while len(self._replica_sessions) >= _REPLICA_SESSIONS_MAX:
             self._close(next(iter(self._replica_sessions)))
-        session = ReplicaSession(self._free_id(), uses_ids=version >= 13, used_ms=now_ms)
+        session = ReplicaSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=now_ms)
         session.update(request)
         self._replica_sessions[session.id] = session
         return session
@@ -218,7 +219,7 @@ def is_replica(request: FetchRequest) -> bool:
 
 
 def replica_of(request: FetchRequest) -> tuple[int, int]:
-    """The broker that fetches, and its epoch; -1 where the version has none."""
+    """The id and the epoch of the broker that fetches; -1 where the version has no epoch."""
     state = request.replica_state
     if state.replica_id >= 0:
         return state.replica_id, state.replica_epoch

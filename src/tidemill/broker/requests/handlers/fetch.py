@@ -1,4 +1,4 @@
-"""Fetch (1): whole batches as slices of segment files, now or when there is enough.
+"""Fetch (1): returns whole batches as slices of segment files, at once or when there are enough bytes.
 
 A fetch that finds less than `min_bytes` is delayed (`delayed_fetch.py`): each of its partitions reports how much became
 visible. It responds when that adds up to enough, or when `max_wait_ms` is over.
@@ -25,6 +25,7 @@ from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
 from tidemill.broker.requests.fetch_sessions import (
     INITIAL_EPOCH,
+    TOPIC_IDS_SINCE,
     CachedPartition,
     FetchSession,
     ReplicaSession,
@@ -66,7 +67,7 @@ def fetch(broker: Broker, call: Call) -> None:
     if is_replica(request):
         _claim_lane(broker, call, request)
         if session is None:
-            session = ReplicaSession(0, uses_ids=call.version >= 13)
+            session = ReplicaSession(0, uses_ids=call.version >= TOPIC_IDS_SINCE)
             session.update(request)
         assert isinstance(session, ReplicaSession)
         broker.replicas.heard_from_follower(replica_of(request)[0])
@@ -110,7 +111,7 @@ class ConsumerFetch:
         if session is not None:
             self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
         else:
-            by_id = call.version >= 13
+            by_id = call.version >= TOPIC_IDS_SINCE
             self._wanted = [
                 ((topic.topic_id if by_id else topic.topic, wanted.partition), wanted, None)
                 for topic in request.topics

@@ -1,15 +1,15 @@
 """Produce (0): the hot path.
 
-The request is walked in place; each partition's batch goes to `Partition.append` as a view of the frame. When every
+The request is walked in place; each partition's batch goes to `Appender.append` as a view of the frame. When every
 partition succeeded without waiting, the response is packed directly, otherwise it is built as a message. With `acks=all`
-the answer waits until the high watermark has passed the batch; a broker that stops to lead meanwhile says so.
+the response waits until the high watermark has passed the batch, or fails when this broker stops leading.
 
-A batch that must be looked into, and holds much, is appended a little later (`Partition.append_later`). What comes for its
-partition meanwhile is appended behind it.
+A batch whose many records must be inspected is appended a little later (`Appender.append_later`). Later batches of its
+partition are appended behind it.
 
-A transactional producer's batches go on with a transaction that is open in their partitions, or wait until its coordinator
-has confirmed that it may begin there. Produce requests of a connection do not wait for each other's answers: what comes
-meanwhile of the same producer for the same partition waits behind.
+A transactional producer's batches continue a transaction that is open in their partitions, or wait until its coordinator
+has verified it (KIP-890). Produce requests of a connection do not wait for each other's responses: later batches of the
+same producer for the same partition wait behind.
 
 Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
 10 adds the current leader; 12 adds partitions to transactions; 13 names topics by id. ApiVersions says 0–13, because
@@ -47,10 +47,12 @@ if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
 
 
+_ZSTD_SINCE = 7
 _NAMES_LEADERS_SINCE = 10
 # Clients of these versions know TRANSACTION_ABORTABLE, and leave it to the broker to add their partitions (KIP-890).
 _ABORTABLE_SINCE = 11
-_ADDS_SINCE = 12
+_ADDS_PARTITIONS_SINCE = 12
+_TOPIC_IDS_SINCE = 13
 _COORDINATOR_AWAY = (
     ErrorCode.NETWORK_EXCEPTION,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -76,7 +78,7 @@ def produce(broker: Broker, call: Call) -> None:
         TransactionalProduce(broker, call, walk, walk.transactional_id).start()
         return
     frame, version = call.frame, call.version
-    topics = broker.replicas.by_wire_id if version >= 13 else broker.replicas.by_wire_name
+    topics = broker.replicas.by_wire_id if version >= _TOPIC_IDS_SINCE else broker.replicas.by_wire_name
     now_ms = broker.clock.now_ms()
     results: Results = []
     unsettled: list[Unsettled] = []
@@ -93,7 +95,7 @@ def produce(broker: Broker, call: Call) -> None:
             else:
                 try:
                     result = partition.appender.append(
-                        frame[start:end], acks, now_ms, allows_zstd=version >= 7
+                        frame[start:end], acks, now_ms, allows_zstd=version >= _ZSTD_SINCE
                     )
                 except NotAtOnce:
                     result = _NOT_YET._replace(partition=index)
@@ -110,7 +112,7 @@ def produce(broker: Broker, call: Call) -> None:
         if hosted is not None:
             hosted.counts.produce_requests += len(partitions)
     if unsettled or later:
-        _Parked(broker, call, acks, results, unsettled, walk.timeout_ms, later)
+        DelayedProduce(broker, call, acks, results, unsettled, walk.timeout_ms, later)
     else:
         _answer(broker, call, acks, results, all_good)
 
@@ -130,9 +132,9 @@ def _unappendable(
 def _missing(
     broker: Broker, version: int, wire_key: tuple[bytes, int], batch: memoryview | None
 ) -> ErrorCode:
-    """Why a partition is not hosted here. It may be in a moment, and then knows what its producers were told."""
+    """The error for a partition that is not hosted here. If it is opened soon, it takes over the refusal."""
     name, index = wire_key
-    key = (name if version >= 13 else name.decode(), index)
+    key = (name if version >= _TOPIC_IDS_SINCE else name.decode(), index)
     code = broker.replicas.find(key)[1]
     if batch is not None:
         broker.replicas.early_refusals.note(key, batch, code, broker.replicas.steady_ms())
@@ -140,15 +142,15 @@ def _missing(
 
 
 class Unsettled(NamedTuple):
-    """A result that does not hold yet, and where it stands."""
+    """The place of a result that is not final yet."""
 
     partition: Partition
     results: list[ProduceResult]
     position: int
 
 
-class _Parked:
-    """A produce that is answered when what it wrote is as safe as its `acks` and its topics ask for."""
+class DelayedProduce:
+    """A produce that waits until its batches are committed or synced, as `acks` and the topics require."""
 
     __slots__ = ("_acks", "_broker", "_call", "_results", "_timer", "_unsettled", "_waiters")
 
@@ -162,7 +164,7 @@ class _Parked:
         timeout_ms: int,
         later: Sequence[tuple[Unsettled, memoryview]] = (),
     ) -> None:
-        """`later` are batches that have to be looked into before they are appended."""
+        """`later` are batches whose records are inspected before they are appended."""
         self._broker = broker
         self._call = call
         self._acks = acks
@@ -172,7 +174,7 @@ class _Parked:
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
         for number, (place, batch) in enumerate(later):
             place.partition.appender.append_later(
-                batch, acks, partial(self._appended, number), allows_zstd=call.version >= 7
+                batch, acks, partial(self._appended, number), allows_zstd=call.version >= _ZSTD_SINCE
             )
         for number in range(len(later), len(self._unsettled)):
             self._wait_for(number)
@@ -231,8 +233,10 @@ class _Parked:
 
 
 class TransactionalProduce:
-    """A produce with a transactional id: each batch whose transaction is not open in its partition waits for a word of the
-    transaction's coordinator, and those behind it wait with it. Then all is as for any other.
+    """A produce with a transactional id.
+
+    Each batch whose transaction is not open in its partition waits until the transaction coordinator has verified the
+    transaction (KIP-890), and later batches wait behind it. Then it is handled like any other produce.
     """
 
     __slots__ = (
@@ -251,7 +255,7 @@ class TransactionalProduce:
         self._call = call
         self._walk = walk
         self._transactional_id = transactional_id
-        self._adds = call.version >= _ADDS_SINCE
+        self._adds = call.version >= _ADDS_PARTITIONS_SINCE
         self._results: Results = []
         self._unsettled: list[Unsettled] = []
         # Batches that are not appended or refused yet, and `start` as long as it runs.
@@ -269,7 +273,11 @@ class TransactionalProduce:
         if len(producers) > 1:
             _refuse_all(self._call, self._walk, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
             return
-        topics = self._broker.replicas.by_wire_id if version >= 13 else self._broker.replicas.by_wire_name
+        topics = (
+            self._broker.replicas.by_wire_id
+            if version >= _TOPIC_IDS_SINCE
+            else self._broker.replicas.by_wire_name
+        )
         for wire_name, partitions in self._walk.topics:
             hosted = topics.get(wire_name)
             results: list[ProduceResult] = []
@@ -294,7 +302,7 @@ class TransactionalProduce:
         self._settle_one()
 
     def _take(self, place: Unsettled, batch: memoryview, asked: dict[TopicPartition, Guard]) -> None:
-        """Append a batch now, or have it wait for an answer that is on its way or has to be asked for."""
+        """Append a batch now, or let it wait for the verification of its transaction."""
         header = _transactional_header(batch)
         guard = place.partition.appender.guard_for(header, adds=self._adds) if header is not None else None
         if header is None or guard is None:
@@ -319,7 +327,7 @@ class TransactionalProduce:
         self._settle_one()
 
     def _append(self, place: Unsettled, batch: memoryview, guard: Guard | None) -> None:
-        acks, allows_zstd = self._walk.acks, self._call.version >= 7
+        acks, allows_zstd = self._walk.acks, self._call.version >= _ZSTD_SINCE
         try:
             result = place.partition.appender.append(
                 batch,
@@ -357,14 +365,16 @@ class TransactionalProduce:
             return
         acks = self._walk.acks
         if self._unsettled:
-            _Parked(self._broker, self._call, acks, self._results, self._unsettled, self._walk.timeout_ms)
+            DelayedProduce(
+                self._broker, self._call, acks, self._results, self._unsettled, self._walk.timeout_ms
+            )
         else:
             all_good = not any(result.error for _, results in self._results for result in results)
             _answer(self._broker, self._call, acks, self._results, all_good)
 
 
 def _transactional_header(batch: memoryview) -> BatchHeader | None:
-    """The header of a batch that belongs to a producer's transaction; whether it is right is for the partition to say."""
+    """The unchecked header of a transactional batch; None for other batches."""
     if len(batch) < HEADER_SIZE:
         return None
     header = header_at(batch)
@@ -377,11 +387,13 @@ def _pass_on(asked: Mapping[TopicPartition, Guard], codes: Mapping[TopicPartitio
 
 
 def _as_told(code: ErrorCode, version: int) -> tuple[ErrorCode, str]:
-    """What a producer hears of a coordinator's refusal. Old ones take no retriable error but those of a partition."""
+    """The error for a batch that the coordinator did not verify. Old clients retry only errors of a partition."""
     told = code
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE:
         told = ErrorCode.INVALID_TXN_STATE
-    elif code in _COORDINATOR_AWAY or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_SINCE):
+    elif code in _COORDINATOR_AWAY or (
+        code is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_PARTITIONS_SINCE
+    ):
         told = ErrorCode.NOT_ENOUGH_REPLICAS
     if told is code:
         return code, code.message
@@ -391,7 +403,7 @@ def _as_told(code: ErrorCode, version: int) -> tuple[ErrorCode, str]:
 def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: bool) -> None:
     if acks == 0:
         if not all_good:
-            # The only way to tell a client that asked for no answer.
+            # Closing is the only way to report an error to a client that expects no response.
             call.connection.close("a produce request with acks=0 failed")
         call.finish()
         return
@@ -404,14 +416,14 @@ def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: b
 
 
 def _name_leaders(broker: Broker, call: Call, message: ProduceResponse) -> None:
-    """KIP-951: a producer that asked the wrong broker hears which one is right."""
+    """Name the leaders in errors for requests that went to the wrong broker (KIP-951)."""
     if call.version < _NAMES_LEADERS_SINCE:
         return
     leaders: dict[int, None] = {}
     for topic in message.responses:
         for answer in topic.partition_responses:
             if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                name = topic.topic_id if call.version >= 13 else topic.name
+                name = topic.topic_id if call.version >= _TOPIC_IDS_SINCE else topic.name
                 leader, epoch = broker.replicas.leader_of((name, answer.index))
                 answer.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
                 leaders[leader] = None
@@ -423,7 +435,7 @@ def _message(results: Results, version: int) -> ProduceResponse:
     responses = []
     for wire_name, partitions in results:
         topic = TopicProduceResponse()
-        if version >= 13:
+        if version >= _TOPIC_IDS_SINCE:
             topic.topic_id = wire_name
         else:
             topic.name = wire_name.decode()
