@@ -26,11 +26,11 @@ def is_deserted(world: World, since_ms: int = 0) -> bool:
     return host.replicas.is_deserted(host.partition(), since_ms)
 
 
-def test_a_leader_at_rest_is_not_deserted(world: World) -> None:
+def test_leader_at_rest_is_not_deserted(world: World) -> None:
     assert not is_deserted(world)
 
 
-def test_a_leader_that_is_cut_off_is_until_its_followers_are_back(world: World) -> None:
+def test_leader_that_is_cut_off_is_deserted_until_followers_fetch_again(world: World) -> None:
     world.cut_off(1)
     world.settle(_SILENCE_S)
     assert is_deserted(world)
@@ -39,7 +39,7 @@ def test_a_leader_that_is_cut_off_is_until_its_followers_are_back(world: World) 
     assert not is_deserted(world)
 
 
-def test_one_follower_is_enough(world: World) -> None:
+def test_fetches_of_one_follower_are_enough(world: World) -> None:
     world.kill(2)
     world.settle(_SILENCE_S)
     assert not is_deserted(world)
@@ -48,7 +48,7 @@ def test_one_follower_is_enough(world: World) -> None:
     assert is_deserted(world)
 
 
-def test_nobody_can_replace_a_leader_that_is_in_sync_alone(world: World) -> None:
+def test_sole_member_of_isr_is_never_deserted(world: World) -> None:
     world.alter_partition = lambda _request: None
     world.change(isr=[1])
     world.cut_off(1)
@@ -56,7 +56,7 @@ def test_nobody_can_replace_a_leader_that_is_in_sync_alone(world: World) -> None
     assert not is_deserted(world)
 
 
-def test_one_that_has_just_begun_to_lead_waits_for_the_first_fetch(world: World) -> None:
+def test_new_leader_is_not_deserted_before_the_first_fetch(world: World) -> None:
     world.cut_off(1)
     world.settle(_SILENCE_S)
     assert not is_deserted(world, since_ms=world[1].replicas.steady_ms())

@@ -114,7 +114,7 @@ def test_pipelined_requests_are_answered_in_order(
     run_in(loop_name, scenario(), LIMIT_S)
 
 
-def test_more_requests_than_may_wait_are_answered_behind_a_parked_fetch(
+def test_more_requests_than_may_wait_are_answered_behind_a_delayed_fetch(
     loop_name: str, tmp_path: Path
 ) -> None:
     count = 5_000

@@ -56,7 +56,7 @@ def expect_in_order(world: World, *sequences: int) -> None:
 
 
 @pytest.mark.parametrize("written", [0, 2], ids=["a new producer", "a known producer"])
-def test_too_few_replicas_for_a_moment(world: World, written: int) -> None:
+def test_batch_after_not_enough_replicas_gets_the_same_error(world: World, written: int) -> None:
     for sequence in range(written):
         assert outcome(world, send(world, sequence)) is ErrorCode.NONE
     too_few_in_sync(world)
@@ -67,7 +67,7 @@ def test_too_few_replicas_for_a_moment(world: World, written: int) -> None:
     expect_in_order(world, written, written + 1, written + 2)
 
 
-def test_a_leader_that_has_just_arrived(world: World) -> None:
+def test_batch_after_not_leader_gets_the_same_error(world: World) -> None:
     assert outcome(world, send(world, 0)) is ErrorCode.NONE
     world.settle()
     assert outcome(world, send(world, 1, broker_id=2)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -79,7 +79,7 @@ def test_a_leader_that_has_just_arrived(world: World) -> None:
     assert world[2].values() == [b"0", b"1", b"2"]
 
 
-def test_what_was_refused_here_and_written_elsewhere_is_not_waited_for(world: World) -> None:
+def test_batch_refused_here_and_written_elsewhere_is_not_missing(world: World) -> None:
     assert outcome(world, send(world, 0, broker_id=2)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     for sequence in (0, 1):
         assert outcome(world, send(world, sequence)) is ErrorCode.NONE
@@ -89,7 +89,7 @@ def test_what_was_refused_here_and_written_elsewhere_is_not_waited_for(world: Wo
     assert outcome(world, send(world, 2, broker_id=2)) is ErrorCode.NONE
 
 
-def test_a_retry_is_still_recognised(world: World) -> None:
+def test_duplicate_is_recognised_after_a_refusal(world: World) -> None:
     for sequence in range(3):
         assert outcome(world, send(world, sequence)) is ErrorCode.NONE
     too_few_in_sync(world)
@@ -100,7 +100,7 @@ def test_a_retry_is_still_recognised(world: World) -> None:
     assert produced(repeated).base_offset == 2
 
 
-def test_a_gap_that_lasts_is_a_gap(world: World) -> None:
+def test_lasting_gap_is_out_of_order(world: World) -> None:
     assert outcome(world, send(world, 0)) is ErrorCode.NONE
     assert outcome(world, send(world, 2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     too_few_in_sync(world)
@@ -110,7 +110,7 @@ def test_a_gap_that_lasts_is_a_gap(world: World) -> None:
     assert outcome(world, send(world, 2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_new_epoch_begins_without_the_old_ones_refusals(world: World) -> None:
+def test_new_producer_epoch_ignores_old_refusals(world: World) -> None:
     assert outcome(world, send(world, 0)) is ErrorCode.NONE
     too_few_in_sync(world)
     assert outcome(world, send(world, 1)) is ErrorCode.NOT_ENOUGH_REPLICAS
@@ -119,7 +119,7 @@ def test_a_new_epoch_begins_without_the_old_ones_refusals(world: World) -> None:
     assert outcome(world, send(world, 2, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_disk_that_is_full_for_a_moment(world: World) -> None:
+def test_batch_after_full_disk_gets_the_same_error(world: World) -> None:
     assert outcome(world, send(world, 0)) is ErrorCode.NONE
     disk = world[1].disk
     room = disk.free_bytes
@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_for_a_moment(world: World) -> None:
     expect_in_order(world, 1, 2)
 
 
-def test_a_partition_that_was_not_open_yet(make_world: MakeWorld) -> None:
+def test_refusal_before_partition_is_opened_is_taken_over(make_world: MakeWorld) -> None:
     world = make_world()
     world.start()
     assert outcome(world, send(world, 0)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -49,7 +49,7 @@ def in_sync(world: World, *broker_ids: int) -> None:
 # -- acks ----------------------------------------------------------------------------------------------------
 
 
-def test_acks_all_is_answered_when_all_in_sync_have_it(world: World) -> None:
+def test_acks_all_waits_for_the_isr(world: World) -> None:
     answer = produce(world, 1, b"a", b"b")
     assert not answer.is_there
     world.until(lambda: answer.is_there, "the ack")
@@ -60,13 +60,13 @@ def test_acks_all_is_answered_when_all_in_sync_have_it(world: World) -> None:
     world.until(lambda: all(world[b].high_watermark == 2 for b in (2, 3)), "the followers hear of it")
 
 
-def test_acks_1_is_answered_at_once(world: World) -> None:
+def test_acks_1_responds_at_once(world: World) -> None:
     world.cut_off(1)
     answer = produce(world, 1, b"a", acks=1)
     assert produced(answer).error_code == ErrorCode.NONE
 
 
-def test_acks_all_without_enough_replicas_is_refused_before_it_is_written(world: World) -> None:
+def test_acks_all_under_min_isr_is_refused_before_the_write(world: World) -> None:
     world.alter_partition = lambda _request: ErrorCode.INELIGIBLE_REPLICA
     world.change(isr=[1])
     world.settle()
@@ -75,14 +75,14 @@ def test_acks_all_without_enough_replicas_is_refused_before_it_is_written(world:
     assert world[1].log.log_end_offset == 0
 
 
-def test_acks_all_times_out_while_a_follower_is_silent(world: World) -> None:
+def test_acks_all_times_out_while_a_follower_does_not_fetch(world: World) -> None:
     world.cut_off(1)
     answer = produce(world, 1, b"a", timeout_ms=1_000)
     world.until(lambda: answer.is_there, "the answer")
     assert produced(answer).error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
-def test_a_retry_of_something_that_is_not_committed_yet_waits_too(world: World) -> None:
+def test_retry_of_uncommitted_batch_waits_for_commit(world: World) -> None:
     world.cut_off(1)
     first = produce(world, 1, b"a", timeout_ms=1_000)
     world.until(lambda: first.is_there, "the time-out")
@@ -94,7 +94,7 @@ def test_a_retry_of_something_that_is_not_committed_yet_waits_too(world: World) 
     assert produced(second).error_code == ErrorCode.NONE
 
 
-def test_who_waits_for_an_ack_hears_that_the_leadership_is_lost(world: World) -> None:
+def test_waiting_ack_fails_when_leadership_is_lost(world: World) -> None:
     world.cut_off(1)
     answer = produce(world, 1, b"a")
     world.change(leader=2, isr=[2, 3])
@@ -102,7 +102,7 @@ def test_who_waits_for_an_ack_hears_that_the_leadership_is_lost(world: World) ->
     assert produced(answer).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_a_follower_refuses_producers_and_names_the_leader(world: World) -> None:
+def test_produce_to_follower_is_refused_and_names_the_leader(world: World) -> None:
     answer = produce(world, 2, b"a")
     result = produced(answer)
     assert result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -111,7 +111,7 @@ def test_a_follower_refuses_producers_and_names_the_leader(world: World) -> None
     assert (endpoint.node_id, endpoint.host) == (1, "b1")
 
 
-def test_a_broker_without_a_replica_says_so(make_world: MakeWorld) -> None:
+def test_request_to_broker_without_replica_names_the_leader(make_world: MakeWorld) -> None:
     world = make_world()
     world.start()
     world.create_topic(replicas=(1, 2))
@@ -127,7 +127,7 @@ def test_a_broker_without_a_replica_says_so(make_world: MakeWorld) -> None:
 # -- the ISR -------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_that_is_away_leaves_the_isr_and_returns(world: World) -> None:
+def test_stopped_follower_leaves_isr_and_returns(world: World) -> None:
     world.cut_off(3)
     answer = produce(world, 1, b"a", timeout_ms=60_000)
     started_s = world.scheduler.now_s
@@ -140,7 +140,7 @@ def test_a_follower_that_is_away_leaves_the_isr_and_returns(world: World) -> Non
     assert world[3].values() == [b"a"]
 
 
-def test_a_fenced_broker_joins_once_it_is_not_fenced_any_more(world: World) -> None:
+def test_fenced_broker_joins_isr_when_unfenced(world: World) -> None:
     """Although nothing is written meanwhile: its session has no news."""
     world.change(isr=[1, 2])
     world.fence(3)
@@ -150,7 +150,7 @@ def test_a_fenced_broker_joins_once_it_is_not_fenced_any_more(world: World) -> N
     world.until(lambda: set(world.partition_image().isr) == {1, 2, 3}, "it is let in", limit_s=1.0)
 
 
-def test_a_refused_isr_change_is_tried_again(world: World) -> None:
+def test_refused_isr_change_is_sent_again(world: World) -> None:
     refusals = [ErrorCode.INELIGIBLE_REPLICA, None, ErrorCode.UNKNOWN_SERVER_ERROR]
     world.alter_partition = lambda _request: refusals.pop(0) if refusals else ErrorCode.NONE
     world.change(isr=[1, 2])
@@ -158,7 +158,7 @@ def test_a_refused_isr_change_is_tried_again(world: World) -> None:
     assert not refusals
 
 
-def test_many_changes_travel_together(make_world: MakeWorld) -> None:
+def test_isr_changes_are_batched_into_one_request(make_world: MakeWorld) -> None:
     world = make_world()
     world.start()
     world.create_topic(partitions=20, isr=(1,))
@@ -169,7 +169,7 @@ def test_many_changes_travel_together(make_world: MakeWorld) -> None:
 # -- visibility ----------------------------------------------------------------------------------------------
 
 
-def test_failure_13_consumers_see_nothing_that_one_replica_has_alone(world: World) -> None:
+def test_failure_13_consumer_sees_no_record_of_one_replica(world: World) -> None:
     write(world, 1, b"a")
     world.cut_off(1)
     produce(world, 1, b"lost", acks=1)
@@ -182,7 +182,7 @@ def test_failure_13_consumers_see_nothing_that_one_replica_has_alone(world: Worl
     assert read(world, 2) == [b"a"]
 
 
-def test_failure_11_a_new_leader_serves_not_before_those_in_sync_confirmed(world: World) -> None:
+def test_failure_11_new_leader_serves_only_after_isr_fetched(world: World) -> None:
     write(world, 1, b"a")
     world.until(lambda: world[2].high_watermark == 1, "the follower knows")
     write(world, 1, b"b")
@@ -200,7 +200,7 @@ def test_failure_11_a_new_leader_serves_not_before_those_in_sync_confirmed(world
     assert latest(world, 2).offset == 2
 
 
-def test_followers_serve_consumers_what_they_know_to_be_committed(world: World) -> None:
+def test_follower_serves_consumers_below_its_high_watermark(world: World) -> None:
     write(world, 1, b"a")
     world.until(lambda: world[2].high_watermark == 1, "the follower knows")
     write(world, 1, b"b")
@@ -215,7 +215,7 @@ def test_followers_serve_consumers_what_they_know_to_be_committed(world: World) 
 # -- leader changes ------------------------------------------------------------------------------------------
 
 
-def test_an_old_leader_cuts_off_what_the_new_one_does_not_have(world: World) -> None:
+def test_old_leader_truncates_what_new_leader_lacks(world: World) -> None:
     write(world, 1, b"a")
     world.cut_off(1)
     produce(world, 1, b"lost", b"lost too", acks=1)

@@ -21,7 +21,7 @@ def _opened(sessions: FetchSessions, replica_id: int) -> FetchSession:
     return session
 
 
-def test_a_follower_cannot_go_on_with_the_session_of_a_consumer() -> None:
+def test_follower_cannot_use_session_of_consumer() -> None:
     sessions = _sessions()
     session = _opened(sessions, -1)
     as_follower = FetchRequest(replica_id=2, session_id=session.id, session_epoch=1)
@@ -30,7 +30,7 @@ def test_a_follower_cannot_go_on_with_the_session_of_a_consumer() -> None:
     assert sessions.resolve(as_consumer, _VERSION, 0) is session
 
 
-def test_a_consumer_cannot_go_on_with_the_session_of_a_follower() -> None:
+def test_consumer_cannot_use_session_of_follower() -> None:
     sessions = _sessions()
     session = _opened(sessions, 2)
     assert isinstance(session, ReplicaSession)
@@ -38,7 +38,7 @@ def test_a_consumer_cannot_go_on_with_the_session_of_a_follower() -> None:
     assert sessions.resolve(as_consumer, _VERSION, 0) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_claims_to_be_a_follower_take_no_session_from_a_follower_that_uses_its_own() -> None:
+def test_many_follower_sessions_do_not_evict_one_in_use() -> None:
     """And they do not add up without end."""
     sessions = _sessions()
     session = _opened(sessions, 2)

@@ -46,12 +46,12 @@ def follower(log: FakeLog) -> PartitionFollower:
     return PartitionFollower(log, leader_id=2, leader_epoch=9, backoff_ms=BACKOFF_MS)
 
 
-def test_it_asks_for_what_comes_next_and_names_its_last_epoch() -> None:
+def test_position_names_log_end_and_last_epoch() -> None:
     machine = follower(FakeLog(20, 5, [(1, 5), (4, 12)]))
     assert machine.position() == FetchPosition(20, 4, 9, 5)
 
 
-def test_it_takes_over_the_leaders_high_watermark_as_far_as_it_has_it() -> None:
+def test_high_watermark_of_leader_is_followed_up_to_own_log_end() -> None:
     machine = follower(FakeLog(20, 5))
     assert machine.appended(30, 5) == [FollowHighWatermark(20)]
     assert machine.appended(10, 8) == [FollowHighWatermark(10), FollowLogStart(8)]
@@ -69,7 +69,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("case", CUTS)
-def test_failure_01_it_cuts_where_the_epochs_part(case: str) -> None:
+def test_failure_01_divergence_truncates_where_epochs_diverge(case: str) -> None:
     """Never at its own high watermark: after two failovers that would cut off what others count on."""
     epochs, end, leader_epoch, leader_end, expected = CUTS[case]
     machine = follower(FakeLog(end, 0, epochs))
@@ -80,17 +80,17 @@ def test_failure_01_it_cuts_where_the_epochs_part(case: str) -> None:
     assert machine.is_ready(0)
 
 
-def test_a_cut_below_its_log_start_begins_anew() -> None:
+def test_truncation_below_log_start_restarts_the_log() -> None:
     machine = follower(FakeLog(20, 10, [(1, 10)]))
     assert machine.diverged(20, 0, 4) == [RestartAt(4)]
 
 
-def test_behind_the_leaders_log_start_it_begins_there() -> None:
+def test_follower_behind_leaders_log_start_restarts_there() -> None:
     machine = follower(FakeLog(20, 0, [(1, 0)]))
     assert machine.refused(ErrorCode.OFFSET_OUT_OF_RANGE, 20, 50, 0) == [RestartAt(50)]
 
 
-def test_what_was_asked_before_a_cut_is_not_taken() -> None:
+def test_response_to_fetch_before_truncation_is_ignored() -> None:
     log = FakeLog(20, 0, [(1, 0)])
     machine = follower(log)
     assert machine.expects(20)
@@ -105,14 +105,14 @@ def test_what_was_asked_before_a_cut_is_not_taken() -> None:
     assert not machine.refused(ErrorCode.OFFSET_OUT_OF_RANGE, 20, 50, 0)
 
 
-def test_a_fenced_epoch_waits_for_the_image() -> None:
+def test_fenced_leader_epoch_waits_for_the_image() -> None:
     machine = follower(FakeLog())
     machine.refused(ErrorCode.FENCED_LEADER_EPOCH, 0, -1, 0)
     assert not machine.is_ready(1 << 60)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.OFFSET_OUT_OF_RANGE])
-def test_other_errors_are_tried_again_after_a_while(code: ErrorCode) -> None:
+def test_other_errors_back_off(code: ErrorCode) -> None:
     machine = follower(FakeLog())
     assert not machine.refused(code, 0, -1, now_ms=500)
     assert not machine.is_ready(500 + BACKOFF_MS - 1)
@@ -140,7 +140,7 @@ def test_time_ends_no_truncation() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER])
-def test_a_leader_that_does_not_know_that_it_leads_is_asked_again_soon(code: ErrorCode) -> None:
+def test_leader_that_does_not_know_its_role_is_retried_soon(code: ErrorCode) -> None:
     machine = follower(FakeLog())
     assert not machine.refused(code, 0, -1, now_ms=500)
     assert not machine.is_ready(500)

@@ -80,7 +80,7 @@ def isr_of(effect: Effect) -> list[int]:
 # -- the high watermark --------------------------------------------------------------------------------------
 
 
-def test_it_is_the_smallest_end_of_those_in_sync() -> None:
+def test_high_watermark_is_smallest_log_end_of_isr() -> None:
     led = Led()
     assert led.append(10) == []
     assert led.fetch(2, 10) == []
@@ -88,13 +88,13 @@ def test_it_is_the_smallest_end_of_those_in_sync() -> None:
     assert led.fetch(3, 10) == [AdvanceHighWatermark(10)]
 
 
-def test_a_replica_that_is_not_in_sync_does_not_hold_it_back() -> None:
+def test_replica_outside_isr_does_not_hold_high_watermark_back() -> None:
     led = Led(isr=(1, 2))
     led.append(10)
     assert led.fetch(2, 10) == [AdvanceHighWatermark(10)]
 
 
-def test_a_replica_that_has_just_caught_up_and_may_join_is_waited_for() -> None:
+def test_caught_up_replica_that_may_join_holds_high_watermark_back() -> None:
     led = Led(isr=(1, 2))
     led.append(10)
     led.fetch(2, 10)
@@ -105,7 +105,7 @@ def test_a_replica_that_has_just_caught_up_and_may_join_is_waited_for() -> None:
     assert led.fetch(3, 12)[-1] == AdvanceHighWatermark(12)
 
 
-def test_it_never_goes_back() -> None:
+def test_high_watermark_never_goes_back() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
@@ -114,7 +114,7 @@ def test_it_never_goes_back() -> None:
     assert led.machine.high_watermark == 10
 
 
-def test_it_stands_still_below_min_insync_replicas() -> None:
+def test_high_watermark_stands_still_under_min_isr() -> None:
     """KIP-966: an eligible leader replica outside of the ISR must have everything that was shown."""
     led = Led(isr=(1,), min_insync_replicas=2)
     assert led.append(10) == []
@@ -122,12 +122,12 @@ def test_it_stands_still_below_min_insync_replicas() -> None:
     assert led.commit(joins) == [AdvanceHighWatermark(10)]
 
 
-def test_more_replicas_than_there_are_cannot_be_asked_for() -> None:
+def test_min_insync_replicas_is_limited_by_replica_count() -> None:
     led = Led(isr=(1,), replicas=(1,), min_insync_replicas=2)
     assert led.append(3) == [AdvanceHighWatermark(3)]
 
 
-def test_this_replica_counts_with_what_it_vouches_for() -> None:
+def test_leader_counts_with_its_synced_end() -> None:
     led = Led()
     led.machine.appended(10, led.now_ms)
     assert led.fetch(2, 10) == []
@@ -136,7 +136,7 @@ def test_this_replica_counts_with_what_it_vouches_for() -> None:
     assert led.machine.synced(10, led.now_ms) == [AdvanceHighWatermark(10)]
 
 
-def test_failure_02_a_proposed_member_counts_before_anybody_knows_whether_it_is_one() -> None:
+def test_failure_02_proposed_member_counts_before_the_controller_decides() -> None:
     """Leader and controller may disagree about the ISR for a while; the larger of the two must have it all."""
     led = Led(isr=(1, 2))
     led.append(10)
@@ -151,7 +151,7 @@ def test_failure_02_a_proposed_member_counts_before_anybody_knows_whether_it_is_
     assert led.machine.image_changed((1, 2, 3), (1, 2), 8, led.now_ms) == [AdvanceHighWatermark(20)]
 
 
-def test_failure_02_a_member_that_is_to_leave_counts_until_it_has_left() -> None:
+def test_failure_02_leaving_member_counts_until_the_controller_decides() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
@@ -163,14 +163,14 @@ def test_failure_02_a_member_that_is_to_leave_counts_until_it_has_left() -> None
     assert led.commit(proposal) == [AdvanceHighWatermark(10)]
 
 
-def test_failure_11_a_new_leader_shows_nothing_before_those_in_sync_confirmed_it() -> None:
+def test_failure_11_new_leader_commits_nothing_before_isr_fetched() -> None:
     led = Led(end_offset=10, high_watermark=4)
     assert not led.machine.configured(1, led.now_ms)
     assert led.fetch(2, 10) == []
     assert led.fetch(3, 10) == [AdvanceHighWatermark(10)]
 
 
-def test_failure_13_what_one_replica_wrote_is_not_shown() -> None:
+def test_failure_13_record_of_one_replica_is_not_committed() -> None:
     led = Led()
     for end_offset in (1, 2, 3):
         assert led.append(end_offset) == []
@@ -180,7 +180,7 @@ def test_failure_13_what_one_replica_wrote_is_not_shown() -> None:
 # -- leaving the ISR -----------------------------------------------------------------------------------------
 
 
-def test_a_follower_that_lags_for_too_long_is_to_leave() -> None:
+def test_follower_that_lags_too_long_is_removed_from_isr() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
@@ -190,7 +190,7 @@ def test_a_follower_that_lags_for_too_long_is_to_leave() -> None:
     assert proposal == ProposeIsr((IsrMember(1, 10), IsrMember(2, 20)), 5, 7)
 
 
-def test_a_follower_at_the_end_of_a_log_at_rest_stays() -> None:
+def test_follower_at_log_end_stays_in_isr_without_fetches() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
@@ -202,7 +202,7 @@ def test_a_follower_at_the_end_of_a_log_at_rest_stays() -> None:
     assert isr_of(proposal) == [1]
 
 
-def test_a_follower_that_always_is_a_little_behind_stays() -> None:
+def test_follower_slightly_behind_stays_in_isr() -> None:
     led = Led(isr=(1, 2), replicas=(1, 2))
     led.append(10)
     led.fetch(2, 0)
@@ -213,7 +213,7 @@ def test_a_follower_that_always_is_a_little_behind_stays() -> None:
         assert led.check() == []
 
 
-def test_a_follower_that_falls_ever_further_behind_leaves() -> None:
+def test_follower_that_falls_further_behind_leaves_isr() -> None:
     led = Led(isr=(1, 2), replicas=(1, 2))
     proposals: list[Effect] = []
     for number in range(1, 10):
@@ -226,7 +226,7 @@ def test_a_follower_that_falls_ever_further_behind_leaves() -> None:
     assert isr_of(proposals[0]) == [1]
 
 
-def test_one_proposal_is_under_way_at_a_time() -> None:
+def test_one_proposal_is_in_flight_at_a_time() -> None:
     led = Led()
     led.append(10)
     (first,) = led.check(after_ms=LAG_MS + 1)
@@ -240,7 +240,7 @@ def test_one_proposal_is_under_way_at_a_time() -> None:
 # -- returning to it -----------------------------------------------------------------------------------------
 
 
-def test_a_follower_returns_when_it_has_what_is_committed() -> None:
+def test_follower_joins_isr_when_it_reached_high_watermark() -> None:
     led = Led(isr=(1, 2))
     led.append(10)
     led.fetch(2, 10)
@@ -252,7 +252,7 @@ def test_a_follower_returns_when_it_has_what_is_committed() -> None:
     assert led.machine.partition_epoch == 8
 
 
-def test_a_follower_returns_not_before_it_has_the_start_of_the_epoch() -> None:
+def test_follower_joins_isr_only_after_start_of_leader_epoch() -> None:
     """The leader's high watermark may be behind: reaching it says nothing yet."""
     led = Led(isr=(1, 2), end_offset=10, high_watermark=4)
     assert led.fetch(3, 5) == []
@@ -262,7 +262,7 @@ def test_a_follower_returns_not_before_it_has_the_start_of_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("epoch", [None, 29, 31])
-def test_failure_04_only_the_incarnation_that_the_controller_knows_returns(epoch: int | None) -> None:
+def test_failure_04_only_the_registered_incarnation_joins_isr(epoch: int | None) -> None:
     led = Led(isr=(1, 2))
     led.append(10)
     led.fetch(2, 10)
@@ -276,7 +276,7 @@ def test_failure_04_only_the_incarnation_that_the_controller_knows_returns(epoch
     assert isr_of(proposal) == [1, 2, 3], "let in without another fetch, when the broker changed"
 
 
-def test_fetches_of_a_replaced_incarnation_are_refused() -> None:
+def test_fetch_of_replaced_incarnation_is_refused() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 0, epoch=21)
@@ -285,7 +285,7 @@ def test_fetches_of_a_replaced_incarnation_are_refused() -> None:
     assert led.machine.followers[2].log_end_offset == 0
 
 
-def test_a_follower_that_is_gone_does_not_return_without_a_fetch() -> None:
+def test_follower_that_left_isr_does_not_join_without_a_fetch() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
@@ -301,7 +301,7 @@ def test_a_follower_that_is_gone_does_not_return_without_a_fetch() -> None:
 # -- answers -------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_member_is_tried_again_later() -> None:
+def test_refused_member_is_proposed_again_later() -> None:
     led = Led(isr=(1, 2))
     (proposal,) = led.fetch(3, 0)
     assert isinstance(proposal, ProposeIsr)
@@ -310,7 +310,7 @@ def test_a_refused_member_is_tried_again_later() -> None:
     assert led.check() == [proposal]
 
 
-def test_an_undecided_proposal_is_sent_again() -> None:
+def test_undecided_proposal_is_sent_again() -> None:
     led = Led(isr=(1, 2))
     (proposal,) = led.fetch(3, 0)
     assert isinstance(proposal, ProposeIsr)
@@ -318,7 +318,7 @@ def test_an_undecided_proposal_is_sent_again() -> None:
     assert led.machine.is_pending
 
 
-def test_the_answer_to_an_earlier_proposal_says_nothing_about_a_later_one() -> None:
+def test_answer_to_earlier_proposal_is_ignored() -> None:
     led = Led(isr=(1, 2))
     led.append(10)
     led.fetch(2, 10)
@@ -337,13 +337,13 @@ def test_the_answer_to_an_earlier_proposal_says_nothing_about_a_later_one() -> N
     assert led.commit(second, partition_epoch=9) == [AdvanceHighWatermark(20)]
 
 
-def test_an_old_image_changes_nothing() -> None:
+def test_old_image_changes_nothing() -> None:
     led = Led()
     assert not led.machine.image_changed((1, 2, 3), (1,), 7, led.now_ms)
     assert led.machine.isr == (1, 2, 3)
 
 
-def test_a_new_replica_is_known_and_a_removed_one_forgotten() -> None:
+def test_image_adds_new_replicas_and_drops_removed_ones() -> None:
     led = Led()
     led.machine.image_changed((1, 2, 4), (1, 2), 8, led.now_ms)
     assert list(led.machine.followers) == [2, 4]
@@ -365,7 +365,7 @@ def test_new_leader_vouches_only_for_what_it_has_synced() -> None:
     assert machine.synced(10, 0) == [AdvanceHighWatermark(10)]
 
 
-def test_the_same_leader_in_a_new_epoch_keeps_what_it_knows() -> None:
+def test_same_leader_in_new_epoch_keeps_follower_state() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)

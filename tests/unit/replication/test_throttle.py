@@ -5,13 +5,13 @@ from __future__ import annotations
 from tidemill.replication.throttle import RateLimit
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_unlimited_rate_never_waits() -> None:
     limit = RateLimit()
     limit.charge(1 << 60, 0)
     assert limit.wait_ms(0) == 0
 
 
-def test_the_rate_holds_over_time() -> None:
+def test_rate_holds_over_time() -> None:
     limit = RateLimit(1_000)
     now_ms, sent = 1, 0
     while now_ms < 60_000:
@@ -24,14 +24,14 @@ def test_the_rate_holds_over_time() -> None:
     assert 59_000 <= sent <= 61_700
 
 
-def test_what_was_not_used_does_not_add_up() -> None:
+def test_unused_bytes_add_up_to_one_second() -> None:
     limit = RateLimit(1_000)
     assert limit.wait_ms(3_600_000) == 0
     limit.charge(1_500, 3_600_000)
     assert 500 <= limit.wait_ms(3_600_000) <= 502
 
 
-def test_asking_for_the_wait_changes_nothing() -> None:
+def test_wait_ms_changes_nothing() -> None:
     asked, silent = RateLimit(1_000), RateLimit(1_000)
     for limit in (asked, silent):
         limit.charge(5_000, 1_000)
@@ -40,7 +40,7 @@ def test_asking_for_the_wait_changes_nothing() -> None:
     assert asked.wait_ms(3_500) == silent.wait_ms(3_500) > 0
 
 
-def test_a_rate_of_nothing_stops_everything() -> None:
+def test_rate_of_zero_stops_everything() -> None:
     limit = RateLimit(0)
     assert limit.wait_ms(1) > 0
     assert limit.wait_ms(1_000_000) > 0
