@@ -19,11 +19,11 @@ from pathlib import Path
 
 from tidemill.broker.disk.cleaning_process import clean_in_process
 from tidemill.config import TopicConfig
-from tidemill.log.cleanable import find_dirt, plan_cleaning
-from tidemill.log.cleaner import Cleaning, clean
+from tidemill.log.cleaning.cleanable import find_dirt, plan_cleaning
+from tidemill.log.cleaning.cleaner import Cleaning, clean
+from tidemill.log.cleaning.offset_map import OffsetMap
 from tidemill.log.files import DiskFiles
 from tidemill.log.log import Log
-from tidemill.log.offset_map import OffsetMap
 from tidemill.protocol.records import Record, build_batch, split_batches
 
 _BATCH_BYTES = 64 * 1024

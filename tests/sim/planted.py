@@ -20,7 +20,8 @@ from tidemill.broker.quorum import state as quorum_state
 from tidemill.broker.requests import replica_fetch
 from tidemill.controller import alter_partition, brokers
 from tidemill.errors import ErrorCode
-from tidemill.log import producers, segment
+from tidemill.log.producer_state import producers
+from tidemill.log.segments import segment
 from tidemill.raft import elections, tracker
 from tidemill.replication import follower, leader
 from tidemill.sim.world import Plan

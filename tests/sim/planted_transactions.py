@@ -16,7 +16,9 @@ from tidemill.coordinator.transactions import machine as transactions
 from tidemill.coordinator.transactions import rules as transaction_rules
 from tidemill.coordinator.transactions import transaction
 from tidemill.errors import ErrorCode
-from tidemill.log import log, producers, replay
+from tidemill.log import log
+from tidemill.log.producer_state import producers
+from tidemill.log.recovery import replay
 from tidemill.protocol.api.transactions import InitProducerIdRequest
 from tidemill.sim.world import Plan
 

@@ -15,7 +15,7 @@ from tidemill.broker.quorum.lifecycle import Lifecycle
 from tidemill.broker.quorum.log import MetadataLog
 from tidemill.controller.controller import Controller
 from tidemill.log.log import Log
-from tidemill.log.recovery import SyncWork
+from tidemill.log.sync import SyncWork
 from tidemill.sim.checker import Assigned
 from tidemill.sim.cluster import Machine
 from tidemill.sim.disk import Operation

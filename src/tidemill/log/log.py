@@ -18,12 +18,13 @@ from tidemill.config import TopicConfig
 from tidemill.errors import StorageError
 from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import Files, FileSlice
-from tidemill.log.folder import tidy
-from tidemill.log.producers import Producers
-from tidemill.log.recovery import SyncWork, check_followed, check_reaches, recover
-from tidemill.log.replay import check_continues, learn, replay, save_txn_indexes
+from tidemill.log.producer_state.producers import Producers
+from tidemill.log.producer_state.snapshots import ProducerSnapshots
+from tidemill.log.recovery.folder import tidy
+from tidemill.log.recovery.recover import check_followed, check_reaches, recover
+from tidemill.log.recovery.replay import check_continues, learn, replay, save_txn_indexes
 from tidemill.log.retention import count_expired, count_in_excess
-from tidemill.log.segment import (
+from tidemill.log.segments.segment import (
     RELATIVE_OFFSET_MAX,
     SUFFIXES,
     PlacedBatch,
@@ -31,7 +32,7 @@ from tidemill.log.segment import (
     placed,
     segment_name,
 )
-from tidemill.log.snapshots import ProducerSnapshots
+from tidemill.log.sync import SyncWork
 from tidemill.log.time_search import TimestampedOffset, search_newest, search_time
 from tidemill.log.transactions import AbortedTransaction, TransactionEnd, build_marker
 from tidemill.protocol.records import CONTROL, LENGTH_PREFIX, BatchHeader, header_at, stamp

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.log.segment import Segment
+from tidemill.log.segments.segment import Segment
 
 
 def count_expired(committed: Sequence[Segment], retention_ms: int, now_ms: int) -> int:

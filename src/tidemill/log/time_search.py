@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.files import File
-from tidemill.log.segment import Segment, can_hold, read_batches
+from tidemill.log.segments.segment import Segment, can_hold, read_batches
 from tidemill.protocol.record_walk import RECORDS_A_STEP, records_in_steps, walk
 from tidemill.protocol.records import LOG_APPEND_TIME, BatchHeader, checksum_matches
 from tidemill.protocol.steps import Steps

@@ -15,7 +15,7 @@ from dataclasses import replace
 from random import Random
 
 from tidemill.broker.quorum.log import METADATA_FOLDER
-from tidemill.log.segment import read_batches
+from tidemill.log.segments.segment import read_batches
 from tidemill.sim.cluster import Cluster, Machine
 
 _PAUSE_S_MAX = 15.0

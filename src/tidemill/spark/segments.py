@@ -45,10 +45,10 @@ from tidemill.errors import ConfigError, StorageError
 from tidemill.log.datadir import parse_checkpoint
 from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import File, Files
-from tidemill.log.producers import Producers
-from tidemill.log.segment import read_batches, segment_name
+from tidemill.log.producer_state.producers import Producers
+from tidemill.log.segments.segment import read_batches, segment_name
+from tidemill.log.segments.txn_index import TransactionIndex
 from tidemill.log.transactions import AbortedTransaction
-from tidemill.log.txn_index import TransactionIndex
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, checksum_matches, header_at, is_plausible
 from tidemill.spark.decode import Decoder

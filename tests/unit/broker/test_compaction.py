@@ -32,12 +32,12 @@ from tidemill.broker.partitions.compaction import Compactor
 from tidemill.broker.partitions.partition import Partition
 from tidemill.config import TopicConfig, load_broker_config
 from tidemill.errors import StorageError
-from tidemill.log.cleanable import find_dirt, plan_cleaning
-from tidemill.log.cleaner import SourceSegment, clean
+from tidemill.log.cleaning.cleanable import find_dirt, plan_cleaning
+from tidemill.log.cleaning.cleaner import SourceSegment, clean
 from tidemill.log.datadir import DataDir
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
-from tidemill.log.segment import segment_name
+from tidemill.log.segments.segment import segment_name
 from tidemill.protocol.records import TRANSACTIONAL
 from tidemill.sim.disk import SimulatedDisk, Step
 from tidemill.types import TopicPartition

@@ -18,7 +18,7 @@ from tidemill.config import TopicConfig
 from tidemill.controller.image import PartitionImage
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
-from tidemill.log.recovery import DiskFull
+from tidemill.log.sync import DiskFull
 from tidemill.protocol.api.data import FetchPartition
 from tidemill.protocol.records import header_at
 from tidemill.replication.leader import ProposeIsr

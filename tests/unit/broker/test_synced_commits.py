@@ -10,7 +10,7 @@ import pytest
 from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
 from tidemill.broker.coordinators.groups import OFFSETS_TOPIC
 from tidemill.broker.node import Node
-from tidemill.log.recovery import SyncWork
+from tidemill.log.sync import SyncWork
 
 
 async def test_a_commit_is_answered_once_it_is_synced(

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from tidemill.config import TopicConfig
-from tidemill.log.cleanable import find_dirt, plan_cleaning
-from tidemill.log.cleaner import CleaningResult, clean
+from tidemill.log.cleaning.cleanable import find_dirt, plan_cleaning
+from tidemill.log.cleaning.cleaner import CleaningResult, clean
+from tidemill.log.cleaning.swap import SegmentSwap
 from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.log.swap import SegmentSwap
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.records import (
     BatchHeader,

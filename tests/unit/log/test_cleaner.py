@@ -22,9 +22,9 @@ from tests.unit.log.compacted import (
     topic_config,
 )
 from tidemill.errors import StorageError
-from tidemill.log.cleanable import find_dirt
-from tidemill.log.cleaner import SourceSegment, group_segments
-from tidemill.log.swap import CleaningAbandoned
+from tidemill.log.cleaning.cleanable import find_dirt
+from tidemill.log.cleaning.cleaner import SourceSegment, group_segments
+from tidemill.log.cleaning.swap import CleaningAbandoned
 from tidemill.protocol.records import DELETE_HORIZON, LOG_APPEND_TIME, checksum_matches
 from tidemill.sim.disk import SimulatedDisk
 

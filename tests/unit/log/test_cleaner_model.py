@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.log.compacted import DELETE_RETENTION_MS, compact, latest, open_log, put, records, seal
-from tidemill.log.offset_map import SLOT_BYTES, OffsetMap, fingerprint
+from tidemill.log.cleaning.offset_map import SLOT_BYTES, OffsetMap, fingerprint
 from tidemill.protocol.records import Record
 from tidemill.sim.disk import SimulatedDisk
 

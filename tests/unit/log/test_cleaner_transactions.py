@@ -22,8 +22,8 @@ from tests.unit.log.compacted import (
     seal,
     topic_config,
 )
-from tidemill.log.cleanable import find_dirt
-from tidemill.log.cleaned_transactions import CleanedTransactions
+from tidemill.log.cleaning.cleanable import find_dirt
+from tidemill.log.cleaning.transactions import CleanedTransactions
 from tidemill.log.log import Log
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.protocol.records import DELETE_HORIZON, TRANSACTIONAL, Record, build_batch, header_at

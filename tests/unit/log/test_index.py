@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.log.batches import T0, append, batch, parse_segment, small_segments
 from tidemill.errors import StorageError
-from tidemill.log.index import CorruptIndex, OffsetIndex, TimeIndex
 from tidemill.log.log import Log
+from tidemill.log.segments.index import CorruptIndex, OffsetIndex, TimeIndex
 from tidemill.sim.disk import SimulatedDisk
 
 

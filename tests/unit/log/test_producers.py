@@ -9,7 +9,7 @@ import pytest
 from tests.unit.log.batches import T0, append, batch, castagnoli, small_segments
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.log import Log
-from tidemill.log.producers import Producers
+from tidemill.log.producer_state.producers import Producers
 from tidemill.protocol.records import InvalidBatch, header_at
 from tidemill.sim.disk import SimulatedDisk
 

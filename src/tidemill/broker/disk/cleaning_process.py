@@ -17,7 +17,7 @@ import sys
 import threading
 
 from tidemill.errors import StorageError
-from tidemill.log.cleaner import Cleaning, CleaningResult, clean
+from tidemill.log.cleaning.cleaner import Cleaning, CleaningResult, clean
 from tidemill.log.files import DiskFiles
 
 _NICENESS = 5

@@ -21,12 +21,12 @@ from tidemill.broker.disk.syncer import RunBlocking
 from tidemill.broker.partitions.partition import Partition
 from tidemill.config import BrokerConfig
 from tidemill.errors import StorageError
-from tidemill.log.cleanable import Dirt, find_dirt, plan_cleaning
-from tidemill.log.cleaner import Cleaning, CleaningResult, clean
+from tidemill.log.cleaning.cleanable import Dirt, find_dirt, plan_cleaning
+from tidemill.log.cleaning.cleaner import Cleaning, CleaningResult, clean
+from tidemill.log.cleaning.swap import CleaningAbandoned, SegmentSwap
 from tidemill.log.datadir import DataDir
 from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.log.swap import CleaningAbandoned, SegmentSwap
 
 logger = logging.getLogger(__name__)
 

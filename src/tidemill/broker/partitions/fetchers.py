@@ -27,7 +27,7 @@ from tidemill.broker.partitions.throttles import Throttles
 from tidemill.config import ReplicationConfig
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
-from tidemill.log.recovery import DiskFull
+from tidemill.log.sync import DiskFull
 from tidemill.protocol.api.data import (
     FetchPartition,
     FetchRequest,

@@ -14,7 +14,7 @@ from tidemill.broker.partitions.delayed_operations import OffsetWaiters, Settled
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
-from tidemill.log.recovery import DiskFull
+from tidemill.log.sync import DiskFull
 
 
 class LogFlush:

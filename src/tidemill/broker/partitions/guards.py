@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidemill.errors import ErrorCode
-from tidemill.log.producers import AppendedBatch, Producers
+from tidemill.log.producer_state.producers import AppendedBatch, Producers
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.records import BatchHeader, InvalidBatch
 

@@ -21,7 +21,7 @@ from tidemill.config import BrokerConfig
 from tidemill.errors import StorageError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
-from tidemill.log.recovery import DiskFull
+from tidemill.log.sync import DiskFull
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.types import TopicPartition
 

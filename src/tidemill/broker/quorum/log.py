@@ -28,8 +28,8 @@ from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.epochs import EpochStart
 from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.log.recovery import SyncWork
-from tidemill.log.segment import segment_name
+from tidemill.log.segments.segment import segment_name
+from tidemill.log.sync import SyncWork
 from tidemill.protocol.api.quorum import VotersRecord
 from tidemill.protocol.records import (
     HEADER_SIZE,

@@ -29,7 +29,7 @@ from tidemill.broker.quorum.log import MetadataLog
 from tidemill.broker.quorum.peers import PeerResponse, Peers
 from tidemill.broker.quorum.state import QuorumStateFile
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
-from tidemill.log.recovery import DiskFull
+from tidemill.log.sync import DiskFull
 from tidemill.protocol.api import data, quorum
 from tidemill.protocol.records import InvalidBatch
 from tidemill.protocol.schema import Response

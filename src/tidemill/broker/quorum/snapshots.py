@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tidemill.broker.quorum.records import control_batch, control_records, data_batch
 from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.files import File, Files
-from tidemill.log.segment import read_batches
+from tidemill.log.segments.segment import read_batches
 from tidemill.protocol.api.quorum import (
     KRaftVersionRecord,
     SnapshotFooterRecord,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tidemill.errors import StorageError
 from tidemill.log.datadir import parse_checkpoint
-from tidemill.log.index import OffsetEntry, TimeEntry
-from tidemill.log.producers import Producers
+from tidemill.log.producer_state.producers import Producers
+from tidemill.log.segments.index import OffsetEntry, TimeEntry
 from tidemill.log.transactions import AbortedTransaction
 
 Event = dict[str, object]

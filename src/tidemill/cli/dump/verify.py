@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidemill.cli.dump.scan import Batch
 from tidemill.cli.dump.side_files import read_aborted, read_index, read_time_index
-from tidemill.log.index import OffsetEntry, TimeEntry
+from tidemill.log.segments.index import OffsetEntry, TimeEntry
 
 _NO_TIME = -1
 

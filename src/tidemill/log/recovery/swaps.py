@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tidemill.errors import StorageError
 from tidemill.log.files import Files
-from tidemill.log.segment import INDEX_SUFFIXES, SUFFIXES, SWAP, read_batches, segment_name
+from tidemill.log.segments.segment import INDEX_SUFFIXES, SUFFIXES, SWAP, read_batches, segment_name
 from tidemill.protocol.records import checksum_matches
 
 _SWAPPED_LOG = f".log{SWAP}"

@@ -12,9 +12,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidemill.log.cleaner import Cleaning, SourceSegment
+from tidemill.log.cleaning.cleaner import Cleaning, SourceSegment
 from tidemill.log.log import Log
-from tidemill.log.segment import Segment
+from tidemill.log.segments.segment import Segment
 
 
 class Dirt(NamedTuple):

@@ -11,66 +11,13 @@ a folder may come from there: between the segments of a compacted topic a hole p
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidemill.errors import StorageError
 from tidemill.log.epochs import LeaderEpochs
-from tidemill.log.files import File, Files
-from tidemill.log.segment import Segment
+from tidemill.log.files import Files
+from tidemill.log.segments.segment import Segment
 from tidemill.protocol.records import BatchHeader
-
-
-class DiskFull(OSError):
-    """A sync that stopped before the end for want of space. All that it promised for is still there to be synced again,
-    which cannot be said of a failed `fsync`."""
-
-
-class SyncWork(NamedTuple):
-    """What makes the log durable up to `end_offset`. Safe to do in another thread, once."""
-
-    files: Files
-    segments: Sequence[File]
-    folder: str
-    is_folder_dirty: bool
-    # The first since the log was opened: nobody has synced the folder's own entry, nor what names its topic.
-    is_first: bool
-    epochs: tuple[str, bytes] | None
-    end_offset: int
-    # How many changes of the folder and of the epochs this covers.
-    folder_changes: int
-    epoch_changes: int
-    # What could not even be written.
-    failure: OSError | None = None
-
-    def run(self) -> None:
-        if self.failure is not None:
-            raise _as_disk_full(self.failure, self.folder)
-        for file in self.segments:
-            file.sync()
-        if self.epochs is not None:
-            self._save_epochs(*self.epochs)
-        if self.is_first:
-            metadata_path = f"{self.folder}/partition.metadata"
-            if self.files.exists(metadata_path):
-                self.files.open(metadata_path).sync()
-            self.files.sync_folder(self.folder)
-            self.files.sync_folder(self.folder.rpartition("/")[0])
-        elif self.is_folder_dirty:
-            self.files.sync_folder(self.folder)
-
-    def _save_epochs(self, path: str, content: bytes) -> None:
-        try:
-            self.files.replace(path, content)
-        except OSError as error:
-            raise _as_disk_full(error, path) from error
-
-
-def _as_disk_full(error: OSError, path: str) -> OSError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(error.errno, error.strerror, path)
-    return error
 
 
 class Recovered(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tidemill.errors import StorageError
 from tidemill.log.files import Files
-from tidemill.log.segment import SUFFIXES
-from tidemill.log.swap_recovery import complete_swaps
+from tidemill.log.recovery.swaps import complete_swaps
+from tidemill.log.segments.segment import SUFFIXES
 
 _LEFTOVERS = (".deleted", ".tmp", ".cleaned")
 _BESIDE_A_LOG = tuple(f".{suffix}" for suffix in SUFFIXES[1:])

@@ -16,10 +16,10 @@ otherwise a crash just then would bring them back.
 
 from __future__ import annotations
 
-from tidemill.log.cleaner import CleaningResult
+from tidemill.log.cleaning.cleaner import CleaningResult
 from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.log.segment import CLEANED, IN_PLACE, SUFFIXES, SWAP, Segment, segment_name
+from tidemill.log.segments.segment import CLEANED, IN_PLACE, SUFFIXES, SWAP, Segment, segment_name
 
 
 class CleaningAbandoned(Exception):

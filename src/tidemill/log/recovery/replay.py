@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
-from tidemill.log.producers import Producers
-from tidemill.log.segment import Segment
+from tidemill.log.producer_state.producers import Producers
+from tidemill.log.segments.segment import Segment
 from tidemill.log.transactions import AbortedTransaction, marker_of
 from tidemill.protocol.records import CONTROL, BatchHeader, InvalidBatch
 

@@ -33,11 +33,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.errors import ProtocolError, StorageError
-from tidemill.log.cleaned_transactions import CleanedTransactions
+from tidemill.log.cleaning.offset_map import OffsetMap
+from tidemill.log.cleaning.rewrite import delete_horizon_of, with_records, without_records
+from tidemill.log.cleaning.transactions import CleanedTransactions
 from tidemill.log.files import Files
-from tidemill.log.offset_map import OffsetMap
-from tidemill.log.rewrite import delete_horizon_of, with_records, without_records
-from tidemill.log.segment import CLEANED, SUFFIXES, PlacedBatch, Segment, placed, read_batches, segment_name
+from tidemill.log.segments.segment import (
+    CLEANED,
+    SUFFIXES,
+    PlacedBatch,
+    Segment,
+    placed,
+    read_batches,
+    segment_name,
+)
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.protocol.record_walk import RawRecord, records_of, walk
 from tidemill.protocol.records import BatchHeader, checksum_matches, header_at

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from tidemill.errors import StorageError
 from tidemill.log.files import File, Files, FileSlice
-from tidemill.log.index import CorruptIndex, OffsetEntry, OffsetIndex, TimeEntry, TimeIndex
-from tidemill.log.txn_index import TransactionIndex
+from tidemill.log.segments.index import CorruptIndex, OffsetEntry, OffsetIndex, TimeEntry, TimeIndex
+from tidemill.log.segments.txn_index import TransactionIndex
 from tidemill.protocol.records import (
     HEADER_SIZE,
     BatchHeader,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tidemill.errors import StorageError
 from tidemill.log.files import Files
-from tidemill.log.producers import Producers
-from tidemill.log.segment import segment_name
+from tidemill.log.producer_state.producers import Producers
+from tidemill.log.segments.segment import segment_name
 
 _KEPT = 2
 
