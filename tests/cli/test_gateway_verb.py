@@ -23,7 +23,7 @@ from tests.cli.gateways import (
     start_with_gateway,
     wait_for_end,
 )
-from tidemill.cli import addresses
+from tidemill.cli.serving import addresses
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.connection import Address

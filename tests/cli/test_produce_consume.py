@@ -16,7 +16,7 @@ import pytest
 
 from tests.brokers import RunningBroker, eventually, readable
 from tests.cli.conftest import LIMIT_S, Run, write
-from tidemill.cli.record_format import NewRecord
+from tidemill.cli.records.record_format import NewRecord
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumer

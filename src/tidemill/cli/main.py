@@ -26,26 +26,32 @@ EXIT_PIPE_CLOSED = 141
 
 # Subcommand: (module with `add_arguments(parser)` and `run(arguments) -> exit code`, what it does)
 COMMANDS = {
-    "serve": ("tidemill.cli.serve", "run a broker"),
-    "gateway": ("tidemill.cli.gateway", "run the REST gateway and the web console of a cluster"),
-    "topics": ("tidemill.cli.topics", "list, describe, create, grow and delete topics"),
-    "produce": ("tidemill.cli.produce", "write records to a topic"),
-    "consume": ("tidemill.cli.consume", "print the records of a topic"),
-    "groups": ("tidemill.cli.groups", "list, describe, reset and delete consumer groups"),
-    "transactions": ("tidemill.cli.transactions", "list and describe transactions, abort hanging ones"),
-    "configs": ("tidemill.cli.configs", "show and change settings of topics, brokers and groups"),
-    "cluster": ("tidemill.cli.cluster", "run a local cluster, and show how a cluster is"),
-    "brokers": ("tidemill.cli.brokers", "list, drain and remove brokers"),
-    "reassign": ("tidemill.cli.reassign", "move partitions between brokers"),
+    "serve": ("tidemill.cli.serving.serve", "run a broker"),
+    "gateway": ("tidemill.cli.serving.gateway", "run the REST gateway and the web console of a cluster"),
+    "topics": ("tidemill.cli.topics.topics", "list, describe, create, grow and delete topics"),
+    "produce": ("tidemill.cli.records.produce", "write records to a topic"),
+    "consume": ("tidemill.cli.records.consume", "print the records of a topic"),
+    "groups": ("tidemill.cli.groups.groups", "list, describe, reset and delete consumer groups"),
+    "transactions": (
+        "tidemill.cli.groups.transactions",
+        "list and describe transactions, abort hanging ones",
+    ),
+    "configs": ("tidemill.cli.topics.configs", "show and change settings of topics, brokers and groups"),
+    "cluster": ("tidemill.cli.cluster.cluster", "run a local cluster, and show how a cluster is"),
+    "brokers": ("tidemill.cli.cluster.brokers", "list, drain and remove brokers"),
+    "reassign": ("tidemill.cli.cluster.reassign", "move partitions between brokers"),
     "pipeline": (
-        "tidemill.cli.pipeline",
+        "tidemill.cli.pipelines.pipeline",
         "run data pipelines on Spark: archive, replay, dedupe, aggregate and your own",
     ),
-    "bench": ("tidemill.cli.bench", "measure how fast a cluster is from here"),
-    "dump-log": ("tidemill.cli.dump_log", "show what is in the files of a data directory"),
-    "doctor": ("tidemill.cli.doctor", "find out what is wrong, and how to mend it"),
-    "completion": ("tidemill.cli.completion", "print what a shell needs to complete this command"),
-    "demo": ("tidemill.cli.demo", "show all of it in a minute or two: a broker, an order stream, Spark"),
+    "bench": ("tidemill.cli.benchmark.bench", "measure how fast a cluster is from here"),
+    "dump-log": ("tidemill.cli.dump.dump_log", "show what is in the files of a data directory"),
+    "doctor": ("tidemill.cli.checks.doctor", "find out what is wrong, and how to mend it"),
+    "completion": ("tidemill.cli.completion.completion", "print what a shell needs to complete this command"),
+    "demo": (
+        "tidemill.cli.pipelines.demo",
+        "show all of it in a minute or two: a broker, an order stream, Spark",
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.failures import CommandError
-from tidemill.cli.local_cluster import prepare
+from tidemill.cli.serving.local_cluster import prepare
 from tidemill.config import BrokerConfig, load_broker_config, parse_properties
 from tidemill.log.files import DiskFiles
 

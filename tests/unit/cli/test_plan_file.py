@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tidemill.cli.cluster.plan_file import parse_plan, plan_text
 from tidemill.cli.failures import CommandError
-from tidemill.cli.plan_file import parse_plan, plan_text
 from tidemill.types import TopicPartition
 
 PLAN = {TopicPartition("orders", 1): (1, 2), TopicPartition("orders", 0): (3,)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
+from tidemill.cli.cluster.throttle import throttled_replicas
 from tidemill.cli.progress import Progress
-from tidemill.cli.throttle import throttled_replicas
 from tidemill.types import TopicPartition
 
 

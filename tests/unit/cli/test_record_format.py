@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.cli.failures import UsageError
-from tidemill.cli.record_format import BadRecord, NewRecord, json_writer, read_json, template_writer
+from tidemill.cli.records.record_format import BadRecord, NewRecord, json_writer, read_json, template_writer
 from tidemill.client.consumer import Consumed
 from tidemill.protocol.records import Header, Record
 from tidemill.types import TopicPartition

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.cli.replica_plan import PlanError, balance, evacuate
+from tidemill.cli.cluster.replica_plan import PlanError, balance, evacuate
 from tidemill.types import TopicPartition
 
 

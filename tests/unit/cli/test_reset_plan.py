@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.cli.failures import UsageError
-from tidemill.cli.group_reset import Move, parse_topic, plan
+from tidemill.cli.groups.reset import Move, parse_topic, plan
 from tidemill.types import TopicPartition
 
 P0, P1, P2 = (TopicPartition("orders", index) for index in range(3))

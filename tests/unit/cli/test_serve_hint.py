@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.cli.serve import _announce
+from tidemill.cli.serving.serve import _announce
 from tidemill.config import load_broker_config
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from tidemill.cli.addresses import bind_reason
+from tidemill.cli.serving.addresses import bind_reason
 
 _LISTEN = "0A"
 

@@ -24,11 +24,11 @@ import uvloop
 from tidemill import __version__
 from tidemill.broker.node import Node
 from tidemill.broker.status.server import StatusServer
-from tidemill.cli.addresses import check_free, dialled, listen_address
 from tidemill.cli.checks.machine import raise_file_limit
-from tidemill.cli.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
-from tidemill.cli.logs import add_log_arguments, configure_logging
 from tidemill.cli.options import add_examples, default_bootstrap
+from tidemill.cli.serving.addresses import check_free, dialled, listen_address
+from tidemill.cli.serving.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
+from tidemill.cli.serving.logs import add_log_arguments, configure_logging
 from tidemill.client.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError

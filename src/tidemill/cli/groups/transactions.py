@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-from tidemill.cli import group_reset
 from tidemill.cli.failures import CommandError, UsageError
+from tidemill.cli.groups import reset as group_reset
 from tidemill.cli.options import add_verb, add_verbs, chosen_partitions, connect, natural, print_json
 from tidemill.cli.positions import time_text
 from tidemill.cli.prompt import confirm

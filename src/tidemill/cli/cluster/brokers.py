@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tidemill.cli.cluster_view import broker_rows, print_brokers
+from tidemill.cli.cluster.moving import GOES_ON, Moved, Moving, State
+from tidemill.cli.cluster.reassign import add_throttle
+from tidemill.cli.cluster.replica_plan import PlanError, evacuate
+from tidemill.cli.cluster.view import broker_rows, print_brokers
 from tidemill.cli.failures import CommandError
-from tidemill.cli.moving import GOES_ON, Moved, Moving, State
 from tidemill.cli.options import add_verb, add_verbs, connect, natural, print_json
 from tidemill.cli.prompt import confirm
-from tidemill.cli.reassign import add_throttle
-from tidemill.cli.replica_plan import PlanError, evacuate
 from tidemill.cli.table import plural, size_text
 from tidemill.client.admin import Admin
 from tidemill.client.health import examine

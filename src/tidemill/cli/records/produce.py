@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import complete, connect, key_values, natural, print_json
 from tidemill.cli.positions import parse_time
-from tidemill.cli.record_format import BadRecord, NewRecord, read_json
+from tidemill.cli.records.record_format import BadRecord, NewRecord, read_json
 from tidemill.cli.table import plural
 from tidemill.client.cluster import Cluster
 from tidemill.client.producer import ACKS_ALL, Appended, Producer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tidemill.cli import group_reset
 from tidemill.cli.failures import CommandError
+from tidemill.cli.groups import reset as group_reset
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, print_fields, print_table

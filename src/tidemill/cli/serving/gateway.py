@@ -20,11 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tidemill.cli.addresses import bound, dialled, listen_address
 from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.failures import CommandError
-from tidemill.cli.gateway_child import INSTALL_HINT, missing_packages
-from tidemill.cli.logs import add_log_arguments, configure_logging
 from tidemill.cli.options import (
     BOOTSTRAP_VARIABLE,
     DEFAULT_BOOTSTRAP,
@@ -34,6 +31,9 @@ from tidemill.cli.options import (
     positive_seconds,
     properties_file,
 )
+from tidemill.cli.serving.addresses import bound, dialled, listen_address
+from tidemill.cli.serving.gateway_child import INSTALL_HINT, missing_packages
+from tidemill.cli.serving.logs import add_log_arguments, configure_logging
 from tidemill.client.connection import Address
 
 if TYPE_CHECKING:

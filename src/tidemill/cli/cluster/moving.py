@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.cli import throttle
+from tidemill.cli.cluster import throttle
 from tidemill.cli.failures import CommandError
 from tidemill.cli.progress import Progress
 from tidemill.cli.table import size_text

@@ -6,9 +6,9 @@ import argparse
 import sys
 import time
 
-from tidemill.cli import local_cluster
-from tidemill.cli.cluster_view import broker_rows, print_brokers
+from tidemill.cli.cluster.view import broker_rows, print_brokers
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
+from tidemill.cli.serving import local_cluster
 from tidemill.cli.table import Quantity, plural, print_fields, print_table
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster

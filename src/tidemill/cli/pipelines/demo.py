@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_examples, positive
-from tidemill.cli.pipeline import show_status
+from tidemill.cli.pipelines.pipeline import show_status
 from tidemill.cli.progress import Progress as Display
 from tidemill.cli.table import BOLD, Quantity, plural, print_table, size_text, styled
 from tidemill.client.cluster import Cluster

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tidemill.cli import elect, positions
+from tidemill.cli import positions
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import (
     add_verb,
@@ -21,6 +21,7 @@ from tidemill.cli.options import (
 from tidemill.cli.prompt import confirm
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import plural, print_fields, print_table, size_text
+from tidemill.cli.topics import elect
 from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode

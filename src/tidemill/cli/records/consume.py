@@ -14,7 +14,7 @@ from tidemill.cli import positions
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import chosen_partitions, complete, connect, natural, positive
 from tidemill.cli.positions import AtOffset, End, Position
-from tidemill.cli.record_format import DEFAULT_TEMPLATE, Writer, json_writer, template_writer
+from tidemill.cli.records.record_format import DEFAULT_TEMPLATE, Writer, json_writer, template_writer
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import plural
 from tidemill.client.admin import Admin
@@ -102,7 +102,7 @@ def _consume_as_member(arguments: argparse.Namespace, write: Writer, follow: boo
         )
     with connect(arguments) as cluster:
         _partitions(cluster, arguments.topic, None)
-    from tidemill.cli.consume_group import consume_group
+    from tidemill.cli.records.consume_group import consume_group
 
     return consume_group(arguments, write, follow)
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemill.cli import throttle
+from tidemill.cli.cluster import throttle
+from tidemill.cli.cluster.moving import GOES_ON, Moving, State
+from tidemill.cli.cluster.plan_file import parse_plan, plan_text
+from tidemill.cli.cluster.replica_plan import PlanError, balance
 from tidemill.cli.failures import CommandError, UsageError
-from tidemill.cli.moving import GOES_ON, Moving, State
 from tidemill.cli.options import add_verb, add_verbs, connect, positive, print_json
-from tidemill.cli.plan_file import parse_plan, plan_text
-from tidemill.cli.replica_plan import PlanError, balance
 from tidemill.cli.table import plural, print_table, size_text
 from tidemill.client.cluster_admin import raise_first_refusal
 from tidemill.types import TopicPartition

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemill.cli.addresses import check_free, listen_address
 from tidemill.cli.failures import CommandError
-from tidemill.cli.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
 from tidemill.cli.options import natural, positive
+from tidemill.cli.serving.addresses import check_free, listen_address
+from tidemill.cli.serving.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
 from tidemill.cli.table import plural
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster

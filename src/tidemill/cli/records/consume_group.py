@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import security_options
-from tidemill.cli.record_format import Writer
+from tidemill.cli.records.record_format import Writer
 from tidemill.client.consumer import Consumed
 from tidemill.protocol.records import Header, Record
 from tidemill.types import NO_TIMESTAMP, TopicPartition

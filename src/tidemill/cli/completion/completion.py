@@ -11,7 +11,7 @@ import argparse
 import re
 import shlex
 
-from tidemill.cli.candidates import FromShell, candidates
+from tidemill.cli.completion.candidates import FromShell, candidates
 from tidemill.cli.options import add_examples
 
 _BASH = """\
