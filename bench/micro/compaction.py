@@ -40,7 +40,7 @@ _SHAPES = (
 
 def write_log(folder: Path, size: int, value_bytes: int, records_per_key: int, codec: int) -> Log:
     config = TopicConfig(cleanup_policy=("compact",), segment_bytes=max(1 << 20, size // 4))
-    log = Log(DiskFiles(), str(folder), config, now_ms=0)
+    log = Log(DiskFiles(), str(folder), config, wall_ms=0)
     batch_records = _BATCH_BYTES // value_bytes
     keys = max(1, size // value_bytes // records_per_key)
     # Hexadecimal digits: a codec halves them, as it does with much real data.

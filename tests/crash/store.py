@@ -70,7 +70,7 @@ class Store:
         self.disk = disk
         self.history = history
         self.config = config
-        self.now_ms = T0
+        self.wall_ms = T0
         self.data_dir = DataDir(disk, DATA, 1)
         self.logs = {tp: self._open(tp, known.topic_id) for tp, known in history.partitions.items()}
         self.data_dir.mark_in_use()
@@ -86,7 +86,7 @@ class Store:
             self.disk,
             data_dir.folder_of(tp),
             self.config,
-            now_ms=self.now_ms,
+            wall_ms=self.wall_ms,
             is_clean=data_dir.was_clean,
             recovery_point=data_dir.recovery_points.get(tp, 0),
             log_start_offset=data_dir.log_starts.get(tp, 0),
@@ -114,7 +114,7 @@ class Store:
         line = self.history.partitions[tp].now
         line.batches.append(bytes(attempt))
         try:
-            append(log, data, leader_epoch=leader_epoch, now_ms=self.now_ms)
+            append(log, data, leader_epoch=leader_epoch, wall_ms=self.wall_ms)
         except OSError:
             line.batches.pop()
             raise
@@ -124,7 +124,7 @@ class Store:
     ) -> None:
         end = TransactionEnd(producer_id, epoch, 3, commit)
         self.logs[tp].check_marker(end)
-        self.append(tp, bytearray(build_marker(end, self.now_ms)), leader_epoch=leader_epoch)
+        self.append(tp, bytearray(build_marker(end, self.wall_ms)), leader_epoch=leader_epoch)
 
     def commit(self, tp: TopicPartition) -> None:
         """Sync, and let readers see it."""
@@ -137,7 +137,7 @@ class Store:
         log = self.logs[tp]
         work = log.sync_work()
         work.run()
-        log.synced(work.end_offset, self.now_ms)
+        log.synced(work.end_offset, self.wall_ms)
         self.history.partitions[tp].now.synced_end = work.end_offset
 
     def truncate(self, tp: TopicPartition, end_offset: int) -> None:
@@ -154,7 +154,7 @@ class Store:
         log, known = self.logs[tp], self.history.partitions[tp]
         log.config = config
         known.start_max = log.log_end_offset
-        for path in log.apply_retention(self.now_ms, log.log_end_offset):
+        for path in log.apply_retention(self.wall_ms, log.log_end_offset):
             self.disk.remove(path)
         known.start_max = log.log_start_offset
         log.config = self.config

@@ -57,14 +57,14 @@ def scenario(disk: SimulatedDisk, history: History) -> None:
     write(log, range(8))
     put(log, (b"gone", None))
     seal(log)
-    first_dirty = compact(disk, log, now_ms=0).end_offset
+    first_dirty = compact(disk, log, wall_ms=0).end_offset
     write(log, range(4, 14))
     put(log, (b"active", b"x"))
     log.sync_work().run()
     history.before = records(log)
     history.end_offset = log.log_end_offset
     log.config = topic_config(segment_bytes=900)
-    swap, result = prepare(disk, log, first_dirty, now_ms=1_000_000)
+    swap, result = prepare(disk, log, first_dirty, wall_ms=1_000_000)
     assert len(result.groups) > 1
     assert all(len(group.source_offsets) > 1 for group in result.groups)
     swap_in(disk, log, swap, result)
@@ -124,7 +124,7 @@ def test_a_log_that_was_cut_can_be_compacted_again(cuts: list[CutPoint[History]]
     for cut in cuts[::3]:
         disk = cut.disk.kill()
         log = check(disk, whole, str(cut))
-        compact(disk, log, None, now_ms=2_000_000)
+        compact(disk, log, None, wall_ms=2_000_000)
         assert latest(records(log)) == latest(whole.before), str(cut)
         assert {r.key for r in records(log) if r.value is not None} == set(latest(whole.before))
 

@@ -59,9 +59,9 @@ def scenario(disk: SimulatedDisk, history: History) -> None:
     log = open_log(disk)
     write(log, range(3))
     log.producers.expire(1_000)  # nothing holds their batches
-    first_dirty = compact(disk, log, now_ms=0).end_offset
+    first_dirty = compact(disk, log, wall_ms=0).end_offset
     write(log, range(3, 6))
-    first_dirty = compact(disk, log, first_dirty, now_ms=0).end_offset
+    first_dirty = compact(disk, log, first_dirty, wall_ms=0).end_offset
     write(log, range(6, 10))  # the last of the slow ones stays open
     put(log, (b"active", b"x"))
     log.sync_work().run()
@@ -69,7 +69,7 @@ def scenario(disk: SimulatedDisk, history: History) -> None:
     history.end_offset = log.log_end_offset
     history.stable_offset = log.last_stable_offset(log.log_end_offset)
     log.config = topic_config(segment_bytes=700)
-    swap, result = prepare(disk, log, first_dirty, now_ms=1_000_000, limit=history.stable_offset)
+    swap, result = prepare(disk, log, first_dirty, wall_ms=1_000_000, limit=history.stable_offset)
     assert len(result.groups) > 1
     swap_in(disk, log, swap, result)
     history.kept = committed(log)

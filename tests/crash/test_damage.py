@@ -323,11 +323,11 @@ def test_failure_28_a_clock_that_jumps_deletes_nothing_early_and_rolls_nothing()
     disk = SimulatedDisk()
     disk.make_folder("/d")
     config = small_segments(segment_bytes=10_000, retention_ms=2 * hour_ms, segment_ms=2 * hour_ms)
-    log = Log(disk, "/d", config, now_ms=T0)
-    for now_ms in (T0, T0 + hour_ms, T0 - hour_ms, T0):
-        data = batch(1, timestamps=[now_ms])
-        append(log, data, now_ms=now_ms)
-        assert log.apply_retention(now_ms, log.log_end_offset) == []
+    log = Log(disk, "/d", config, wall_ms=T0)
+    for wall_ms in (T0, T0 + hour_ms, T0 - hour_ms, T0):
+        data = batch(1, timestamps=[wall_ms])
+        append(log, data, wall_ms=wall_ms)
+        assert log.apply_retention(wall_ms, log.log_end_offset) == []
     assert len(log.segments) == 1
     assert log.apply_retention(T0 - 1000 * hour_ms, log.log_end_offset) == []
     # The newest record counts, not the last one: an hour after it was written it is still there.

@@ -62,7 +62,7 @@ def retention_of_everything(store: Store) -> None:
     store.create(TP, ID)
     for number in range(5):
         store.append(TP, batch(2, producer=(5, 0, number * 2)))
-    store.now_ms = T0 + 10_000
+    store.wall_ms = T0 + 10_000
     store.retain(TP, replace(CONFIG, retention_ms=1_000))
     store.append(TP, batch(2))
 

@@ -34,7 +34,7 @@ class LogMachine(RuleBasedStateMachine):
         self.batches: list[bytes] = []
         self.log_start = 0
         self.synced_end = 0
-        self.now_ms = T0
+        self.wall_ms = T0
         self.leader_epoch = 0
         self.sequences: dict[int, int] = {}
         self.epochs: dict[int, int] = {}
@@ -50,7 +50,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.log = Log(self.files, self.folder, CONFIG, now_ms=self.now_ms)
+        self.log = Log(self.files, self.folder, CONFIG, wall_ms=self.wall_ms)
 
     # -- what changes the log --------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class LogMachine(RuleBasedStateMachine):
         if producer is not None:
             assert self.log.producers.duplicate_of(header_at(data)) is None
             self.sequences[producer_id] = producer[2] + len(offsets)
-        base_offset = append(self.log, data, leader_epoch=self.leader_epoch, now_ms=self.now_ms)
+        base_offset = append(self.log, data, leader_epoch=self.leader_epoch, wall_ms=self.wall_ms)
         assert base_offset == self.end
         self.batches.append(bytes(data))
 
@@ -80,7 +80,7 @@ class LogMachine(RuleBasedStateMachine):
         producer = (producer_id, epoch, sequence)
         data = batch(count, timestamps=timestamps, producer=producer, attributes=TRANSACTIONAL)
         assert self.log.producers.duplicate_of(header_at(data)) is None
-        append(self.log, data, leader_epoch=self.leader_epoch, now_ms=self.now_ms)
+        append(self.log, data, leader_epoch=self.leader_epoch, wall_ms=self.wall_ms)
         self.batches.append(bytes(data))
         self.sequences[producer_id] = sequence + count
         self.epochs[producer_id] = epoch
@@ -89,9 +89,9 @@ class LogMachine(RuleBasedStateMachine):
     def end_transaction(self, producer_id: int, is_commit: bool, is_bumped: bool) -> None:
         epoch = self.epochs.get(producer_id, 0) + is_bumped
         end = TransactionEnd(producer_id, epoch, 0, is_commit)
-        marker = bytearray(build_marker(end, self.now_ms))
+        marker = bytearray(build_marker(end, self.wall_ms))
         stamp(memoryview(marker), 0, self.end, self.leader_epoch)
-        self.log.append_marker(end, self.leader_epoch, self.now_ms)
+        self.log.append_marker(end, self.leader_epoch, self.wall_ms)
         self.batches.append(bytes(marker))
         if is_bumped:
             self.sequences[producer_id] = 0
@@ -112,13 +112,13 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.log.active.size)
     @rule()
     def roll(self) -> None:
-        self.log.roll(self.now_ms)
+        self.log.roll(self.wall_ms)
 
     @rule()
     def sync(self) -> None:
         work = self.log.sync_work()
         work.run()
-        self.log.synced(work.end_offset, self.now_ms)
+        self.log.synced(work.end_offset, self.wall_ms)
         self.synced_end = self.end
 
     @rule(where=st.floats(0, 1))
@@ -132,7 +132,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.config = TopicConfig(retention_bytes=retention_bytes, retention_ms=-1)
         sizes = [segment.size for segment in self.log.segments]
         self.high_watermark = self.end
-        self._remove(self.log.apply_retention(self.now_ms, self.high_watermark))
+        self._remove(self.log.apply_retention(self.wall_ms, self.high_watermark))
         self.log.config = CONFIG
         excess, expected = sum(sizes) - retention_bytes, 0
         for size in sizes:
@@ -199,7 +199,7 @@ class LogMachine(RuleBasedStateMachine):
             self.files,
             self.folder,
             CONFIG,
-            now_ms=self.now_ms,
+            wall_ms=self.wall_ms,
             is_clean=is_clean,
             recovery_point=self.log.recovery_point if recovery_point is None else recovery_point,
             log_start_offset=self.log_start,

@@ -1,12 +1,16 @@
-"""A data directory: its lock, its identity, its checkpoints, and the mark of a clean shutdown.
+"""A data directory: its lock, its identity, its checkpoints and its clean-shutdown file.
 
-The files are Kafka's: `meta.properties` says whose directory it is, `recovery-point-offset-checkpoint` and
-`log-start-offset-checkpoint` hold one offset for each partition, `cleaner-offset-checkpoint` says up to where compacted
-ones are clean, `replication-offset-checkpoint` up to where replicated ones were known to be committed,
-`.kafka_cleanshutdown` exists only between a clean shutdown and the next start. A folder `<topic>-<partition>` is a
-partition; its `partition.metadata` names the topic id, so that a recreated topic never inherits the old one's records.
-A folder whose partition the metadata does not give to this broker is set aside when it starts, and never removed: `-stray`
-at the end of a name is for people, `-delete` for us.
+The files are Kafka's:
+
+- `meta.properties` names the cluster, the node and the directory;
+- `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` hold one offset for each partition;
+- `cleaner-offset-checkpoint` holds the first dirty offset of each compacted partition;
+- `replication-offset-checkpoint` holds the last known high watermark of each replicated partition;
+- `.kafka_cleanshutdown` exists only between a clean shutdown and the next start.
+
+A folder `<topic>-<partition>` is a partition. Its `partition.metadata` names the topic id, so a recreated topic never
+inherits the records of the old one. At startup a folder whose partition is not assigned to this broker is renamed to
+`*-stray`. Stray folders are left to the operator; folders named `*-delete` are removed by the broker.
 """
 
 from __future__ import annotations
@@ -31,13 +35,13 @@ _STRAY_SUFFIX = "-stray"
 _BROKER_EPOCH = re.compile(rb'"brokerEpoch":\s*"(-?\d+)"')
 _PARTITION_FOLDER = re.compile(r"(?P<topic>[\w.-]+)-(?P<partition>0|[1-9]\d*)", re.ASCII)
 _METADATA_START = "version: 0\ntopic_id: "
-# Of the 22 that an id has in a `partition.metadata`.
+# An id has 22 bytes in `partition.metadata`. A file with more wrong bytes than this names another topic.
 _DAMAGED_BYTES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`cluster_id` is None until the cluster has told it."""
+    """The content of `meta.properties`. `cluster_id` is None until the node has joined a cluster."""
 
     cluster_id: str | None
     node_id: int
@@ -45,7 +49,7 @@ class Identity:
 
 
 class DataDir:
-    """Opening takes the lock; whoever opens it second is refused with the first one's pid."""
+    """One data directory. Opening it takes the lock, and fails with the owner's pid while another process holds it."""
 
     def __init__(self, files: Files, path: str, pid: int) -> None:
         self._files = files
@@ -63,7 +67,7 @@ class DataDir:
         except OSError as error:
             raise StorageError(f"cannot use the data directory {path}: {error.strerror or error}") from error
         self.was_clean = files.exists(f"{path}/{_CLEAN_MARK}")
-        # Of the registration that the clean shutdown ended; -1 when it is not known.
+        # The broker epoch of the registration that the clean shutdown ended; -1 when it is unknown.
         self.clean_broker_epoch = self._clean_broker_epoch()
         try:
             self.recovery_points = self._read_checkpoint(_RECOVERY_POINTS)
@@ -73,7 +77,7 @@ class DataDir:
         except StorageError:
             self._unlock()
             raise
-        # The recovery points and log starts that the checkpoints have, or will have when they are written next.
+        # The recovery points and log start offsets that the checkpoints hold, or will hold after the next write.
         self._noted = (dict(self.recovery_points), dict(self.log_starts))
         self._checkpoints_lock = Lock()
         self._first_dirty_lock = Lock()
@@ -81,7 +85,7 @@ class DataDir:
     # -- identity --------------------------------------------------------------------------------------------
 
     def identity(self) -> Identity | None:
-        """Whose directory this is; None when it is new."""
+        """Returns the identity in `meta.properties`; None for a new directory."""
         path = f"{self.path}/meta.properties"
         if not self._files.exists(path):
             return None
@@ -93,7 +97,7 @@ class DataDir:
             raise StorageError(f"{path} is damaged: {error} is missing or wrong") from error
 
     def claim(self, identity: Identity) -> None:
-        """Write whose directory this is, or refuse when it is somebody else's."""
+        """Write this identity, or raise `StorageError` when the directory belongs to another node or cluster."""
         found = self.identity()
         if found is not None:
             is_other_cluster = None not in (found.cluster_id, identity.cluster_id) and (
@@ -114,12 +118,12 @@ class DataDir:
     # -- shutdown and checkpoints ----------------------------------------------------------------------------
 
     def mark_in_use(self) -> None:
-        """From here on a crash means recovery."""
+        """Remove the clean-shutdown file: a crash from here on is followed by recovery."""
         self._files.remove(f"{self.path}/{_CLEAN_MARK}")
         self._files.sync_folder(self.path)
 
     def mark_clean(self, broker_epoch: int) -> None:
-        """With the epoch in which this broker was registered: the controller then knows that nothing was lost."""
+        """Write the clean-shutdown file with the broker epoch. It proves to the controller that no data was lost."""
         content = f'{{"version":0,"brokerEpoch":"{broker_epoch}"}}'
         self._files.replace(f"{self.path}/{_CLEAN_MARK}", content.encode())
 
@@ -141,14 +145,14 @@ class DataDir:
     def note_checkpoints(
         self, recovery_points: Mapping[TopicPartition, int], log_starts: Mapping[TopicPartition, int]
     ) -> None:
-        """What is to be written. Only the data directory's owner notes, so that the last one noted is the newest."""
+        """Set the offsets that the next write takes. Only the event loop calls this, so the last call is the newest."""
         self._noted = (dict(recovery_points), dict(log_starts))
 
     def write_noted_checkpoints(self) -> None:
-        """May be called in a thread.
+        """Write the noted offsets. May run in a thread.
 
-        Under the lock, of what is noted by then: two writers would take each other's temporary file, and a thread that comes
-        late would bring back the offsets of a topic that was deleted and made again meanwhile.
+        The lock covers reading and writing. Two writers would share one temporary file. A late thread with its own
+        copy would restore the offsets of a topic that has been deleted and recreated in the meantime.
         """
         with self._checkpoints_lock:
             recovery_points, log_starts = self._noted
@@ -159,14 +163,14 @@ class DataDir:
         self._write_checkpoint(_HIGH_WATERMARKS, offsets)
 
     def first_dirty_offset(self, tp: TopicPartition) -> int | None:
-        """Where the last finished cleaning of a partition ended; None when there was none."""
+        """Returns where the last finished cleaning of a partition ended; None when it was never cleaned."""
         return self._first_dirty.get(tp)
 
     def set_first_dirty_offset(self, tp: TopicPartition, offset: int) -> None:
         self._first_dirty[tp] = offset
 
     def write_first_dirty_offsets(self) -> None:
-        """For a thread. The lock keeps an older state from overwriting a newer one."""
+        """Write the cleaner's checkpoint, in a thread. The lock keeps an older state from overwriting a newer one."""
         with self._first_dirty_lock:
             self._write_checkpoint(_FIRST_DIRTY, dict(self._first_dirty))
 
@@ -181,7 +185,7 @@ class DataDir:
         return parse_checkpoint(path, self._files.read(path))
 
     def disk_bytes(self) -> tuple[int, int]:
-        """Total and usable bytes of the disk under this directory."""
+        """Returns the total and the free bytes of the disk that holds this directory."""
         return self._files.disk_bytes(self.path)
 
     # -- partitions ------------------------------------------------------------------------------------------
@@ -190,10 +194,10 @@ class DataDir:
         return f"{self.path}/{tp.topic}-{tp.partition}"
 
     def topic_id_of(self, tp: TopicPartition) -> bytes | None:
-        """The topic id that a partition's folder was made for; None when there is no such folder.
+        """Returns the topic id in a partition's folder; None when the folder does not exist.
 
-        Also None when a power failure took the id back: nothing was synced in that folder, because the first sync
-        there covers the id.
+        Returns None too when a power failure tore the file. The folder's first sync covers the id, so no record there
+        was synced.
         """
         path = f"{self.folder_of(tp)}/partition.metadata"
         if not self._files.exists(path):
@@ -210,10 +214,11 @@ class DataDir:
         raise StorageError(f"{path} is damaged: it names no topic id")
 
     def restore_topic_id(self, tp: TopicPartition, topic_id: bytes) -> bool:
-        """Mend a `partition.metadata` that nearly names this topic, and say whether that was needed.
+        """Repair a `partition.metadata` that differs from this topic's in a few bytes. Returns whether it was
+        repaired.
 
-        The ids of two topics are random and differ nearly everywhere, so that a few wrong bytes are damage. Taken for
-        another topic's, the folder would be set aside and the partition begin anew without its records.
+        Topic ids are random, so two of them differ nearly everywhere, and a few wrong bytes are damage. Without the
+        repair the folder would count as another topic's, and the partition would start again without its records.
         """
         path = f"{self.folder_of(tp)}/partition.metadata"
         if not self._files.exists(path):
@@ -226,16 +231,17 @@ class DataDir:
         return True
 
     def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Not synced: the first sync of its log does that, and before it nothing in there was promised."""
+        """Create a partition's folder. The first sync of its log syncs the folder; no record is durable before that."""
         folder = self.folder_of(tp)
         if any(tp in offsets for offsets in self._noted) and not self._files.exists(folder):
-            # Of an older topic of this name: its offsets would hide the new one's records (failure 21).
+            # They belong to an older topic of this name and would hide the new topic's records (failure 21).
             recovery_points, log_starts = map(dict, self._noted)
             for offsets in (self.recovery_points, self.log_starts, recovery_points, log_starts):
                 offsets.pop(tp, None)
             self.write_checkpoints(recovery_points, log_starts)
         if self._first_dirty.pop(tp, None) is not None:
-            # Left by an older topic of this name. Were it believed, tombstones would go before what they hide.
+            # It belongs to an older topic of this name. With it, tombstones would be removed before the records that
+            # they delete.
             self.write_first_dirty_offsets()
         self._files.make_folder(folder)
         file = self._files.open(f"{folder}/partition.metadata", create=True)
@@ -244,27 +250,27 @@ class DataDir:
         return folder
 
     def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Rename a partition's folder so that its name is free at once; returns what is left to remove.
+        """Rename a partition's folder to `*-delete`, which frees its name at once. Returns the path to remove.
 
-        Nothing in it may be removed before the new name is synced.
+        The caller syncs the new name before it removes any file inside.
         """
         return self._rename_folder(tp, topic_id, _DELETED_SUFFIX)
 
     def partition_folders(self) -> list[TopicPartition]:
-        """What is here, as the names say; nothing that was renamed."""
+        """Returns the partitions that have a folder, without deleted and stray ones."""
         found = [_PARTITION_FOLDER.fullmatch(name) for name in self._files.list(self.path)]
         partitions = [TopicPartition(match["topic"], int(match["partition"])) for match in found if match]
         return [tp for tp in partitions if self._files.exists(f"{self.folder_of(tp)}/partition.metadata")]
 
     def set_folder_aside(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Rename a folder that is not, or no more, of a partition of this broker's. Nobody removes it."""
+        """Rename the folder of a partition that is not assigned to this broker to `*-stray`. It is never removed."""
         renamed = self._rename_folder(tp, topic_id, _STRAY_SUFFIX)
         for offsets in (self.recovery_points, self.log_starts, self.high_watermarks):
             offsets.pop(tp, None)
         return renamed
 
     def _rename_folder(self, tp: TopicPartition, topic_id: bytes, suffix: str) -> str:
-        # A partition may come back and leave again before its first folder is gone.
+        # A partition can be deleted, recreated and deleted again before its first folder is gone.
         name = f"{self.path}/{tp.topic[:180]}-{tp.partition}.{topic_id.hex()}"
         renamed = f"{name}{suffix}"
         for number in itertools.count(1):
@@ -275,14 +281,14 @@ class DataDir:
         return renamed
 
     def deleted_folders(self) -> list[str]:
-        """What an earlier run did not finish removing."""
+        """Returns the deleted folders that an earlier run has not finished removing."""
         return [
             f"{self.path}/{name}" for name in self._files.list(self.path) if name.endswith(_DELETED_SUFFIX)
         ]
 
 
 def parse_checkpoint(path: str, content: bytes) -> dict[TopicPartition, int]:
-    """One offset for each partition; `StorageError` when that is not what the file holds."""
+    """Parse a checkpoint: one offset for each partition. Raises `StorageError` when the file is damaged."""
     try:
         version, count, *lines = content.decode().split("\n")
         fields = [line.split(" ") for line in lines if line]
@@ -295,12 +301,12 @@ def parse_checkpoint(path: str, content: bytes) -> dict[TopicPartition, int]:
 
 
 def _metadata_of(topic_id: bytes) -> bytes:
-    """What `partition.metadata` says."""
+    """The content of `partition.metadata`."""
     return f"{_METADATA_START}{uuid_text(topic_id)}\n".encode()
 
 
 def _is_torn(metadata: bytes) -> bool:
-    """Whether a `partition.metadata` was cut off while it was written: its beginning, and perhaps zeros."""
+    """Whether a crash cut off the writing of a `partition.metadata`: only its beginning is there, and perhaps zeros."""
     written = metadata.rstrip(b"\0")
     start = _METADATA_START.encode()
     return start.startswith(written) or (written.startswith(start) and not written.endswith(b"\n"))

@@ -1,10 +1,10 @@
-"""Which leader epoch began at which offset: the `leader-epoch-checkpoint` of a partition.
+"""The leader epochs of a log: the `leader-epoch-checkpoint` file, which maps each epoch to its start offset.
 
-Replicas compare these to find where their logs part; a consumer asks to learn whether its log was truncated. The
-file is Kafka's: a version line, a count, and one `epoch start_offset` pair a line.
+Replicas compare their epochs to find where their logs diverge. Consumers use them to detect a truncated log. The file
+is Kafka's: a version line, a count, and one `epoch start_offset` pair a line.
 
-A new epoch is not written at once: every batch carries its epoch, so recovery finds again what came after the
-recovery point. Whoever advances the recovery point saves `content()` first.
+A new epoch is not written at once. Every batch carries its epoch, so recovery restores the epochs after the recovery
+point. The caller that advances the recovery point saves `content()` first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from tidemill.log.files import Files
 
 
 class EpochStart(NamedTuple):
+    """The first offset that was written in an epoch."""
+
     epoch: int
     start_offset: int
 
 
 class LeaderEpochs:
+    """The leader epoch cache of one log."""
+
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
@@ -38,16 +42,18 @@ class LeaderEpochs:
         return list(self._entries)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """A batch of `epoch` is about to stand at `start_offset`. Cheap when the epoch is the current one."""
+        """Record that a batch of `epoch` is appended at `start_offset`. Does nothing when the epoch is the current
+        one.
+        """
         if epoch < 0 or epoch <= self.latest:
             return
-        # An epoch that wrote nothing leaves no trace: its start is where the next one's is.
+        # An epoch without records is dropped: it would start where its successor starts.
         self._entries = [entry for entry in self._entries if entry.start_offset < start_offset]
         self._entries.append(EpochStart(epoch, start_offset))
         self.changes += 1
 
     def end_offset_of(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest known epoch not above `epoch`, and where it ends; (-1, -1) when nothing is known."""
+        """Returns the largest known epoch not above `epoch`, and its end offset; (-1, -1) when none is known."""
         if epoch < 0 or not self._entries or epoch > self.latest:
             return -1, -1
         if epoch == self.latest:
@@ -55,7 +61,7 @@ class LeaderEpochs:
         found = -1
         for entry in self._entries:
             if entry.epoch > epoch:
-                # Older than every epoch in the log: nothing before its start can be shared.
+                # `epoch` is older than every epoch in the log, so the logs share nothing after this offset.
                 return (found, entry.start_offset) if found >= 0 else (epoch, entry.start_offset)
             found = entry.epoch
         raise AssertionError("the latest epoch was checked above")
@@ -75,7 +81,7 @@ class LeaderEpochs:
             self.changes += 1
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now begins at `start_offset`: keep the epoch that covers it, beginning there."""
+        """The log now starts at `start_offset`: keep the epoch that covers it, with that offset as its start."""
         older = [entry for entry in self._entries if entry.start_offset <= start_offset]
         if len(older) > 1 or (older and older[-1].start_offset < start_offset):
             covering = EpochStart(older[-1].epoch, start_offset)
@@ -84,15 +90,15 @@ class LeaderEpochs:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the file says something else."""
+        """Whether the entries have changed since the file was saved."""
         return self.changes != self._changes_saved
 
     def saved(self, changes: int) -> None:
-        """The file now says what these were after so many changes."""
+        """Record that the file holds the entries as they were after this many changes."""
         self._changes_saved = changes
 
     def content(self) -> bytes:
-        """What the file should say."""
+        """The entries in the format of the file."""
         lines = ["0", str(len(self._entries)), *(f"{e.epoch} {e.start_offset}" for e in self._entries)]
         return "".join(f"{line}\n" for line in lines).encode()
 

@@ -1,10 +1,10 @@
 """The seam to the file system: the only module that opens files.
 
-Everything under `log/` speaks to the disk through a `Files`, so that a simulated disk can lose what was not
-synced, tear a write in two, fill up or flip a bit. `DiskFiles` is the real one.
+Everything under `log/` reaches the disk through `Files`. A simulated disk in its place can lose unsynced data, tear a
+write, fill up or flip a bit. `DiskFiles` is the real one.
 
-A `File` closes when the last reference to it goes: a response that is still being sent from a segment keeps
-that segment's file readable although retention has unlinked it and the log has forgotten it.
+A `File` closes with its last reference. A response that is still being sent keeps its segment's file readable,
+although retention has deleted the segment.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-# Owner and group: records are nobody else's to read.
+# Readable by owner and group only: records may be confidential.
 FOLDER_MODE = 0o750
 
 
 class File(Protocol):
-    """One open file. Positions are explicit: no call depends on a cursor."""
+    """One open file. Every call names its position; there is no cursor."""
 
     @property
     def fd(self) -> int:
-        """For `sendfile`; negative when the file has no descriptor."""
+        """The file descriptor for `sendfile`; negative when the file has none."""
 
     def read(self, length: int, position: int) -> bytes: ...
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        """All of it or an `OSError`; after an error the bytes at `position` are undefined."""
+        """Write all bytes or raise `OSError`. After an error the bytes at `position` are undefined."""
 
     def truncate(self, size: int) -> None: ...
     def sync(self) -> None: ...
@@ -39,7 +39,7 @@ class File(Protocol):
 
 
 class Mapping(Protocol):
-    """A writable window on a whole file; usable wherever a buffer is."""
+    """A writable memory map of a whole file. It supports the buffer protocol."""
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -48,9 +48,11 @@ class Mapping(Protocol):
 
 
 class Files(Protocol):
+    """The file system as the log sees it."""
+
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File: ...
     def map(self, path: str, size: int) -> Mapping:
-        """Map a file, created or extended to `size` bytes first."""
+        """Map a file. It is created or extended to `size` bytes first."""
 
     def exists(self, path: str) -> bool: ...
     def size(self, path: str) -> int: ...
@@ -58,23 +60,23 @@ class Files(Protocol):
     def make_folder(self, path: str) -> None: ...
     def rename(self, old: str, new: str) -> None: ...
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder and all in it. What is not there is removed already."""
+        """Remove a file, or a folder with its content. A missing path is not an error."""
 
     def truncate(self, path: str, size: int) -> None: ...
     def sync_folder(self, path: str) -> None: ...
     def read(self, path: str) -> bytes: ...
     def replace(self, path: str, content: bytes) -> None:
-        """Write a small file so that after a crash either the old or the new content is there, whole."""
+        """Write a small file atomically: after a crash it has either the old or the new content."""
 
     def lock(self, path: str, owner: str) -> Callable[[], None]:
-        """Take an exclusive lock for as long as this process lives; `FolderInUse` when another holds it."""
+        """Take an exclusive lock for the life of this process. Raises `FolderInUse` when another process holds it."""
 
     def disk_bytes(self, path: str) -> tuple[int, int]:
-        """Total and free bytes of the disk that holds a path."""
+        """Returns the total and the free bytes of the disk that holds a path."""
 
 
 class FolderInUse(OSError):
-    """Another process holds the lock; `owner` is what it wrote there."""
+    """Another process holds the lock. `owner` is the text that it wrote into the lock file."""
 
     def __init__(self, path: str, owner: str) -> None:
         super().__init__(errno.EWOULDBLOCK, f"{path} is locked by {owner}")
@@ -82,7 +84,7 @@ class FolderInUse(OSError):
 
 
 class FileSlice(NamedTuple):
-    """A run of bytes in a file that goes to a socket without passing through this process."""
+    """A range of bytes in a file. `sendfile` copies it to a socket without a detour through this process."""
 
     file: File
     position: int
@@ -93,6 +95,8 @@ class FileSlice(NamedTuple):
 
 
 class DiskFile:
+    """A file of the real file system."""
+
     __slots__ = ("fd",)
 
     def __init__(self, fd: int) -> None:
@@ -110,7 +114,7 @@ class DiskFile:
             return
         view = memoryview(data)
         while written < len(view):
-            # A short write means a nearly full disk; the next call says why with an errno.
+            # A short write means a nearly full disk. The next call raises with the errno.
             written += os.pwrite(self.fd, view[written:], position + written)
 
     def truncate(self, size: int) -> None:
@@ -209,7 +213,7 @@ class DiskFiles:
 def _reserve(fd: int, size: int) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
-    except AttributeError:  # not on macOS
+    except AttributeError:  # macOS lacks it
         os.ftruncate(fd, size)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):

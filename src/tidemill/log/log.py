@@ -1,11 +1,10 @@
-"""One partition's log: an ordered list of segments, of which the last is written to.
+"""One partition's log: an ordered list of segments, of which the last one, the active segment, takes the appends.
 
-Decides when to roll, what retention removes, and how a log comes back after a crash; `segment.py` does the files.
-One owner (the event loop) calls it, so there are no locks. It blocks only for page-cache writes; what may take
-long (syncing, removing files) is handed out as plain work for a thread: `sync_work()` and the paths that deletion
-returns.
+The log decides when to roll, which segments retention deletes, and what recovery keeps after a crash. `Segment` owns
+the files. Only the event loop calls the log, so it has no locks. It blocks only for writes to the page cache. Slow
+work is handed to a thread: `sync_work()` returns what to sync, and deletion returns the paths to remove.
 
-After a clean shutdown everything is trusted that looks right; otherwise `recovery.py` says what is left.
+After a clean shutdown the log trusts its files when they are plausible. Otherwise `recovery/` checks them.
 """
 
 from __future__ import annotations
@@ -44,18 +43,20 @@ class OffsetOutOfRange(Exception):
 
 
 class Log:
+    """One partition's log on disk (Kafka's UnifiedLog)."""
+
     def __init__(
         self,
         files: Files,
         folder: str,
         config: TopicConfig,
         *,
-        now_ms: int,
+        wall_ms: int,
         is_clean: bool = True,
         recovery_point: int = 0,
         log_start_offset: int | None = None,
     ) -> None:
-        """`log_start_offset` as it was written down; None when it was not."""
+        """Open or create the log. `log_start_offset` is the checkpointed one; None when there is no checkpoint."""
         self._files = files
         self.folder = folder
         self.configure(config)
@@ -64,21 +65,21 @@ class Log:
         self.producers = Producers()
         self._snapshots = ProducerSnapshots(files, folder)
         self.epochs = LeaderEpochs(files, f"{folder}/leader-epoch-checkpoint")
-        # Counts what a sync of the folder has to cover, and what one has covered.
+        # How many changes of the folder a sync has to cover, and how many are covered.
         self._folder_changes = self._folder_changes_synced = 0
         self._sync_work: SyncWork | None = None
         self._was_synced = False
-        # What was cut off after a `sync_work` was handed out is not made durable by it.
+        # A truncation after `sync_work` limits the offset up to which that work makes the log durable.
         self._sync_end_max = 0
-        # How often segments were removed, cut, replaced or released: what was planned before then no longer holds.
+        # How often segments were removed, truncated, replaced or released. A change invalidates plans made before.
         self.removals = 0
-        # Called before segments are removed or cut.
+        # Called before segments are removed or truncated.
         self.before_removal: Callable[[], None] | None = None
         self._segments: list[Segment] = []
         self._bases: list[int] = []
-        # The first segment whose aborted transactions must be read from its batches.
+        # The base offset of the first segment whose aborted transactions must be read from its batches.
         self._replay_from: int | None = None
-        self._load_segments(log_start_offset or 0, now_ms)
+        self._load_segments(log_start_offset or 0, wall_ms)
         self.log_start_offset = max(log_start_offset or 0, self._bases[0])
         if is_clean and log_start_offset is not None and log_start_offset < self._bases[0]:
             raise StorageError(
@@ -88,27 +89,27 @@ class Log:
         self.log_end_offset = self._find_end() if is_clean else self._recover()
         self.size = sum(segment.size for segment in self._segments)
         if self.log_start_offset > self.log_end_offset:
-            self._restart_at(self.log_start_offset, now_ms)
-        # Deleted before the crash, and back because nobody had synced that.
+            self._restart_at(self.log_start_offset, wall_ms)
+        # These were deleted before the crash and came back because the deletion was not synced.
         for path in self._delete_first(sum(base <= self.log_start_offset for base in self._bases[1:])):
             files.remove(path)
         self.epochs.truncate_from_end(self.log_end_offset)
         self.epochs.truncate_from_start(self.log_start_offset)
         self._restore_producers()
         if self.recovered_bytes_cut:
-            # What was set aside or removed must not come back beside what is appended from here on.
+            # Removed segments must not come back beside the batches that are appended from here on.
             files.sync_folder(folder)
-        self.last_flush_ms = now_ms
+        self.last_flush_ms = wall_ms
 
     # -- opening ---------------------------------------------------------------------------------------------
 
-    def _load_segments(self, log_start_offset: int, now_ms: int) -> None:
+    def _load_segments(self, log_start_offset: int, wall_ms: int) -> None:
         for base_offset in tidy(self._files, self.folder):
-            self._add_segment(base_offset, now_ms, create=False)
+            self._add_segment(base_offset, wall_ms, create=False)
         if not self._segments:
-            self._add_segment(log_start_offset, now_ms, create=True)
+            self._add_segment(log_start_offset, wall_ms, create=True)
 
-    def _add_segment(self, base_offset: int, now_ms: int, *, create: bool) -> Segment:
+    def _add_segment(self, base_offset: int, wall_ms: int, *, create: bool) -> Segment:
         try:
             segment = Segment(
                 self._files,
@@ -116,12 +117,12 @@ class Log:
                 base_offset,
                 index_interval_bytes=self.config.index_interval_bytes,
                 index_size_max=self.config.segment_index_bytes,
-                created_ms=now_ms,
+                created_ms=wall_ms,
                 create=create,
             )
         except OSError:
             if create:
-                # Left behind empty, it would hide what a smaller batch may yet add to the segment before it.
+                # An empty segment would hide a smaller batch that the previous segment may still take.
                 for suffix in SUFFIXES:
                     self._files.remove(f"{self.folder}/{segment_name(base_offset)}.{suffix}")
             raise
@@ -159,16 +160,17 @@ class Log:
         self._replay_from = recovered.replay_from
         return recovered.end_offset
 
-    def _restart_at(self, offset: int, now_ms: int) -> None:
-        """DeleteRecords went further than what survived: what is left is deleted, its offsets are used up."""
+    def _restart_at(self, offset: int, wall_ms: int) -> None:
+        """Restart the log at `offset`: DeleteRecords had moved the log start past the records that survived the
+        crash."""
         count = len(self._segments)
         self.log_end_offset = offset
-        self._add_segment(offset, now_ms, create=True)
+        self._add_segment(offset, wall_ms, create=True)
         for path in self._delete_first(count):
             self._files.remove(path)
 
     def _restore_producers(self) -> None:
-        """The newest usable snapshot, and every batch after it."""
+        """Load the newest usable producer snapshot and replay every batch after it."""
         newest, self._replay_from = self._replay_from, None
         start = self._snapshots.restore(self.producers, self._bases[0], self.log_end_offset, newest)
         if start < self.log_end_offset:
@@ -183,10 +185,12 @@ class Log:
     def active(self) -> Segment:
         return self._segments[-1]
 
-    def append(self, data: memoryview, headers: Sequence[BatchHeader], leader_epoch: int, now_ms: int) -> int:
-        """As the leader: give the batches the next offsets, in place, and write them. Returns the first offset.
+    def append(
+        self, data: memoryview, headers: Sequence[BatchHeader], leader_epoch: int, wall_ms: int
+    ) -> int:
+        """As the leader: assign the next offsets in place and write the batches. Returns the first offset.
 
-        The caller has checked the batches and asked `producers` about duplicates.
+        The caller has validated the batches and checked them for duplicates with `producers`.
         """
         base_offset = offset = self.log_end_offset
         position = 0
@@ -199,8 +203,8 @@ class Log:
             position += size
             offset = end_offset
         segment = self._segments[-1]
-        if segment.size and self._must_roll(segment, position, offset - 1, headers[0].max_timestamp, now_ms):
-            segment = self.roll(now_ms)
+        if segment.size and self._must_roll(segment, position, offset - 1, headers[0].max_timestamp, wall_ms):
+            segment = self.roll(wall_ms)
         segment.append(data, placements)
         self.size += position
         self.log_end_offset = offset
@@ -216,14 +220,16 @@ class Log:
         return base_offset
 
     def check_marker(self, end: TransactionEnd) -> None:
-        """`InvalidBatch` when a newer producer or coordinator was here before."""
+        """Raise `InvalidBatch` when a newer producer epoch or coordinator epoch is known."""
         self.producers.check_marker(end)
 
-    def append_marker(self, end: TransactionEnd, leader_epoch: int, now_ms: int) -> int:
-        """As the leader: end a producer's transaction. Returns the log's end; `InvalidBatch` as `check_marker`."""
+    def append_marker(self, end: TransactionEnd, leader_epoch: int, wall_ms: int) -> int:
+        """As the leader: append the marker that ends a transaction. Returns the log end offset. Raises as
+        `check_marker`.
+        """
         self.producers.check_marker(end)
-        batch = bytearray(build_marker(end, now_ms))
-        self.append(memoryview(batch), (header_at(batch),), leader_epoch, now_ms)
+        batch = bytearray(build_marker(end, wall_ms))
+        self.append(memoryview(batch), (header_at(batch),), leader_epoch, wall_ms)
         return self.log_end_offset
 
     def _learn(self, header: BatchHeader, batch: memoryview) -> None:
@@ -231,10 +237,11 @@ class Log:
         if aborted is not None:
             self._segments[-1].txn_index.append(aborted)
 
-    def append_fetched(self, data: memoryview, headers: Sequence[BatchHeader], now_ms: int) -> None:
-        """As a follower: the batches have their offsets and epochs. `InvalidBatch` when they do not continue the log.
+    def append_fetched(self, data: memoryview, headers: Sequence[BatchHeader], wall_ms: int) -> None:
+        """As a follower: append batches that have their offsets and epochs. Raises `InvalidBatch` unless they continue
+        the log.
 
-        The caller has checked the checksums.
+        The caller has verified the checksums.
         """
         check_continues(data, headers, self.log_end_offset, self.epochs.latest)
         start = position = 0
@@ -242,21 +249,21 @@ class Log:
         segment = self._segments[-1]
         size = segment.size
         for header in headers:
-            if size and self._must_roll_at(segment, size, header, now_ms):
+            if size and self._must_roll_at(segment, size, header, wall_ms):
                 self._append_run(data[start:position], run)
-                segment = self.roll(now_ms)
+                segment = self.roll(wall_ms)
                 start, size, run = position, 0, []
             run.append(header)
             position += header.size
             size += header.size
         self._append_run(data[start:position], run)
 
-    def _must_roll_at(self, segment: Segment, size: int, header: BatchHeader, now_ms: int) -> bool:
-        """Whether a batch belongs into a new segment, when the active one has grown to `size`."""
+    def _must_roll_at(self, segment: Segment, size: int, header: BatchHeader, wall_ms: int) -> bool:
+        """Whether a batch must start a new segment, once the active one has grown to `size`."""
         if size != segment.size and size + header.size <= self.config.segment_bytes:
             return header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
         added_bytes = size - segment.size + header.size
-        return self._must_roll(segment, added_bytes, header.last_offset, header.max_timestamp, now_ms)
+        return self._must_roll(segment, added_bytes, header.last_offset, header.max_timestamp, wall_ms)
 
     def _append_run(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
         if not headers:
@@ -278,11 +285,11 @@ class Log:
         return self.epochs.latest
 
     def end_offset_of(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch in the log not above `epoch`, and where it ends; (-1, -1) when nothing is known."""
+        """Returns the largest epoch in the log not above `epoch`, and its end offset; (-1, -1) when none is known."""
         return self.epochs.end_offset_of(epoch, self.log_end_offset)
 
     def _must_roll(
-        self, segment: Segment, added_bytes: int, last_offset: int, timestamp: int, now_ms: int
+        self, segment: Segment, added_bytes: int, last_offset: int, timestamp: int, wall_ms: int
     ) -> bool:
         if (
             segment.size + added_bytes > self.config.segment_bytes
@@ -293,22 +300,22 @@ class Log:
         first = segment.first_timestamp
         if first is not None and first >= 0 and timestamp >= 0:
             return timestamp - first > self._roll_after_ms
-        return now_ms - segment.created_ms > self._roll_after_ms
+        return wall_ms - segment.created_ms > self._roll_after_ms
 
     def configure(self, config: TopicConfig) -> None:
         self.config = config
         self._roll_after_ms = config.segment_ms
         if config.is_compacted:
-            # Only sealed segments are cleaned, so a record may not wait in the active one for longer than this.
+            # Only sealed segments are cleaned, so a record must not stay in the active one for longer.
             self._roll_after_ms = min(config.segment_ms, config.max_compaction_lag_ms)
 
-    def roll(self, now_ms: int) -> Segment:
-        """Seal the active segment and begin the next at the log's end."""
+    def roll(self, wall_ms: int) -> Segment:
+        """Seal the active segment and start a new one at the log end offset."""
         if not self.active.size:
             return self.active
         self.active.seal()
         self._write_snapshot()
-        return self._add_segment(self.log_end_offset, now_ms, create=True)
+        return self._add_segment(self.log_end_offset, wall_ms, create=True)
 
     def _write_snapshot(self) -> None:
         self._snapshots.write(self.log_end_offset, self.producers, self.recovery_point)
@@ -345,17 +352,17 @@ class Log:
     def _is_folder_dirty(self) -> bool:
         return self._folder_changes != self._folder_changes_synced
 
-    def synced(self, end_offset: int, now_ms: int) -> None:
-        """The last `sync_work`, with this end, was done."""
+    def synced(self, end_offset: int, wall_ms: int) -> None:
+        """Record that the last `sync_work` is done, up to this end."""
         assert self._sync_work is not None
         self._was_synced = True
         self._folder_changes_synced = self._sync_work.folder_changes
         self.epochs.saved(self._sync_work.epoch_changes)
         self.recovery_point = max(self.recovery_point, min(end_offset, self._sync_end_max))
-        self.last_flush_ms = now_ms
+        self.last_flush_ms = wall_ms
 
     def close(self) -> None:
-        """A clean shutdown: afterwards the files say everything and need no recovery."""
+        """Close the log cleanly: afterwards the files are complete and need no recovery."""
         self.active.seal()
         if self.log_end_offset > self._bases[0]:
             self._write_snapshot()
@@ -366,21 +373,21 @@ class Log:
         self.release()
 
     def release(self) -> None:
-        """Let go of the files without promising anything about their state."""
+        """Close the files without completing them: the next start recovers the log."""
         self.removals += 1
         for segment in self._segments:
             segment.close()
 
     def end_after_truncation(self, end_offset: int) -> int:
-        """Where the log would end after `truncate_to`: it cuts between batches."""
+        """The log end offset after `truncate_to(end_offset)`, which cuts between batches."""
         segment = self._segments[max(0, bisect_right(self._bases, end_offset) - 1)]
         header = segment.header_at(segment.locate(end_offset))
         return end_offset if header is None else min(end_offset, header.base_offset)
 
-    def restart_at(self, offset: int, now_ms: int) -> None:
-        """Drop everything; the log is empty and goes on at `offset`.
+    def restart_at(self, offset: int, wall_ms: int) -> None:
+        """Delete everything. The log is empty and continues at `offset` (Kafka's truncateFullyAndStartAt).
 
-        The caller has checkpointed a recovery point of 0 and a log start that is not above `offset`.
+        The caller has checkpointed a recovery point of 0 and a log start offset not above `offset`.
         """
         self._note_removal()
         doomed = [path for segment in self._segments for path in segment.mark_deleted()]
@@ -389,21 +396,21 @@ class Log:
         for path in doomed:
             self._files.remove(path)
         self.epochs.truncate_from_end(0)
-        self._add_segment(offset, now_ms, create=True)
+        self._add_segment(offset, wall_ms, create=True)
         self.log_start_offset = self.log_end_offset = offset
-        # Nothing is known to be on disk: whatever a crash leaves of the new beginning is right.
+        # No batch is known to be on disk, so a crash may leave any part of the new log.
         self.recovery_point = self._sync_end_max = self.size = 0
         self._restore_producers()
         self._files.sync_folder(self.folder)
 
     def truncate_to(self, end_offset: int) -> None:
-        """Drop every batch that reaches `end_offset` or beyond.
+        """Remove every batch that reaches `end_offset` or beyond.
 
-        The caller has checkpointed a recovery point that is not above `end_after_truncation`: what was synced and is
-        cut off here would otherwise look like damage after a crash.
+        The caller has checkpointed a recovery point not above `end_after_truncation`. Otherwise recovery would take
+        the missing batches for damage after a crash.
         """
         if end_offset >= self.log_end_offset:
-            # An epoch in which this replica led and wrote nothing is no part of the log either.
+            # An epoch in which this replica led without a write is dropped too.
             self.epochs.truncate_from_end(self.log_end_offset)
             return
         self._note_removal()
@@ -430,7 +437,7 @@ class Log:
     def read(
         self, offset: int, max_bytes: int, end_offset: int, *, at_least_one: bool = True
     ) -> FileSlice | None:
-        """Whole batches from the one that holds `offset`, all below `end_offset`; None when there are none."""
+        """Returns whole batches from the one that holds `offset`, all below `end_offset`; None when there are none."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(offset)
         if offset >= end_offset:
@@ -442,18 +449,18 @@ class Log:
             found = self._segments[number].read(offset, max_bytes, limit, at_least_one=at_least_one)
             if found.length or limit is not None or found.position < self._segments[number].size:
                 return found if found.length else None
-            number += 1  # the offset fell into the gap that compaction left at the end of this segment
+            number += 1  # the offset is in the gap that compaction left at the end of this segment
         return None
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Below it every transaction is decided, and that for good. Asked at every fetch."""
+        """The first offset of an undecided transaction, or the high watermark. Called for every fetch."""
         if self.producers.is_stable:
             return high_watermark
         first = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if first is None else min(high_watermark, max(first, self.log_start_offset))
 
     def aborted_between(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """The aborted transactions that overlap `[offset, end_offset)`; that end is a last stable offset."""
+        """The aborted transactions that overlap `[offset, end_offset)`. The end must be a last stable offset."""
         found: list[AbortedTransaction] = []
         for segment in self._segments[max(0, bisect_right(self._bases, offset) - 1) :]:
             if segment.txn_index.collect(offset, end_offset, found):
@@ -464,7 +471,7 @@ class Log:
         return run_steps(search_time(self, timestamp))
 
     def newest(self) -> TimestampedOffset | None:
-        """The first record with the largest timestamp of the log."""
+        """The first record with the largest timestamp in the log."""
         return run_steps(search_newest(self))
 
     @property
@@ -474,16 +481,16 @@ class Log:
     # -- retention -------------------------------------------------------------------------------------------
 
     def move_start(self, offset: int) -> list[str]:
-        """DeleteRecords: nothing below `offset` is served any more. Returns files to remove."""
+        """Advance the log start offset for DeleteRecords. Returns the paths to remove."""
         if offset <= self.log_start_offset:
             return []
         self.log_start_offset = offset
         self.epochs.truncate_from_start(offset)
         return self._delete_first(sum(1 for base in self._bases[1:] if base <= offset))
 
-    def apply_retention(self, now_ms: int, high_watermark: int) -> list[str]:
-        """Delete whole segments that are too old or too much. Returns files to remove."""
-        # A replica that nobody reads from hears of the high watermark here at the latest.
+    def apply_retention(self, wall_ms: int, high_watermark: int) -> list[str]:
+        """Delete segments beyond `retention.ms` and `retention.bytes`. Returns the paths to remove."""
+        # Drops the markers below the high watermark, also on a replica without consumers.
         self.last_stable_offset(high_watermark)
         if "delete" not in self.config.cleanup_policy:
             return []
@@ -491,11 +498,11 @@ class Log:
             segment for number, segment in enumerate(self._segments) if self._end_of(number) <= high_watermark
         ]
         count = max(
-            count_expired(committed, self.config.retention_ms, now_ms),
+            count_expired(committed, self.config.retention_ms, wall_ms),
             count_in_excess(committed, self.config.retention_bytes, self.size),
         )
         if count == len(self._segments):
-            self.roll(now_ms)
+            self.roll(wall_ms)
         removed = self._delete_first(count)
         if count:
             self.log_start_offset = max(self.log_start_offset, self._bases[0])
@@ -522,10 +529,10 @@ class Log:
         return removed
 
     def replace_segments(self, old: Sequence[Segment], new: Segment) -> list[str]:
-        """Compaction: `new` holds what is left of `old`, which are neighbours. Returns files to remove."""
+        """Replace neighbouring segments by their compacted one. Returns the paths to remove."""
         first = self._segments.index(old[0])
         span = slice(first, first + len(old))
-        assert self._segments[span] == list(old), "they are no neighbours any more"
+        assert self._segments[span] == list(old), "the segments are not neighbours"
         removed = [path for segment in old for path in segment.mark_deleted()]
         self.removals += 1
         self.size += new.size - sum(segment.size for segment in old)

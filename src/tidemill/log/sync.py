@@ -10,25 +10,24 @@ from tidemill.log.files import File, Files
 
 
 class DiskFull(OSError):
-    """A sync that stopped before the end for want of space. All that it promised for is still there to be synced again,
-    which cannot be said of a failed `fsync`."""
+    """A sync failed for want of disk space before any `fsync`. It can be repeated, unlike one whose `fsync` failed."""
 
 
 class SyncWork(NamedTuple):
-    """What makes the log durable up to `end_offset`. Safe to do in another thread, once."""
+    """Makes the log durable up to `end_offset`. Runs once, in any thread."""
 
     files: Files
     segments: Sequence[File]
     folder: str
     is_folder_dirty: bool
-    # The first since the log was opened: nobody has synced the folder's own entry, nor what names its topic.
+    # The first sync since the log was opened also covers the folder's own entry and `partition.metadata`.
     is_first: bool
     epochs: tuple[str, bytes] | None
     end_offset: int
-    # How many changes of the folder and of the epochs this covers.
+    # How many changes of the folder and of the epochs this sync covers.
     folder_changes: int
     epoch_changes: int
-    # What could not even be written.
+    # The error of a write that had to precede the sync.
     failure: OSError | None = None
 
     def run(self) -> None:

@@ -1,12 +1,12 @@
-"""Finding a record by its timestamp: the one search of a log that looks into batches.
+"""Search by timestamp: finds a record by decoding batches.
 
-It may have to decode a lot, so it is done in steps (`protocol/steps.py`), between which the log goes on. A search reads
-the indexes when it comes to a segment, and then a part of a file as it was at that moment. When segments were removed, cut
-or replaced meanwhile, what it has found no longer holds: `LogChanged`.
+A search may decode many batches, so it runs in steps (`protocol/steps.py`), and appends continue between them. It
+reads a segment's indexes when it reaches the segment, and then the segment's file as it was at that moment. When
+segments are removed, truncated or replaced in the meantime, the result is invalid and the search raises `LogChanged`.
 
-Two kinds of failure. A batch that is none, or whose checksum is wrong, is damage: `StorageError`. Records that do not
-decode although the checksum is right are what a client wrote (produce does not decode them): `ProtocolError`, which
-fails this search and says nothing about the disk.
+There are two kinds of failure. An implausible batch or a wrong checksum is damage and raises `StorageError`. Records
+that do not decode under a correct checksum were written so by a client, since produce does not decode them. They raise
+`ProtocolError`, which fails this search only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _BATCHES_A_STEP = 64
 
 
 class TimestampedOffset(NamedTuple):
+    """The result of a search: a record's timestamp, offset and leader epoch."""
+
     timestamp: int
     offset: int
     leader_epoch: int
@@ -35,11 +37,11 @@ Search: TypeAlias = Steps[TimestampedOffset | None]
 
 
 class LogChanged(Exception):
-    """The search has to begin again."""
+    """Segments were removed or replaced during the search; the caller starts it again."""
 
 
 class Searched(Protocol):
-    """What a search needs of a log."""
+    """The part of a log that a search reads."""
 
     @property
     def segments(self) -> Sequence[Segment]: ...
@@ -50,7 +52,7 @@ class Searched(Protocol):
 
 
 class Span(NamedTuple):
-    """The batches of a segment from a position on."""
+    """The batches of one segment from a position on."""
 
     path: str
     base_offset: int
@@ -58,11 +60,11 @@ class Span(NamedTuple):
     position: int
     size: int
     from_offset: int
-    # None when the newest record is wanted.
+    # None searches for the newest record.
     timestamp: int | None
 
     def look_through(self) -> Search:
-        """The first record at or after the timestamp, or the first of the newest ones."""
+        """Find the first record at or after the timestamp, or the first of the newest records."""
         best: TimestampedOffset | None = None
         for number, (header, batch) in enumerate(self._batches(), 1):
             if number % _BATCHES_A_STEP == 0:
@@ -72,7 +74,7 @@ class Span(NamedTuple):
             best = yield from self._look_into(header, batch, best)
             if best is not None and self.timestamp is not None:
                 return best
-            # Its header promised more than its records have. There may be many such.
+            # The header's maximum timestamp exceeds that of its records. Many batches may be like that.
             yield None
         return best
 
@@ -117,7 +119,7 @@ def search_time(log: Searched, timestamp: int) -> Search:
     """The first record of the log that is not older than a timestamp."""
     removals, looked_at = log.removals, -1
     while True:
-        # Anew each time: the log may have rolled.
+        # Looked up again in each round because the log may have rolled.
         following = log.segments[bisect_right(log.segments, looked_at, key=lambda each: each.base_offset) :]
         segment = next((each for each in following if each.max_timestamp >= timestamp), None)
         if segment is None:
@@ -141,7 +143,7 @@ def search_newest(log: Searched) -> Search:
         looked_at.add(segment.base_offset)
         found = yield from _look_through(log, removals, segment, segment.max_timestamp)
         if found is None:
-            # The newest record is below the log's start, or compaction took it and kept its batch's header.
+            # The newest record is below the log start offset, or compaction removed it and kept the batch header.
             found = yield from _look_through(log, removals, segment, None)
         if found is not None and (best is None or found.timestamp > best.timestamp):
             best = found

@@ -1,9 +1,8 @@
 """Transaction markers: the control batches that end a producer's transaction in one partition.
 
-A marker is a batch of one record, without a sequence number: its key says whether the transaction was committed or aborted,
-its value which epoch of the transaction coordinator decided so, and its header whose transaction it is. The formats are
-Kafka's. A control batch may be of another kind (those of the metadata log), and compaction leaves markers without their
-record behind: neither ends anything.
+A marker is a batch of one record without a sequence number, in Kafka's format. Its key is COMMIT or ABORT, its value
+holds the epoch of the transaction coordinator, and its header the producer id and epoch. Two control batches end no
+transaction: those of another kind (in the metadata log), and markers whose record compaction has removed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from tidemill.protocol.records import (
 
 ABORT, COMMIT = 0, 1
 _VERSION = 0
-# Both begin with the version of their schema (ControlRecordTypeSchema, EndTxnMarker), which later ones only extend.
+# Both start with the version of their schema (ControlRecordTypeSchema, EndTxnMarker). Later versions only add fields.
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 
 
 class TransactionEnd(NamedTuple):
-    """What a marker says. `transaction_version` is the sender's word and not stored."""
+    """The content of a marker. `transaction_version` comes from the request and is not stored."""
 
     producer_id: int
     producer_epoch: int
@@ -39,7 +38,7 @@ class TransactionEnd(NamedTuple):
 
 
 class AbortedTransaction(NamedTuple):
-    """From its first record to its marker; and where the last stable offset stood once it was aborted."""
+    """An aborted transaction, from its first record to its marker, with the last stable offset after the abort."""
 
     producer_id: int
     first_offset: int
@@ -47,13 +46,13 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-def build_marker(end: TransactionEnd, now_ms: int) -> bytes:
-    """A control batch of one record."""
+def build_marker(end: TransactionEnd, wall_ms: int) -> bytes:
+    """Build the control batch that ends a transaction."""
     key = _KEY.pack(_VERSION, COMMIT if end.is_commit else ABORT)
     value = _VALUE.pack(_VERSION, end.coordinator_epoch)
     return bytes(
         build_batch(
-            [Record(0, now_ms, key, value)],
+            [Record(0, wall_ms, key, value)],
             attributes=TRANSACTIONAL | CONTROL,
             producer_id=end.producer_id,
             producer_epoch=end.producer_epoch,
@@ -62,9 +61,9 @@ def build_marker(end: TransactionEnd, now_ms: int) -> bytes:
 
 
 def marker_of(batch: memoryview, header: BatchHeader) -> TransactionEnd | None:
-    """The end of a transaction that a control batch tells of; None for another kind, or when its record is gone.
+    """Returns the transaction end in a control batch; None for another kind, or when the record was compacted away.
 
-    `ProtocolError` when the record is not what Kafka writes.
+    Raises `ProtocolError` when the record does not have Kafka's format.
     """
     if not header.record_count or header.producer_id < 0:
         return None

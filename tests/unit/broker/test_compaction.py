@@ -82,7 +82,7 @@ class Broker:
     def add(self, name: str, config: TopicConfig | None = None) -> tuple[Partition, Log]:
         tp = TopicPartition(name, 0)
         config = config or topic_config(min_cleanable_dirty_ratio=0.3)
-        log = Log(self.files, self.data_dir.create_folder(tp, TOPIC_ID), config, now_ms=0)
+        log = Log(self.files, self.data_dir.create_folder(tp, TOPIC_ID), config, wall_ms=0)
         partition = Partition(tp, TOPIC_ID, log, config, cast("Any", self))
         self.partitions.append(partition)
         return partition, log
@@ -230,7 +230,7 @@ async def test_a_disk_that_fails_during_the_swap_takes_the_partition_offline(dis
     assert await broker.compactor.clean_dirtiest()
     assert partition.log is None
     disk.heal()
-    survivor = Log(disk.kill(), "/data/t-0", topic_config(), now_ms=0, is_clean=False)
+    survivor = Log(disk.kill(), "/data/t-0", topic_config(), wall_ms=0, is_clean=False)
     assert latest(records(survivor)) == {b"a": b"v" * 50}
 
 
@@ -272,7 +272,7 @@ async def test_delete_records_at_any_step_wins(disk: SimulatedDisk, step: int) -
         pass
     log.check_invariants()
     assert offsets(log) == [8, 9, 10, 11]
-    again = Log(disk.kill(), log.folder, log.config, now_ms=0, is_clean=False, log_start_offset=8)
+    again = Log(disk.kill(), log.folder, log.config, wall_ms=0, is_clean=False, log_start_offset=8)
     assert offsets(again) == [8, 9, 10, 11]
 
 
@@ -315,7 +315,7 @@ async def test_it_can_be_switched_off(disk: SimulatedDisk) -> None:
 
 def small_log(folder: Path) -> Log:
     files = DiskFiles()
-    log = Log(files, str(folder), topic_config(), now_ms=0)
+    log = Log(files, str(folder), topic_config(), wall_ms=0)
     for number in range(40):
         put(log, (b"%d" % (number % 3), b"v" * 20))
     seal(log)

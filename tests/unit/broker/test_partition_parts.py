@@ -66,7 +66,7 @@ class Parts:
         self.config = TopicConfig(**config)
         files = SimulatedDisk()
         files.make_folder("/data/orders-0")
-        self.log = Log(files, "/data/orders-0", self.config, now_ms=0)
+        self.log = Log(files, "/data/orders-0", self.config, wall_ms=0)
         self.delayed = DelayedOperations()
         self.reader = PartitionReader(NAME, self.log, 0, self.delayed)
         self.synced: list[int] = []

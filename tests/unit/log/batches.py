@@ -41,9 +41,9 @@ def transactional(producer_id: int, epoch: int, sequence: int, count: int = 2, *
     return batch(count, producer=(producer_id, epoch, sequence), attributes=TRANSACTIONAL, **how)
 
 
-def append(log: Log, data: bytearray, *, leader_epoch: int = 0, now_ms: int = T0) -> int:
+def append(log: Log, data: bytearray, *, leader_epoch: int = 0, wall_ms: int = T0) -> int:
     """The offset that the batch got."""
-    return log.append(memoryview(data), (header_at(data),), leader_epoch, now_ms)
+    return log.append(memoryview(data), (header_at(data),), leader_epoch, wall_ms)
 
 
 def small_segments(**changes: int | tuple[str, ...]) -> TopicConfig:

@@ -43,7 +43,7 @@ def topic_config(**changes: Any) -> TopicConfig:
 
 def open_log(files: Files, config: TopicConfig | None = None, *, is_clean: bool = True, **how: Any) -> Log:
     files.make_folder(FOLDER)
-    return Log(files, FOLDER, config or topic_config(), now_ms=0, is_clean=is_clean, **how)
+    return Log(files, FOLDER, config or topic_config(), wall_ms=0, is_clean=is_clean, **how)
 
 
 def append(
@@ -85,14 +85,14 @@ def prepare(
     log: Log,
     first_dirty: int | None = None,
     *,
-    now_ms: int = 0,
+    wall_ms: int = 0,
     limit: int | None = None,
     map_bytes: int = LARGE_MAP_BYTES,
 ) -> tuple[SegmentSwap, CleaningResult]:
     """Everything up to the swap."""
-    dirt = find_dirt(log, first_dirty, now_ms, log.log_end_offset if limit is None else limit)
+    dirt = find_dirt(log, first_dirty, wall_ms, log.log_end_offset if limit is None else limit)
     swap = SegmentSwap(files, log)
-    cleaning = plan_cleaning(log, dirt, now_ms, map_bytes=map_bytes)
+    cleaning = plan_cleaning(log, dirt, wall_ms, map_bytes=map_bytes)
     return swap, clean(files, cleaning)
 
 

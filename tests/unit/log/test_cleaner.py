@@ -77,7 +77,7 @@ def test_log_append_time_stays_the_batch_s(disk: SimulatedDisk) -> None:
     put(log, (b"a", b"1"), (b"b", None), timestamp=100, attributes=LOG_APPEND_TIME)
     put(log, (b"a", b"2"), timestamp=200)
     seal(log)
-    compact(disk, log, now_ms=5_000)
+    compact(disk, log, wall_ms=5_000)
     assert [(r.key, r.timestamp) for r in records(log)] == [(b"b", 101), (b"a", 200)]
 
 
@@ -106,7 +106,7 @@ def test_a_tombstone_keeps_its_timestamp_when_its_horizon_is_written(disk: Simul
     put(log, (b"a", b"1"), timestamp=100)
     written = put(log, (b"a", None), (b"b", b"1"), timestamp=200)
     seal(log)
-    compact(disk, log, now_ms=5_000)
+    compact(disk, log, wall_ms=5_000)
     assert records(log) == written
     ((header, _),) = batches(log)
     assert header.attributes & DELETE_HORIZON
@@ -118,15 +118,15 @@ def test_a_tombstone_goes_after_its_horizon_which_stays_what_it_was(disk: Simula
     put(log, (b"a", b"1"))
     put(log, (b"a", None))
     seal(log)
-    clean_to = compact(disk, log, now_ms=5_000).end_offset
-    for now_ms in (5_500, 5_000 + DELETE_RETENTION_MS - 1):
-        put(log, (b"z", b"%d" % now_ms))
+    clean_to = compact(disk, log, wall_ms=5_000).end_offset
+    for wall_ms in (5_500, 5_000 + DELETE_RETENTION_MS - 1):
+        put(log, (b"z", b"%d" % wall_ms))
         seal(log)
-        clean_to = compact(disk, log, clean_to, now_ms=now_ms).end_offset
+        clean_to = compact(disk, log, clean_to, wall_ms=wall_ms).end_offset
         assert 1 in offsets(log)
     put(log, (b"z", b"3"))
     seal(log)
-    compact(disk, log, clean_to, now_ms=5_000 + DELETE_RETENTION_MS)
+    compact(disk, log, clean_to, wall_ms=5_000 + DELETE_RETENTION_MS)
     assert [r.key for r in records(log)] == [b"z"]
 
 
@@ -140,11 +140,11 @@ def test_failure_08_a_tombstone_stays_while_anything_below_it_may_be_uncleaned(d
     put(log, (b"a", b"1"))
     put(log, (b"a", None), timestamp=10, attributes=DELETE_HORIZON)
     seal(log)
-    clean_to = compact(disk, log, now_ms=1_000_000).end_offset
+    clean_to = compact(disk, log, wall_ms=1_000_000).end_offset
     assert [(r.offset, r.value) for r in records(log)] == [(1, None)]
     put(log, (b"z", b"1"))
     seal(log)
-    compact(disk, log, clean_to, now_ms=1_000_000)
+    compact(disk, log, clean_to, wall_ms=1_000_000)
     assert latest(records(log)) == {b"z": b"1"}
     assert offsets(log) == [2]
 
@@ -158,8 +158,8 @@ def test_failure_08_a_deleted_key_never_comes_back_over_small_maps_and_restarts(
     seal(log)
     clean_to: int | None = None
     for number in range(40):
-        now_ms = number * DELETE_RETENTION_MS
-        clean_to = compact(disk, log, clean_to, now_ms=now_ms, map_bytes=4 * 24).end_offset
+        wall_ms = number * DELETE_RETENTION_MS
+        clean_to = compact(disk, log, clean_to, wall_ms=wall_ms, map_bytes=4 * 24).end_offset
         log.close()
         log = open_log(disk)
         older = [r for r in records(log) if r.key != b"stays"]
@@ -186,10 +186,10 @@ def test_the_horizon_waits_until_the_whole_batch_is_cleaned(disk: SimulatedDisk)
     log = open_log(disk)
     put(log, *[(b"%d" % n, None) for n in range(5)])
     seal(log)
-    compact(disk, log, 0, now_ms=1_000, map_bytes=4 * 24)
+    compact(disk, log, 0, wall_ms=1_000, map_bytes=4 * 24)
     ((header, _),) = batches(log)
     assert not header.attributes & DELETE_HORIZON
-    assert compact(disk, log, 3, now_ms=7_000, map_bytes=4 * 24).end_offset == 5
+    assert compact(disk, log, 3, wall_ms=7_000, map_bytes=4 * 24).end_offset == 5
     ((header, _),) = batches(log)
     assert header.base_timestamp == 7_000 + DELETE_RETENTION_MS
 

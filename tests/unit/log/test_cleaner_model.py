@@ -29,19 +29,19 @@ class Model:
             self.alive[record.offset] = record
             self.batch_end[record.offset] = batch[-1].offset
 
-    def clean(self, start: int, end: int, now_ms: int) -> None:
+    def clean(self, start: int, end: int, wall_ms: int) -> None:
         last = {record.key: offset for offset, record in sorted(self.alive.items()) if offset < end}
         for offset, record in sorted(self.alive.items()):
             if offset >= end:
                 continue
             batch = self.batch_end[offset]
-            is_expired = batch < start and self.horizon_ms.get(batch, now_ms + 1) <= now_ms
+            is_expired = batch < start and self.horizon_ms.get(batch, wall_ms + 1) <= wall_ms
             if last[record.key] != offset or (record.value is None and is_expired):
                 del self.alive[offset]
         for offset, record in self.alive.items():
             batch = self.batch_end[offset]
             if record.value is None and batch < end:
-                self.horizon_ms.setdefault(batch, now_ms + DELETE_RETENTION_MS)
+                self.horizon_ms.setdefault(batch, wall_ms + DELETE_RETENTION_MS)
 
 
 values = st.one_of(st.none(), st.binary(max_size=12))
@@ -60,19 +60,19 @@ steps = st.one_of(
 def test_any_history_of_cleanings_keeps_what_the_model_keeps(history: list[tuple[object, ...]]) -> None:
     disk, model = SimulatedDisk(), Model()
     log = open_log(disk)
-    now_ms = first_dirty = 0
+    wall_ms = first_dirty = 0
     for step in history:
         match step:
             case ("put", list(batch), int(codec)):
-                model.append(put(log, *batch, timestamp=now_ms, codec=codec))
+                model.append(put(log, *batch, timestamp=wall_ms, codec=codec))
             case ("roll",) if log.active.size:
                 seal(log)
             case ("clean", int(slots), int(waited_ms)):
-                now_ms += waited_ms
+                wall_ms += waited_ms
                 limit = log.active.base_offset
-                result = compact(disk, log, first_dirty, now_ms=now_ms, map_bytes=slots * SLOT_BYTES)
+                result = compact(disk, log, first_dirty, wall_ms=wall_ms, map_bytes=slots * SLOT_BYTES)
                 assert first_dirty < result.end_offset <= limit or result.end_offset == limit == first_dirty
-                model.clean(first_dirty, result.end_offset, now_ms)
+                model.clean(first_dirty, result.end_offset, wall_ms)
                 first_dirty = result.end_offset
             case ("reopen", bool(is_clean)):
                 log.close()

@@ -98,16 +98,16 @@ def test_failure_08_a_marker_goes_after_its_records_and_the_time_for_those_who_a
     log.producers.expire(1)
     aborted = [] if is_commit else [AbortedTransaction(7, 0, 1, 2)]
 
-    first_dirty = compact(disk, log, now_ms=10).end_offset
+    first_dirty = compact(disk, log, wall_ms=10).end_offset
     assert shape(log) == [(1, 1, "marker"), (2, 1, "data")], "its records were there until now"
     assert log.aborted_between(0, 3) == aborted
     assert bool(txn_indexes(disk)) == bool(aborted)
-    first_dirty = compact(disk, log, first_dirty, now_ms=20).end_offset
+    first_dirty = compact(disk, log, first_dirty, wall_ms=20).end_offset
     assert shape(log) == [(1, 1, "marker+"), (2, 1, "data")]
-    compact(disk, log, first_dirty, now_ms=19 + DELETE_RETENTION_MS)
+    compact(disk, log, first_dirty, wall_ms=19 + DELETE_RETENTION_MS)
     assert shape(log) == [(1, 1, "marker+"), (2, 1, "data")]
     assert log.aborted_between(0, 3) == aborted
-    compact(disk, log, first_dirty, now_ms=20 + DELETE_RETENTION_MS)
+    compact(disk, log, first_dirty, wall_ms=20 + DELETE_RETENTION_MS)
     assert shape(log) == [(2, 1, "data")]
     assert log.aborted_between(0, 3) == [], "a reader would wait for the marker"
     assert txn_indexes(disk) == []
@@ -119,8 +119,8 @@ def test_a_commit_marker_stays_with_the_records_that_it_committed(disk: Simulate
     put(log, (b"a", b"later"))
     seal(log)
     log.producers.expire(1)
-    for now_ms in (0, 10_000, 20_000):
-        compact(disk, log, now_ms=now_ms)
+    for wall_ms in (0, 10_000, 20_000):
+        compact(disk, log, wall_ms=wall_ms)
         assert shape(log) == [(0, 1, "data"), (2, 1, "marker"), (3, 1, "data")]
     without_snapshots(disk)
     again = open_log(disk, is_clean=False)
@@ -133,8 +133,8 @@ def test_a_bare_header_still_needs_its_marker(disk: SimulatedDisk, log: Log) -> 
     end_transaction(log, 7, commit=False)
     put(log, (b"b", b"1"))
     seal(log)
-    for now_ms in (0, 10_000, 20_000):
-        compact(disk, log, now_ms=now_ms)
+    for wall_ms in (0, 10_000, 20_000):
+        compact(disk, log, wall_ms=wall_ms)
     assert shape(log) == [(0, 0, "data"), (1, 1, "marker"), (2, 1, "data")]
     without_snapshots(disk)
     again = open_log(disk, is_clean=False)
@@ -150,8 +150,8 @@ def test_a_producer_that_only_a_marker_tells_of_keeps_its_epoch(
     end_transaction(log, 7, commit=is_commit, epoch=1, coordinator_epoch=3)
     put(log, (b"a", b"later"))
     seal(log)
-    for now_ms in (0, 10_000, 20_000):
-        compact(disk, log, now_ms=now_ms)
+    for wall_ms in (0, 10_000, 20_000):
+        compact(disk, log, wall_ms=wall_ms)
     assert shape(log) == [(1, 0, "marker"), (2, 1, "data")]
     assert log.aborted_between(0, 3) == []
     without_snapshots(disk)
@@ -261,7 +261,7 @@ def _sequences(log: Log) -> Iterator[tuple[int, int]]:
 def test_readers_of_committed_records_notice_no_cleaning(history: list[tuple[object, ...]]) -> None:
     disk, model = SimulatedDisk(), Model()
     log = open_log(disk)
-    now_ms = first_dirty = 0
+    wall_ms = first_dirty = 0
     for step in history:
         match step:
             case ("write", int(pid), list(wanted)):
@@ -273,15 +273,15 @@ def test_readers_of_committed_records_notice_no_cleaning(history: list[tuple[obj
                 model.committed += put(log, *[(key, b"%d" % log.log_end_offset) for key in wanted])
             case ("end", int(pid), bool(commit), bool(bump)):
                 epoch = model.end(pid, commit=commit, bump=bump)
-                end_transaction(log, pid, commit=commit, epoch=epoch, at_ms=now_ms)
+                end_transaction(log, pid, commit=commit, epoch=epoch, at_ms=wall_ms)
             case ("roll",) if log.active.size:
                 seal(log)
             case ("clean", int(waited_ms)):
-                now_ms += waited_ms
+                wall_ms += waited_ms
                 stable = log.last_stable_offset(log.log_end_offset)
-                first_dirty = compact(disk, log, first_dirty, now_ms=now_ms, limit=stable).end_offset
+                first_dirty = compact(disk, log, first_dirty, wall_ms=wall_ms, limit=stable).end_offset
             case ("expire",):
-                log.producers.expire(now_ms)
+                log.producers.expire(wall_ms)
                 # Who was forgotten begins anew; a marker alone makes it known again, without its sequence.
                 forgotten = [pid for pid in model.sequences if log.producers.get(pid) is None]
                 for pid in forgotten:

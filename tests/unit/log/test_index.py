@@ -87,7 +87,7 @@ CONFIG = small_segments(segment_bytes=2000, index_interval_bytes=200)
 
 
 def _filled(disk: SimulatedDisk) -> tuple[Log, list[bytes]]:
-    log = Log(disk, "/d", CONFIG, now_ms=T0)
+    log = Log(disk, "/d", CONFIG, wall_ms=T0)
     appended = []
     for number in range(40):
         data = batch(2, timestamps=[T0 + number * 10, T0 + number * 10 + 5])
@@ -168,7 +168,7 @@ def test_a_broken_index_is_rebuilt_and_reads_are_right(
         if name.endswith(f".{suffix}"):
             content = damage(disk.read(f"/d/{name}"))
             disk.replace(f"/d/{name}", content)
-    log = Log(disk, "/d", CONFIG, now_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point)
+    log = Log(disk, "/d", CONFIG, wall_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point)
     assert log.log_end_offset == 80
     for offset in range(80):
         for max_bytes in (1, 300, 700):
@@ -192,7 +192,7 @@ def test_a_missing_index_is_rebuilt(disk: SimulatedDisk) -> None:
     for name in disk.list("/d"):
         if name.endswith("index"):
             disk.remove(f"/d/{name}")
-    log = Log(disk, "/d", CONFIG, now_ms=T0, recovery_point=80)
+    log = Log(disk, "/d", CONFIG, wall_ms=T0, recovery_point=80)
     log.check_invariants()
     assert all(segment.offset_index.count for segment in log.segments[:-1])
 
@@ -200,7 +200,7 @@ def test_a_missing_index_is_rebuilt(disk: SimulatedDisk) -> None:
 def test_the_indexes_of_a_segment_that_is_gone_are_removed(disk: SimulatedDisk) -> None:
     disk.open("/d/00000000000000000007.index", create=True).write(b"x" * 8, 0)
     disk.open("/d/00000000000000000007.timeindex", create=True)
-    Log(disk, "/d", CONFIG, now_ms=T0)
+    Log(disk, "/d", CONFIG, wall_ms=T0)
     assert disk.list("/d") == [f"{0:020d}.{suffix}" for suffix in ("index", "log", "timeindex")]
 
 
@@ -220,7 +220,7 @@ def test_a_damaged_batch_is_reported_where_it_is_and_other_offsets_serve(
         victim = batches[number]
         disk.flip_bit(path, victim.position + field, 6)
         if is_reopened:
-            log = Log(disk, "/d", CONFIG, now_ms=T0, recovery_point=80)
+            log = Log(disk, "/d", CONFIG, wall_ms=T0, recovery_point=80)
         with pytest.raises(StorageError):
             log.read(victim.base_offset, 100, 80)
         with pytest.raises(StorageError):
@@ -249,5 +249,5 @@ def test_a_base_offset_that_no_segment_could_hold_is_not_believed(disk: Simulate
     log, _ = _filled(disk)
     path = log.segments[0].path_of("log")
     disk.flip_bit(path, parse_segment(disk.read(path))[3].position + 1, 2)
-    log = Log(disk, "/d", CONFIG, now_ms=T0, is_clean=False, recovery_point=0)
+    log = Log(disk, "/d", CONFIG, wall_ms=T0, is_clean=False, recovery_point=0)
     assert log.log_end_offset == 6

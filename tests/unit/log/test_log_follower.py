@@ -40,7 +40,7 @@ def disk() -> SimulatedDisk:
 
 
 def opened(disk: SimulatedDisk, *, is_clean: bool = True, recovery_point: int = 0) -> Log:
-    return Log(disk, "/log", CONFIG, now_ms=0, is_clean=is_clean, recovery_point=recovery_point)
+    return Log(disk, "/log", CONFIG, wall_ms=0, is_clean=is_clean, recovery_point=recovery_point)
 
 
 def take(log: Log, *batches: bytes) -> None:
@@ -130,7 +130,7 @@ def test_a_cut_log_is_like_one_that_never_had_more(disk: SimulatedDisk, cut: int
     take(log, *(batch(number, b"x" * 200, epoch=number // 4) for number in range(12)))
     log.truncate_to(cut)
     log.check_invariants()
-    other = Log(SimulatedDisk(), "/log", CONFIG, now_ms=0)
+    other = Log(SimulatedDisk(), "/log", CONFIG, wall_ms=0)
     if cut:
         take(other, *(batch(number, b"x" * 200, epoch=number // 4) for number in range(cut)))
     assert values(log) == values(other)

@@ -20,7 +20,7 @@ LARGEST = 0x7FFFFFFF
 def log() -> Log:
     disk = SimulatedDisk()
     disk.make_folder("/d")
-    return Log(disk, "/d", small_segments(), now_ms=T0)
+    return Log(disk, "/d", small_segments(), wall_ms=T0)
 
 
 def _produce(log: Log, count: int, sequence: int, *, pid: int = 7, epoch: int = 0) -> int:
@@ -42,7 +42,7 @@ def _restarted(log: Log, *, is_clean: bool) -> Log:
     files = log._files
     assert isinstance(files, SimulatedDisk)
     disk = files.kill()
-    return Log(disk, "/d", log.config, now_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point)
+    return Log(disk, "/d", log.config, wall_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point)
 
 
 def _without_snapshots(log: Log) -> Log:

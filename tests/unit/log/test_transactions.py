@@ -26,7 +26,7 @@ from tidemill.sim.disk import SimulatedDisk
 def log() -> Log:
     disk = SimulatedDisk()
     disk.make_folder("/d")
-    return Log(disk, "/d", small_segments(), now_ms=T0)
+    return Log(disk, "/d", small_segments(), wall_ms=T0)
 
 
 def write(log: Log, pid: int, sequence: int, count: int = 1, *, epoch: int = 0, at_ms: int = T0) -> int:
@@ -73,7 +73,7 @@ def reopened(log: Log, *, is_clean: bool) -> Log:
     files = log._files
     assert isinstance(files, SimulatedDisk)
     return Log(
-        files.kill(), "/d", log.config, now_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point
+        files.kill(), "/d", log.config, wall_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point
     )
 
 
@@ -401,7 +401,7 @@ def test_a_damaged_index_is_made_anew(log: Log, damage: str, is_clean: bool) -> 
     files = log._files
     assert isinstance(files, SimulatedDisk)
     again = Log(
-        files.kill(), "/d", log.config, now_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point
+        files.kill(), "/d", log.config, wall_ms=T0, is_clean=is_clean, recovery_point=log.recovery_point
     )
     assert again.aborted_between(0, 12) == expected
     again.close()

@@ -35,7 +35,7 @@ class Written:
         self.path = path
         self.data_dir = DataDir(DiskFiles(), str(path), 1)
         folder = self.data_dir.create_folder(TP, TOPIC_ID)
-        self.log = Log(DiskFiles(), folder, small_segments(segment_bytes=segment_bytes), now_ms=T0)
+        self.log = Log(DiskFiles(), folder, small_segments(segment_bytes=segment_bytes), wall_ms=T0)
         # Offset → value, and the producer whose transaction it belongs to.
         self.values: dict[int, tuple[bytes, int | None]] = {}
         self.aborted: list[tuple[int, range]] = []

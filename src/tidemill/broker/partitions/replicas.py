@@ -353,7 +353,7 @@ class Replicas:
             self._platform.files,
             data_dir.folder_of(tp),
             config,
-            now_ms=self._platform.clock.now_ms(),
+            wall_ms=self._platform.clock.now_ms(),
             # A folder that the last run did not open has no recovery point: it may be older than the clean mark.
             is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
             recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),

@@ -113,7 +113,7 @@ class MetadataLog:
                 self._files,
                 self.folder,
                 _CONFIG,
-                now_ms=now_ms,
+                wall_ms=now_ms,
                 is_clean=False,
                 recovery_point=self._recovery_point.offset,
                 log_start_offset=start_offset,

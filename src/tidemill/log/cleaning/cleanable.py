@@ -1,10 +1,12 @@
-"""Which part of a log may be compacted, how much it needs it, and the cleaning that would do it.
+"""The dirty section of a log: which segments may be compacted, whether compaction is due, and its plan.
 
-A log is clean up to its first dirty offset (the end of its last cleaning; the checkpoint remembers it). Behind that, the
-sealed segments are dirty and may be cleaned, up to the first that is younger than `min.compaction.lag.ms` and never past
-what the caller allows: the high watermark, because what may still be truncated must not displace anything, and the last
-stable offset, because nobody knows yet whether it counts. A log is due when dirty bytes make up more than
-`min.cleanable.dirty.ratio` of it, or when a dirty record is older than `max.compaction.lag.ms`.
+A log is clean up to its first dirty offset: the end of its last cleaning, which the checkpoint holds. The sealed
+segments after it are dirty. Cleaning stops before the first segment younger than `min.compaction.lag.ms`, and at the
+limit that the caller sets. That limit is the high watermark, because a truncated record must not replace an older one.
+It is also the last stable offset, because an open transaction may yet abort.
+
+Compaction is due when dirty bytes exceed `min.cleanable.dirty.ratio` of the log, or when a dirty record is older than
+`max.compaction.lag.ms`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tidemill.log.segments.segment import Segment
 
 
 class Dirt(NamedTuple):
-    """The dirty section of a log, and what speaks for cleaning it."""
+    """The dirty section of a log, and the facts that decide whether it is cleaned."""
 
     first_dirty_offset: int
     end_offset: int
@@ -34,8 +36,8 @@ class Dirt(NamedTuple):
         return self.dirty_bytes > 0 and (self.is_overdue or self.ratio > min_ratio)
 
 
-def find_dirt(log: Log, checkpoint: int | None, now_ms: int, end_offset_limit: int) -> Dirt:
-    """`checkpoint` is where the last cleaning ended, as far as that is known."""
+def find_dirt(log: Log, checkpoint: int | None, wall_ms: int, end_offset_limit: int) -> Dirt:
+    """Find the dirty section. `checkpoint` is the end of the last cleaning, if it is known."""
     first_dirty = log.log_start_offset
     if checkpoint is not None and first_dirty < checkpoint <= log.log_end_offset:
         first_dirty = checkpoint
@@ -43,7 +45,7 @@ def find_dirt(log: Log, checkpoint: int | None, now_ms: int, end_offset_limit: i
     dirty = [(segment, end) for segment, end in sealed if end > first_dirty]
     end_offset = min(end_offset_limit, log.active.base_offset)
     if log.config.min_compaction_lag_ms > 0:
-        oldest_ms = now_ms - log.config.min_compaction_lag_ms
+        oldest_ms = wall_ms - log.config.min_compaction_lag_ms
         young = (segment.base_offset for segment, _ in dirty if _newest_ms(segment) > oldest_ms)
         end_offset = min(end_offset, next(young, end_offset))
     end_offset = max(end_offset, first_dirty)
@@ -54,12 +56,12 @@ def find_dirt(log: Log, checkpoint: int | None, now_ms: int, end_offset_limit: i
         end_offset,
         sum(segment.size for segment, end in sealed if end <= first_dirty),
         sum(segment.size for segment, _ in dirty) if end_offset > first_dirty else 0,
-        any(0 < (segment.first_timestamp or 0) < now_ms - lag_ms for segment, _ in dirty),
+        any(0 < (segment.first_timestamp or 0) < wall_ms - lag_ms for segment, _ in dirty),
     )
 
 
 def _sealed(log: Log) -> list[tuple[Segment, int]]:
-    """Every segment but the active one, with the offset at which the next begins."""
+    """Every segment but the active one, with the base offset of its successor."""
     return [(segment, following.base_offset) for segment, following in pairwise(log.segments)]
 
 
@@ -70,7 +72,7 @@ def _newest_ms(segment: Segment) -> int:
 def plan_cleaning(
     log: Log,
     dirt: Dirt,
-    now_ms: int,
+    wall_ms: int,
     *,
     map_bytes: int,
     map_load_factor: float = 0.9,
@@ -86,7 +88,7 @@ def plan_cleaning(
         sources=sources,
         first_dirty_offset=dirt.first_dirty_offset,
         end_offset=dirt.end_offset,
-        now_ms=now_ms,
+        wall_ms=wall_ms,
         delete_retention_ms=config.delete_retention_ms,
         segment_bytes=config.segment_bytes,
         index_interval_bytes=config.index_interval_bytes,

@@ -1,28 +1,27 @@
-"""Compaction: a log keeps, for each key, the last record, at its old offset.
+"""Compaction: the log keeps the last record of each key, at its old offset.
 
-`clean` is the heavy part: a function over sealed segments that nobody writes to any more, for a worker process.
-It reads, and writes new files beside the old ones (`*.cleaned`); it changes nothing that the log uses.
-`swap.py` then puts the new files in the old ones' place, `cleanable.py` says what may be cleaned and when.
+`clean` does the heavy part over sealed segments, in a worker process. It writes new files beside the old ones
+(`*.cleaned`) and changes no file that the log uses. `swap.py` then replaces the old segments; `cleanable.py` decides
+what may be cleaned and when.
 
-First pass: over the dirty section (from the first dirty offset up to the first that may not be cleaned), note the last
-offset of each key in a map of fixed size. When the map is full, the cleaning ends at the record that found no room;
-the rest is for the next cleaning. Second pass: over the whole log up to that end, keep a record unless the map knows a
-later one of its key. Neighbouring segments that have become small are written into one. The last batch of each new
-segment stays, if only as a bare header: it says where the segment's offsets end.
+The first pass reads the dirty section and notes the last offset of each key in a map of fixed size. When the map is
+full, the cleaning ends at the record that did not fit, and the next cleaning continues there. The second pass reads
+the whole log up to that end. It drops a record when the map holds a later offset of its key. Small neighbouring
+segments are merged. The last batch of each new segment stays, if only as a bare header, because it marks the end of
+the segment's offsets.
 
-Deleted keys never come back (failure 8). A tombstone takes everything older of its key with it in the cleaning
-that first meets it, and that cleaning only writes into the batch when the tombstone itself may go:
-`delete.retention.ms` later. A later cleaning drops it, once that time is over and only below its own first dirty
-offset: there an earlier cleaning, wholly swapped in and synced, has removed all that the tombstone hides. A
-reader or a replica that stays away for longer than `delete.retention.ms` may miss the tombstone; it must begin again from
-the log's start rather than go on from where it was.
+Deleted keys never come back (failure 8). The cleaning that first finds a tombstone removes all older records of its
+key. It stores in the batch when the tombstone itself expires: after `delete.retention.ms`. A later cleaning drops an
+expired tombstone, but only below its own first dirty offset: there the earlier cleaning is complete and synced. A
+consumer or replica that is offline for longer than `delete.retention.ms` may miss the tombstone. It must restart from
+the log start offset.
 
-What also stays: the batches that the state of live producers rests on (as bare headers at least), so that a log
-replayed after a crash still knows every retry. Records of aborted transactions go; markers follow when they are no longer
-needed (`cleaned_transactions.py`).
+The last batches of live producers stay too, at least as bare headers, so that replay after a crash still detects every
+retry. Records of aborted transactions are dropped. Their markers follow when they are no longer needed
+(`transactions.py`).
 
-A batch whose checksum does not match, or whose records make no sense, ends the cleaning with a StorageError before
-anything was swapped: damage is never rewritten under a fresh checksum, and what a client encoded wrongly has no keys.
+A wrong checksum or an undecodable record ends the cleaning with `StorageError` before the swap. Damage is never
+rewritten under a fresh checksum.
 """
 
 from __future__ import annotations
@@ -53,15 +52,15 @@ from tidemill.protocol.records import BatchHeader, checksum_matches, header_at
 _RELATIVE_OFFSET_MAX = 0x7FFFFFFF
 _LONG_MAX = (1 << 63) - 1
 _WRITE_BYTES = 1 << 20
-# The larger of the two kinds of index entries; a segment has at most one time entry more than offset entries.
+# The size of the larger kind of index entry. A segment has at most one time entry more than offset entries.
 _INDEX_ENTRY_BYTES = 12
 
 
 class SourceSegment(NamedTuple):
-    """A sealed segment as it was when the cleaning was planned."""
+    """A sealed segment at the time when the cleaning was planned."""
 
     base_offset: int
-    # Where the next segment begins.
+    # The base offset of the next segment.
     end_offset: int
     size: int
     index_entries: int
@@ -69,29 +68,29 @@ class SourceSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
-    """Everything that a cleaning needs to know. Plain values: it may travel to another process."""
+    """The plan of a cleaning: plain values that can be sent to another process."""
 
     folder: str
     sources: tuple[SourceSegment, ...]
     first_dirty_offset: int
     end_offset: int
-    now_ms: int
+    wall_ms: int
     delete_retention_ms: int
     segment_bytes: int
     index_interval_bytes: int
     index_size_max: int
     map_bytes: int
     map_load_factor: float
-    # The last offsets of the batches that producer state rests on.
+    # The last offsets of the batches that the producer state refers to.
     producer_batches: frozenset[int] = frozenset()
-    # (producer id, epoch) of the producers that are known by a marker only.
+    # (producer id, epoch) of the producers that only a marker has recorded.
     marked_producers: frozenset[tuple[int, int]] = frozenset()
-    # All with a record below `end_offset` or a marker in the sources.
+    # Every aborted transaction with a record below `end_offset` or a marker in the sources.
     aborted: tuple[AbortedTransaction, ...] = ()
 
 
 class CleanedGroup(NamedTuple):
-    """One new segment, written as `*.cleaned` and synced, and the segments that it replaces."""
+    """One new segment, written as `*.cleaned` and synced, with the segments that it replaces."""
 
     source_offsets: tuple[int, ...]
     size: int
@@ -102,8 +101,10 @@ class CleanedGroup(NamedTuple):
 
 
 class CleaningResult(NamedTuple):
+    """What a cleaning did."""
+
     groups: tuple[CleanedGroup, ...]
-    # The next first dirty offset, once every group is in place.
+    # The next first dirty offset, once every group has been swapped in.
     end_offset: int
     bytes_before: int
     bytes_after: int
@@ -112,7 +113,7 @@ class CleaningResult(NamedTuple):
 
 
 def clean(files: Files, cleaning: Cleaning) -> CleaningResult:
-    """Do both passes and leave the new segments as synced `*.cleaned` files; after an error, nothing."""
+    """Run both passes and leave the new segments as synced `*.cleaned` files. An error leaves no files."""
     try:
         return _clean(files, cleaning)
     except (StorageError, OSError):
@@ -150,7 +151,7 @@ def _clean(files: Files, cleaning: Cleaning) -> CleaningResult:
 def group_segments(
     sources: Sequence[SourceSegment], size_max: int, index_size_max: int
 ) -> Iterator[list[SourceSegment]]:
-    """Runs of neighbours that fit one segment even if nothing were removed from them."""
+    """Group neighbouring segments that fit one segment even if no record is removed."""
     group: list[SourceSegment] = []
     size = index_size = 0
     for source in sources:
@@ -170,9 +171,9 @@ def group_segments(
 
 
 def _sync_sources(files: Files, cleaning: Cleaning) -> None:
-    """A dropped record's successor may lie in a segment that is swapped later, or never if the machine stops.
+    """Sync the dirty segments, so that a record is dropped only when its successor is on disk.
 
-    It must be on disk by then: an older value that was safe may not go for a newer one that is not.
+    The successor may be in a segment that is swapped in later, or never if the machine stops.
     """
     for source in cleaning.sources:
         if source.end_offset > cleaning.first_dirty_offset:
@@ -184,7 +185,7 @@ def _path(folder: str, source: SourceSegment) -> str:
 
 
 def _batches(files: Files, folder: str, source: SourceSegment) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every batch of a segment, checked; a StorageError when they do not fill it."""
+    """Returns every batch of a segment, verified. Raises `StorageError` when they do not fill the segment."""
     path = _path(folder, source)
     end = 0
     for position, header, batch in read_batches(files.open(path, writable=False), source.size):
@@ -205,7 +206,7 @@ def _decoding(header: BatchHeader, folder: str) -> Iterator[None]:
 
 
 def _map_keys(files: Files, cleaning: Cleaning) -> tuple[OffsetMap, int]:
-    """The first pass: the map, and the offset up to which it is complete."""
+    """The first pass: returns the map, and the offset up to which it is complete."""
     start, end = cleaning.first_dirty_offset, cleaning.end_offset
     offset_map = OffsetMap(cleaning.map_bytes, cleaning.map_load_factor, keys_expected=end - start)
     transactions = CleanedTransactions(cleaning.aborted)
@@ -227,7 +228,7 @@ def _map_keys(files: Files, cleaning: Cleaning) -> tuple[OffsetMap, int]:
 
 
 class _Cleaner:
-    """The second pass."""
+    """The second pass: copies the records that stay into new segments."""
 
     def __init__(self, files: Files, cleaning: Cleaning, offset_map: OffsetMap, end_offset: int) -> None:
         self._files = files
@@ -240,7 +241,7 @@ class _Cleaner:
         self.records_removed = 0
 
     def clean_group(self, group: Sequence[SourceSegment]) -> CleanedGroup | None:
-        """Write the group's new segment; None when it would be the same as the old."""
+        """Write the group's new segment; None when it equals the old one."""
         cleaning = self._cleaning
         _remove_cleaned(self._files, cleaning.folder, group[0].base_offset)
         segment = Segment(
@@ -249,13 +250,13 @@ class _Cleaner:
             group[0].base_offset,
             index_interval_bytes=cleaning.index_interval_bytes,
             index_size_max=cleaning.index_size_max,
-            created_ms=cleaning.now_ms,
+            created_ms=cleaning.wall_ms,
             create=True,
             state=CLEANED,
         )
         is_changed = self._fill(segment, group)
         if self._transactions.has_index(group[0].base_offset, group[-1].end_offset):
-            # Also without an entry: it takes the place of the old one.
+            # Created even when empty: it replaces the old index.
             segment.txn_index.create()
         segment.seal()
         before = sum(source.size for source in group)
@@ -271,7 +272,7 @@ class _Cleaner:
         return CleanedGroup(tuple(source.base_offset for source in group), segment.size)
 
     def _fill(self, segment: Segment, group: Sequence[SourceSegment]) -> bool:
-        """Whether any batch was changed or left out."""
+        """Copy the batches that stay. Returns whether any batch was changed or dropped."""
         is_changed = False
         out = bytearray()
         batches: list[PlacedBatch] = []
@@ -305,12 +306,12 @@ class _Cleaner:
         return is_changed
 
     def _cleaned(self, header: BatchHeader, batch: memoryview) -> memoryview | bytearray | None:
-        """The same object when nothing changes; None when the whole batch goes."""
+        """Returns the same object when nothing changes, and None when the whole batch is dropped."""
         if header.base_offset >= self._end_offset:
             return batch
         if header.is_control:
             return self._cleaned_marker(header, batch)
-        self._transactions.meet(header)
+        self._transactions.record_batch(header)
         kept: list[RawRecord] = []
         if header.record_count and not self._transactions.is_aborted(header):
             body = records_of(batch, header)
@@ -326,14 +327,16 @@ class _Cleaner:
         return None
 
     def _cleaned_marker(self, header: BatchHeader, batch: memoryview) -> memoryview | bytearray | None:
-        if header.producer_id < 0 or self._transactions.is_needed(header):
+        is_needed = self._transactions.is_needed(header)
+        self._transactions.record_marker(header)
+        if header.producer_id < 0 or is_needed:
             return batch
         if header.record_count:
             horizon_ms = delete_horizon_of(header)
             if horizon_ms is None:
                 body = records_of(batch, header)
                 return with_records(header, body, list(walk(body, header)), self._delete_horizon_ms)
-            if horizon_ms > self._cleaning.now_ms:
+            if horizon_ms > self._cleaning.wall_ms:
                 return batch
             self.records_removed += 1
         if (header.producer_id, header.producer_epoch) in self._cleaning.marked_producers:
@@ -357,12 +360,12 @@ class _Cleaner:
         horizon_ms = delete_horizon_of(header)
         return (
             horizon_ms is not None
-            and horizon_ms <= self._cleaning.now_ms
+            and horizon_ms <= self._cleaning.wall_ms
             and header.last_offset < self._cleaning.first_dirty_offset
         )
 
     def _new_delete_horizon(self, header: BatchHeader, kept: Sequence[RawRecord]) -> int | None:
-        """Set in the cleaning that first covers the whole batch; from then on it stays."""
+        """The delete horizon for a batch that has none. The first cleaning that covers the whole batch sets it."""
         if delete_horizon_of(header) is not None or header.last_offset >= self._end_offset:
             return None
         if not any(is_tombstone for *_, is_tombstone in kept):
@@ -371,4 +374,4 @@ class _Cleaner:
 
     @property
     def _delete_horizon_ms(self) -> int:
-        return min(self._cleaning.now_ms + self._cleaning.delete_retention_ms, _LONG_MAX)
+        return min(self._cleaning.wall_ms + self._cleaning.delete_retention_ms, _LONG_MAX)

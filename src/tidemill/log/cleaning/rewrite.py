@@ -1,12 +1,11 @@
-"""Batches as the cleaner rewrites them: some records go, everything else stays as it was.
+"""Rewriting of batches by the cleaner: some records are dropped, everything else stays.
 
-A record that stays keeps its bytes, its offset and its timestamp; a batch keeps its first and last offset, its
-sequence numbers, its leader epoch and its codec. A batch may lose all of its records and stay as a bare header,
-because of the offset or the sequence number that it ends with.
+A kept record keeps its bytes, offset and timestamp. A batch keeps its first and last offset, sequence numbers, leader
+epoch and codec. A batch without records may stay as a bare header, for the sake of its last offset or sequence number.
 
-KIP-534: the first cleaning that meets a tombstone writes into the batch when the tombstone may go: attribute bit 6 is set
-and the base timestamp *is* that time. The records' timestamps count from the base timestamp, so they are written anew
-against it, and a reader needs to know nothing of all this.
+KIP-534: the first cleaning that finds a tombstone stores its delete horizon in the batch. Attribute bit 6 is set and
+the base timestamp *is* the horizon. Record timestamps are deltas to the base timestamp, so they are rewritten and
+readers notice no difference.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ def _check_int64(delta_ms: int) -> int:
 
 
 def delete_horizon_of(header: BatchHeader) -> int | None:
-    """When the tombstones of this batch may go; None when no cleaning has met them yet."""
+    """When the tombstones of this batch may be removed; None when no cleaning has set the delete horizon."""
     return header.base_timestamp if header.attributes & DELETE_HORIZON else None
 
 
 def with_records(
     header: BatchHeader, body: bytes, kept: Sequence[RawRecord], delete_horizon_ms: int | None
 ) -> bytearray:
-    """The batch with only these of its records; `delete_horizon_ms` is set where none is yet."""
+    """The batch with only the kept records. `delete_horizon_ms` is set unless the batch has one."""
     max_timestamp = header.max_timestamp
     if not header.is_log_append_time:
         max_timestamp = header.base_timestamp + max(timestamp_delta for _, _, timestamp_delta, *_ in kept)
@@ -75,7 +74,7 @@ def with_records(
 
 
 def _runs(body: bytes, kept: Iterable[RawRecord]) -> Iterator[bytes]:
-    """The kept records' bytes; neighbours as one piece."""
+    """The bytes of the kept records. Neighbours are copied as one piece."""
     start = end = 0
     for record_start, record_end, *_ in kept:
         if record_start != end:
@@ -96,7 +95,7 @@ def _with_timestamp_moved(body: bytes, record: RawRecord, moved_ms: int) -> byte
 
 
 def without_records(header: BatchHeader) -> bytearray:
-    """A bare header: offsets, sequence numbers and newest timestamp of a batch whose records are all gone."""
+    """A bare header: the offsets, sequence numbers and maximum timestamp of a batch without records."""
     return assemble(
         header._replace(
             attributes=header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON),

@@ -1,17 +1,15 @@
-"""Putting cleaned segments in the place of those they were made from, so that a stop at any point loses nothing.
+"""The swap of cleaned segments for their sources. A crash at any point loses nothing.
 
-The log's owner calls three short steps; between them a thread syncs the folder, because no step may be on disk before
-the one in front of it:
+The log's owner calls three short steps. A thread syncs the folder between them, because each step must be durable
+before the next:
 
-1. `begin`: `*.cleaned` becomes `*.swap`. This decides: from here on a restart completes the swap (`swap_recovery.py`).
-2. `switch`: the old segments become `*.deleted` and the log uses the new ones. Responses that are being sent from an old
-   segment keep its file.
-3. `finish`: `*.swap` gets its final name.
+1. `begin` renames `*.cleaned` to `*.swap`. From here on a restart completes the swap (`recovery/swaps.py`).
+2. `switch` renames the old segments to `*.deleted`, and the log uses the new ones. Responses in flight keep their files.
+3. `finish` gives `*.swap` its final name.
 
-Retention, DeleteRecords or truncation may remove segments while the cleaning runs or between the steps. Then what was
-cleaned no longer fits, and all of it is abandoned: a part of the groups must not be swapped in without those below, or a
-tombstone might go while something that it hides stays. A swap that has begun is withdrawn *before* the segments go, since
-otherwise a crash just then would bring them back.
+Retention, DeleteRecords or truncation may remove segments during the cleaning or between the steps. The whole swap is
+then abandoned: with some groups missing, a tombstone could go while an older record of its key stays. A swap that has
+begun is withdrawn *before* the segments are removed; otherwise a crash in between would restore them.
 """
 
 from __future__ import annotations
@@ -23,12 +21,14 @@ from tidemill.log.segments.segment import CLEANED, IN_PLACE, SUFFIXES, SWAP, Seg
 
 
 class CleaningAbandoned(Exception):
-    """The log lost segments meanwhile. The cleaned files are gone; nothing else was changed."""
+    """The log lost segments during the cleaning. The cleaned files are removed and the log is unchanged."""
 
 
 class SegmentSwap:
+    """One swap, from the planning of the cleaning to the final names."""
+
     def __init__(self, files: Files, log: Log) -> None:
-        """Before the cleaning is planned: what the log loses from here on counts."""
+        """Must be created before the cleaning is planned: removals are counted from here on."""
         self._files = files
         self._log = log
         self._removals = log.removals
@@ -42,14 +42,14 @@ class SegmentSwap:
             raise CleaningAbandoned
         self._log.before_removal = self.discard
         for group in result.groups:
-            # The log last: it decides, and what goes with it is there by then.
+            # The log file is renamed last: it decides, and its indexes must exist by then.
             for suffix in reversed(SUFFIXES):
                 path = self._path(group.base_offset, suffix)
                 if self._files.exists(path + CLEANED):
                     self._files.rename(path + CLEANED, path + SWAP)
 
     def switch(self) -> list[str]:
-        """Returns files to remove."""
+        """Use the new segments. Returns the paths to remove."""
         log, result = self._log, self._result
         if log.removals != self._removals or result is None:
             raise CleaningAbandoned
@@ -72,7 +72,7 @@ class SegmentSwap:
                 segment.move_to(IN_PLACE)
 
     def discard(self) -> None:
-        """Remove what the cleaning left, in whatever state it is."""
+        """Remove the files of the cleaning, in whatever state they are."""
         if self._log.before_removal == self.discard:
             self._log.before_removal = None
         if self._result is not None and not self._new:

@@ -1,20 +1,20 @@
-"""What a partition remembers of its producers: enough that a retry is never written twice, and what is undecided.
+"""The producer state of a partition (Kafka's ProducerStateManager): detects retries and tracks open transactions.
 
-For each producer id: its epoch and its last five batches (a client has at most five in flight). A batch whose
-sequence range is among those five is a duplicate and is answered with the offset it got the first time; any other
-batch must continue the sequence exactly. KIP-360: a bumped epoch starts again at zero.
+It keeps the epoch and the last five batches of each producer id, since a client has at most five requests in flight. A
+batch with the sequence numbers of one of those five is a duplicate; the response has the offset of the first write.
+Any other batch must continue the sequence. KIP-360: a bumped epoch resets the sequence.
 
-A transactional batch opens a transaction unless one is open; a marker ends it. KIP-890: the marker may carry a larger
-epoch than the batches before it, which fences them and makes the next batch start at zero. A producer with an open
-transaction is never forgotten, however old it is: nobody could end the transaction then.
+A transactional batch opens a transaction, and a marker ends it. KIP-890: a marker may carry a larger epoch than the
+batches before it. That fences them, and the next batch starts at sequence 0. A producer with an open transaction never
+expires: without its state no marker could end the transaction.
 
-Unstable, hence, is what lies behind the first offset of an open transaction, or of one whose marker may still be
-truncated. Of the latter only those count that no later marker covers: an older marker of a transaction that began later says
-nothing more. So they are few, rise in both offsets, and the first of them decides.
+Offsets are unstable from the first offset of an open transaction on, or of one whose marker is above the high
+watermark. Among those ended transactions only the ones that no later marker covers are kept. They are few and rise in
+both offsets, so the first one decides.
 
-The state is a function of the log. Snapshots (`<offset>.snapshot`, in Kafka's format) only spare the replay of old
-segments: one is taken at each roll and at a clean shutdown. Kafka's entry holds a producer's last batch only; what
-else there is to know follows in a section that Kafka's reader does not look at, so that a restart forgets nothing.
+The state is a function of the log. Snapshots (`<offset>.snapshot`, in Kafka's format) only shorten the replay; one is
+written at each roll and at a clean shutdown. Kafka's entry holds a producer's last batch. The other batches follow in
+a section that Kafka does not read, so a restart forgets none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tidemill.protocol.records import TRANSACTIONAL, BatchHeader, InvalidBatch
 BATCHES_REMEMBERED = 5
 _LARGEST_SEQUENCE = 0x7FFFFFFF
 _LARGEST_EPOCH = 0x7FFF
-# The first version in which a marker has an epoch of its own.
+# The first transaction version in which a marker carries its own epoch (KIP-890).
 _EPOCH_PER_TRANSACTION = 2
 
 _SNAPSHOT_VERSION = 1
@@ -43,11 +43,13 @@ _PREFIX = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _BATCH = struct.Struct(">qiiqq")
-# In the section of batches: the first offset and the marker's of a transaction that has ended.
+# Marks an ended transaction in the section of batches: its first offset and its marker's offset.
 _NO_PRODUCER = -1
 
 
 class AppendedBatch(NamedTuple):
+    """A batch that was appended: its sequence numbers and offsets."""
+
     base_sequence: int
     last_sequence: int
     base_offset: int
@@ -57,13 +59,15 @@ class AppendedBatch(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerState:
+    """The state of one producer id."""
+
     producer_id: int
     epoch: int
     batches: list[AppendedBatch] = field(default_factory=list)
     coordinator_epoch: int = -1
-    # Of the open transaction; -1 when there is none.
+    # The first offset of the open transaction; -1 when there is none.
     txn_first_offset: int = -1
-    # Of the last batch or marker.
+    # The timestamp of the last batch or marker.
     last_timestamp: int = -1
 
     @property
@@ -72,13 +76,15 @@ class ProducerState:
 
 
 class Producers:
+    """The producer state of one partition."""
+
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
-        # By first offset, rising.
+        # Ordered by first offset.
         self._open: dict[int, ProducerState] = {}
-        # (first offset, marker's offset) of ended transactions, rising in both.
+        # (first offset, marker offset) of ended transactions, rising in both.
         self._ended: deque[tuple[int, int]] = deque()
-        # Nothing is open and no marker may still be truncated: what every fetch asks first.
+        # True when no transaction is open and every marker is below the high watermark. Every fetch reads it.
         self.is_stable = True
 
     def __len__(self) -> int:
@@ -91,21 +97,21 @@ class Producers:
         return self._states.get(producer_id)
 
     def open_transactions(self) -> list[ProducerState]:
-        """The producers with an open transaction, the oldest first."""
+        """Returns the producers with an open transaction, the oldest first."""
         return list(self._open.values())
 
     def is_open(self, producer_id: int, epoch: int) -> bool:
-        """Whether a transaction of exactly this epoch is under way: what is sent for it needs no verification."""
+        """Whether a transaction of this epoch is open: its batches need no verification."""
         state = self._states.get(producer_id)
         return state is not None and state.txn_first_offset >= 0 and state.epoch == epoch
 
     # -- what may be appended --------------------------------------------------------------------------------
 
     def duplicate_of(self, header: BatchHeader) -> AppendedBatch | None:
-        """The batch of which this one is a retry. Raises `InvalidBatch` when it may not be appended at all."""
+        """Returns the batch that this one repeats. Raises `InvalidBatch` when it must not be appended."""
         state = self._states.get(header.producer_id)
         if state is None:
-            # Unknown here: a new producer, or one whose state expired. Either way it may go on from where it is.
+            # A new producer, or one whose state has expired. Both may start at any sequence number.
             return None
         if header.producer_epoch < state.epoch:
             raise _old_epoch(header.producer_id, header.producer_epoch, state.epoch)
@@ -136,9 +142,9 @@ class Producers:
         return None
 
     def check_first(self, header: BatchHeader) -> None:
-        """KIP-890: with an epoch for each transaction, the first batch that a partition sees has sequence 0.
+        """KIP-890: with one epoch per transaction, the first batch of a producer in a partition has sequence 0.
 
-        `InvalidBatch` otherwise: an earlier batch of the transaction is still on its way.
+        Raises `InvalidBatch` otherwise: an earlier batch of the transaction is still in flight.
         """
         state = self._states.get(header.producer_id)
         if header.base_sequence != 0 and (state is None or not state.batches):
@@ -148,7 +154,7 @@ class Producers:
             )
 
     def check_marker(self, end: TransactionEnd) -> None:
-        """`InvalidBatch` when a newer producer or coordinator was here before."""
+        """Raise `InvalidBatch` when a newer producer epoch or coordinator epoch is known."""
         state = self._states.get(end.producer_id)
         if state is None:
             return
@@ -160,7 +166,7 @@ class Producers:
             and state.txn_first_offset >= 0
             and state.epoch != _LARGEST_EPOCH
         ):
-            # The marker of an earlier transaction, which was ended long ago: this one is not its to end (failure 7).
+            # The marker belongs to an earlier transaction that has ended, and must not end this one (failure 7).
             raise _old_epoch(end.producer_id, end.producer_epoch, state.epoch)
         if end.coordinator_epoch < state.coordinator_epoch:
             raise InvalidBatch(
@@ -172,7 +178,7 @@ class Producers:
     # -- what was appended -----------------------------------------------------------------------------------
 
     def record(self, header: BatchHeader) -> None:
-        """A batch with a producer id now stands in the log."""
+        """Update the state with a batch that was appended."""
         state = self._states.get(header.producer_id)
         if state is None:
             state = self._states[header.producer_id] = ProducerState(
@@ -199,7 +205,7 @@ class Producers:
             self.is_stable = False
 
     def record_end(self, end: TransactionEnd, offset: int, timestamp: int) -> AbortedTransaction | None:
-        """A marker now stands in the log; what it aborted. A transaction without records leaves nothing behind."""
+        """Update the state with a marker that was appended. Returns the transaction that it aborted, if any."""
         state = self._seen(end.producer_id, end.producer_epoch)
         state.coordinator_epoch = end.coordinator_epoch
         state.last_timestamp = timestamp
@@ -218,12 +224,12 @@ class Producers:
         return AbortedTransaction(end.producer_id, first_offset, offset, last_stable_offset)
 
     def record_bare_marker(self, header: BatchHeader) -> None:
-        """Compaction took the record of a marker and kept its header, for the epoch."""
+        """Record the epoch of a marker whose record compaction has removed."""
         state = self._seen(header.producer_id, header.producer_epoch)
         state.last_timestamp = header.max_timestamp
 
     def _seen(self, producer_id: int, epoch: int) -> ProducerState:
-        """The producer, at this epoch: its batches are remembered for as long as that stays the same."""
+        """Returns the state of a producer at this epoch. A new epoch clears its batches."""
         state = self._states.get(producer_id)
         if state is None:
             state = self._states[producer_id] = ProducerState(producer_id, epoch)
@@ -233,9 +239,9 @@ class Producers:
         return state
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
-        """Where the oldest transaction begins that is open, or whose marker is not below the high watermark.
+        """The first offset of the oldest transaction that is open, or whose marker is not below the high watermark.
 
-        Markers below it are forgotten: they are committed, whatever high watermark this replica hears of later.
+        Drops the markers below the high watermark: they stay committed even if this replica later sees a lower one.
         """
         ended = self._ended
         while ended and ended[0][1] < high_watermark:
@@ -247,7 +253,7 @@ class Producers:
         return ended[0][0] if first_open is None else min(first_open, ended[0][0])
 
     def expire(self, oldest_timestamp: int) -> None:
-        """Forget producers that wrote nothing since, unless they have something open."""
+        """Drop producers that have written nothing since `oldest_timestamp`, unless they have an open transaction."""
         expired = [
             producer_id
             for producer_id, state in self._states.items()
@@ -264,7 +270,7 @@ class Producers:
 
     def check_invariants(self) -> None:
         undecided = {s.txn_first_offset: s for s in self._states.values() if s.txn_first_offset >= 0}
-        assert self._open == undecided, "what is open and what its producers say differ"
+        assert self._open == undecided, "the open transactions and the producers' states differ"
         assert list(self._open) == sorted(self._open), "the oldest transaction is not the first"
         assert all(a < c and b < d for (a, b), (c, d) in pairwise(self._ended))
         assert not self.is_stable or not (self._open or self._ended)
@@ -295,7 +301,7 @@ class Producers:
         return _PREFIX.pack(_SNAPSHOT_VERSION, crc32c(bytes(body))) + bytes(body)
 
     def restore(self, content: bytes) -> None:
-        """Replace the state by a snapshot's; `StorageError` when it is damaged."""
+        """Replace the state by a snapshot. Raises `StorageError` when the snapshot is damaged."""
         try:
             version, crc = _PREFIX.unpack_from(content, 0)
             if version != _SNAPSHOT_VERSION or crc32c(content[_PREFIX.size :]) != crc:
@@ -322,7 +328,7 @@ class Producers:
         self.is_stable = not self._open and not self._ended
 
     def _restore_others(self, others: list[tuple[int, int, int, int, int]]) -> None:
-        """The batches before a producer's last, each run of them rising; and the ended transactions."""
+        """Restore the batches before each producer's last one, and the ended transactions."""
         for producer_id, base_sequence, last_sequence, base_offset, timestamp in others:
             if producer_id == _NO_PRODUCER:
                 self._ended.append((base_offset, timestamp))
@@ -331,9 +337,7 @@ class Producers:
             batch = AppendedBatch(base_sequence, last_sequence, base_offset, base_offset + span, timestamp)
             batches = self._states[producer_id].batches
             if batches[-1].base_offset == base_offset:
-                batches[-1] = (
-                    batch  # the last one, with the timestamp that a marker's stands for in its entry
-                )
+                batches[-1] = batch  # the last batch, whose entry has the timestamp of a later marker
             else:
                 batches.insert(len(batches) - 1, batch)
 

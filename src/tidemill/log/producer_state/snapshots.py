@@ -1,7 +1,7 @@
-"""The `<offset>.snapshot` files of a log: what it knew of its producers at an offset.
+"""The `<offset>.snapshot` files of a log: its producer state at an offset.
 
-They spare the replay of old segments and nothing else: one that is damaged, or that belongs to another course of events, is
-removed and the log replayed instead. Hence they are not synced.
+Snapshots only shorten the replay at startup. A damaged one, or one of a diverged log, is removed and the log is
+replayed instead, so snapshots are not synced.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _KEPT = 2
 
 
 class ProducerSnapshots:
+    """The snapshot files in one log's folder."""
+
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
         self._folder = folder
@@ -27,7 +29,7 @@ class ProducerSnapshots:
         return sorted(int(n[:-9]) for n in names if n.endswith(".snapshot") and n[:-9].isdigit())
 
     def write(self, offset: int, producers: Producers, recovery_point: int) -> None:
-        """Of everything before `offset`. Of those that a recovery can use, the newest are kept."""
+        """Write the state before `offset`. Of the snapshots at or below the recovery point only the newest are kept."""
         file = self._files.open(self._path(offset), create=True)
         content = producers.snapshot()
         file.truncate(0)
@@ -37,7 +39,7 @@ class ProducerSnapshots:
             self._files.remove(self._path(old))
 
     def drop_after(self, end_offset: int) -> None:
-        """The log was cut there: what it knew further on is of another course of events."""
+        """Remove the snapshots after `end_offset`: the log was truncated there."""
         for offset in self._offsets():
             if offset > end_offset:
                 self._files.remove(self._path(offset))
@@ -45,14 +47,14 @@ class ProducerSnapshots:
     def restore(
         self, producers: Producers, start_offset: int, end_offset: int, newest: int | None = None
     ) -> int:
-        """Load the newest that fits a log from `start_offset` to `end_offset`; the offset to replay from.
+        """Load the newest snapshot between `start_offset` and `end_offset`. Returns the offset from which to replay.
 
-        None above `newest` is used, or kept: who replays wants to see the batches from there on, and what he finds stands.
-        A producer that is gone with its batches must not come back with an older snapshot at the restart after.
+        Snapshots above `newest` are removed: the caller replays the batches from there on, and their result replaces
+        them. Otherwise a later restart could restore a producer whose batches are gone.
         """
         producers.clear()
         for offset in reversed(self._offsets()):
-            # Of another course of events, or followed by batches that are gone: both would block a producer.
+            # A snapshot of a diverged log, or one followed by removed batches, would block a producer.
             is_foreign = not start_offset <= offset <= end_offset
             if is_foreign or (newest is not None and offset > newest):
                 self._files.remove(self._path(offset))

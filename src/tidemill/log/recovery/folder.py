@@ -1,4 +1,4 @@
-"""The folder of a log before it is opened: what an interrupted deletion, write or swap left behind is settled first."""
+"""The cleanup of a log's folder before it is opened: finishes interrupted deletions, writes and swaps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _BESIDE_A_LOG = tuple(f".{suffix}" for suffix in SUFFIXES[1:])
 
 
 def tidy(files: Files, folder: str) -> list[int]:
-    """The base offsets of the segments that count; `StorageError` for a log file that is none."""
+    """Remove leftovers, complete swaps, and return the base offsets of the segments. Raises `StorageError` for a bad
+    name.
+    """
     files.make_folder(folder)
     for name in files.list(folder):
         if name.endswith(_LEFTOVERS):

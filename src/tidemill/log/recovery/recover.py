@@ -1,12 +1,13 @@
-"""What is left of a log after a crash, and what makes it durable before one.
+"""Recovery of a log after an unclean shutdown.
 
-Recovery: each segment that reaches past the recovery point is read whole and cut at the first batch whose checksum or
-length is wrong; the epochs and the indexes are rebuilt on the way. What follows a torn segment, or a hole between two,
-never was something that anybody could rely on: those segments are set aside as `*.torn`, never deleted. A broken batch
-*below* the recovery point was synced once, so it is no torn tail but damage: the log refuses to open and nothing is
-changed. So is a hole between two segments there, after a clean shutdown too: a file is missing. Segments begin where the one
-before ends, and a cleaning leaves a batch at the end of each that says where that is. Apache Kafka's cleaner need not, and
-a folder may come from there: between the segments of a compacted topic a hole proves nothing.
+Each segment that reaches past the recovery point is read whole and truncated at the first batch with a wrong checksum
+or length. Epochs and indexes are rebuilt on the way. Segments after a torn one, or after a hole, were never durable:
+they are renamed to `*.torn` and not deleted.
+
+A broken batch *below* the recovery point was synced, so it is damage. The log refuses to open and changes no file. A
+hole between two segments there means a missing file and is refused too, even after a clean shutdown: each segment
+starts where its predecessor ends, and a cleaning leaves a last batch that marks this end. Apache Kafka's cleaner does
+not, and a folder may come from there. So holes between the segments of a compacted topic are accepted.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from tidemill.protocol.records import BatchHeader
 
 
 class Recovered(NamedTuple):
+    """The result of a recovery."""
+
     end_offset: int
     bytes_cut: int
-    # The first segment whose aborted transactions its batches must say anew.
+    # The base offset of the first segment whose aborted transactions must be read from its batches.
     replay_from: int | None
 
 
@@ -36,7 +39,7 @@ def recover(
     *,
     may_have_holes: bool,
 ) -> Recovered:
-    """Check what a crash may have torn. Segments that are set aside leave the list."""
+    """Verify what a crash may have torn. Segments that are renamed to `*.torn` leave the list."""
     end_offset = segments[0].base_offset
     is_first_read = True
     replay_from = next((s.base_offset for s in segments if s.txn_index.is_damaged), None)
@@ -48,7 +51,7 @@ def recover(
                 check_followed(segment, following, log_start_offset)
             continue
         if is_first_read:
-            # The file may name epochs of a tail that was cut off since. From here on the batches say it themselves.
+            # The file may name epochs of a truncated tail. From here on the batches supply them.
             epochs.truncate_from_end(segment.base_offset)
             is_first_read = False
         end_offset = segment.base_offset
@@ -72,17 +75,17 @@ def recover(
 
 
 def _goes_on(end_offset: int, following: int | None, log_start_offset: int) -> bool:
-    """Whether the next segment continues this one: a file may be torn between two batches, too.
+    """Whether the next segment continues this one: a crash may cut a file between two batches too.
 
-    Below the log's start a hole is what was deleted.
+    A hole below the log start offset is the result of a deletion.
     """
     return following is None or end_offset == following or end_offset < following <= log_start_offset
 
 
 def check_followed(segment: Segment, following: int, log_start_offset: int) -> None:
-    """Refuse a log that lacks a segment between two that are sealed."""
+    """Raise `StorageError` when a segment between two sealed ones is missing."""
     end_offset = segment.next_offset()
-    # None is damage in the segment itself, which whoever reads there reports.
+    # None means damage inside the segment, which the read that reaches it reports.
     if end_offset is not None and not _goes_on(end_offset, following, log_start_offset):
         raise StorageError(
             f"{segment.path_of('log')} ends at offset {end_offset} and the next segment begins at {following}: a "
@@ -91,7 +94,7 @@ def check_followed(segment: Segment, following: int, log_start_offset: int) -> N
 
 
 def check_reaches(segment: Segment, end_offset: int, recovery_point: int) -> None:
-    """Refuse a log that ends before what was synced."""
+    """Raise `StorageError` when a log ends below its recovery point."""
     if end_offset < recovery_point:
         raise StorageError(
             f"{segment.path_of('log')}: damaged or cut off at offset {end_offset}, but everything below offset "
@@ -100,7 +103,7 @@ def check_reaches(segment: Segment, end_offset: int, recovery_point: int) -> Non
 
 
 def _cut_off_after(files: Files, segments: list[Segment], number: int, position: int) -> int:
-    """Cut a segment and set aside those after it. Returns how many bytes that were."""
+    """Truncate a segment and rename those after it to `*.torn`. Returns the number of bytes cut off."""
     torn = segments[number]
     bytes_cut = torn.size - position
     torn.truncate_to_position(position)

@@ -1,8 +1,7 @@
-"""What a log's batches say of its producers and their transactions: learned when a batch is appended, and again when a log
-is opened or cut.
+"""Replay: derives producer state and aborted transactions from a log's batches, on append and when a log is opened.
 
-A replay goes on from a snapshot. Every segment that it reads gets its index of aborted transactions made anew, so that
-the index is as good as the batches; one that compaction took records from may lack a transaction of which nothing is left.
+A replay continues from a snapshot. It rebuilds the transaction index of every segment that it reads. After compaction
+the rebuilt index may lack a transaction of which no batch is left.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def learn(producers: Producers, header: BatchHeader, batch: memoryview) -> AbortedTransaction | None:
-    """A batch with a producer id stands in the log; the transaction that it aborted, if it is a marker that did."""
+    """Update the producer state with an appended batch. Returns the transaction that it aborted, if it is such a
+    marker.
+    """
     if not header.is_control:
         producers.record(header)
         return None
@@ -36,9 +37,9 @@ def learn(producers: Producers, header: BatchHeader, batch: memoryview) -> Abort
 
 
 def check_continues(data: memoryview, headers: Sequence[BatchHeader], end_offset: int, epoch: int) -> None:
-    """`InvalidBatch` unless these batches can stand behind a log that ends at `end_offset` in `epoch`.
+    """Raise `InvalidBatch` unless these batches can follow a log that ends at `end_offset` in `epoch`.
 
-    Compaction leaves gaps, but nothing ever goes back: neither offsets nor epochs. And a marker must be one to learn from.
+    Compaction leaves gaps, but offsets and epochs never go back. Markers must be readable.
     """
     position = 0
     for header in headers:
@@ -58,7 +59,7 @@ def check_continues(data: memoryview, headers: Sequence[BatchHeader], end_offset
 
 
 def replay(producers: Producers, segments: Sequence[Segment], start_offset: int) -> None:
-    """Every batch of these neighbours from `start_offset` on."""
+    """Replay every batch of neighbouring segments from `start_offset` on."""
     for segment in segments:
         aborted = [entry for entry in segment.txn_index.entries if entry.last_offset < start_offset]
         for _, header, batch in segment.batches(segment.locate(start_offset)):
@@ -70,7 +71,9 @@ def replay(producers: Producers, segments: Sequence[Segment], start_offset: int)
 
 
 def save_txn_indexes(segments: Sequence[Segment], recovery_point: int) -> int:
-    """Write what a replay made anew below the recovery point, where no sync comes to it. Returns how many files are new."""
+    """Write the rebuilt transaction indexes below the recovery point, which no sync covers. Returns how many files are
+    new.
+    """
     created = 0
     for segment in segments:
         index = segment.txn_index
@@ -79,6 +82,6 @@ def save_txn_indexes(segments: Sequence[Segment], recovery_point: int) -> int:
                 created += index.save()
                 index.sync()
             except OSError as error:
-                # What is in memory is right, and the next start finds the damage again.
-                logger.warning("%s: cannot be written anew: %s", index.path, error)
+                # The entries in memory are right, and the next start rebuilds them again.
+                logger.warning("%s: cannot be rewritten: %s", index.path, error)
     return created

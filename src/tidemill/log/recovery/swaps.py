@@ -1,10 +1,10 @@
-"""Opening a log after a swap of segments was interrupted: `swap.py` tells the protocol, here is its other half.
+"""Completion of a segment swap that a crash interrupted: the second half of the protocol in `cleaning/swap.py`.
 
-`*.cleaned` never counted: the log removes it with the other leftovers. A `*.log.swap` is whole and synced, and the segments
-that it replaces may be there, half gone or gone. It holds all that should be left of them, so the swap is completed: what
-lies in its range goes and it takes its name. Its indexes are made anew, but for the aborted transactions: a cleaning that
-finds such an index writes one, be it empty, so that where none waits to be renamed the right one is in place. Stopping
-anywhere in here and beginning again does the same.
+A `*.cleaned` file is a leftover and is removed. A `*.log.swap` file is whole and synced, while its source segments may
+be complete, partly removed or gone. It holds everything that remains of them, so the swap is completed: the segments
+in its range are removed and it takes its final name. Its offset and time indexes are rebuilt. The transaction index is
+not: a cleaning with such an index always writes one, even an empty one. So when no index waits for its rename, the
+right one is in place. A crash in here is harmless: the next start does the same again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _complete(files: Files, folder: str, base_offset: int, bases: list[int]) -> 
         if base_offset < covered < end_offset:
             for suffix in SUFFIXES:
                 files.remove(f"{folder}/{segment_name(covered)}.{suffix}")
-    # The old indexes go before the new log comes: they would point astray in it.
+    # The old indexes are removed before the new log gets its name: their positions are wrong in it.
     for suffix in INDEX_SUFFIXES:
         files.remove(f"{stem}.{suffix}")
     if files.exists(f"{stem}.txnindex{SWAP}"):
@@ -51,7 +51,7 @@ def _complete(files: Files, folder: str, base_offset: int, bases: list[int]) -> 
 
 
 def _end_offset(files: Files, path: str, base_offset: int) -> int:
-    """Where the segment's offsets end: the last batch of a cleaned segment is always kept for this."""
+    """The end offset of a cleaned segment, whose last batch is always kept for this purpose."""
     size = files.size(path)
     position, end_offset = 0, base_offset
     for start, header, batch in read_batches(files.open(path, writable=False), size):

@@ -1,12 +1,12 @@
 """The two sparse indexes of a segment, in Kafka's formats, memory-mapped.
 
-`.index` maps an offset to the position of the batch that holds it (8 bytes an entry: offset relative to the
-segment's base, position). `.timeindex` maps a timestamp to an offset (12 bytes: timestamp, relative offset): up to
-that offset no record is newer. Both only ever grow at the end and are searched by bisection. An index can always
-be rebuilt from its segment, so it is never synced and a broken one is thrown away.
+`.index` maps an offset to the position of its batch: 8 bytes an entry, relative offset and position. `.timeindex` maps
+a timestamp to an offset: 12 bytes, timestamp and relative offset. No record up to that offset is newer. Both only grow
+at the end and are searched by bisection. An index can always be rebuilt from its segment, so it is never synced and a
+broken one is discarded.
 
-A file that nobody wrote to is not mapped, and an active one grows by doubling: thousands of quiet partitions cost
-neither maps nor disk.
+An empty index is not mapped, and an active one grows by doubling, so thousands of idle partitions cost neither maps
+nor disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ _INITIAL_ENTRIES = 512
 
 
 class OffsetEntry(NamedTuple):
+    """An offset, and the position of the batch that ends with it."""
+
     offset: int
     position: int
 
 
 class TimeEntry(NamedTuple):
+    """A timestamp, and the offset up to which no record is newer."""
+
     timestamp: int
     offset: int
 
@@ -33,11 +37,11 @@ Entry = TypeVar("Entry", OffsetEntry, TimeEntry)
 
 
 class CorruptIndex(Exception):
-    """The file cannot be an index of this segment; rebuild it."""
+    """The file is not an index of this segment and must be rebuilt."""
 
 
 class _SparseIndex(Generic[Entry]):
-    """Entries of a fixed size in a growing map. Subclasses say what an entry is."""
+    """Entries of fixed size in a growing memory map. Subclasses define the entry."""
 
     _STRUCT: struct.Struct
 
@@ -90,7 +94,7 @@ class _SparseIndex(Generic[Entry]):
         self.count = 0
 
     def trim(self) -> None:
-        """Cut the file to its entries: when the segment is sealed, and at a clean shutdown."""
+        """Truncate the file to its entries, when the segment is sealed or closed."""
         if self._map is not None:
             self._map.flush()
         self.close()
@@ -106,6 +110,8 @@ class _SparseIndex(Generic[Entry]):
 
 
 class OffsetIndex(_SparseIndex[OffsetEntry]):
+    """The `.index` file."""
+
     _STRUCT = struct.Struct(">ii")
 
     def at(self, slot: int) -> OffsetEntry:
@@ -116,9 +122,9 @@ class OffsetIndex(_SparseIndex[OffsetEntry]):
         self._append(offset - self.base_offset, position)
 
     def at_or_before_offset(self, offset: int) -> OffsetEntry:
-        """The last entry whose offset is not above; the segment's start when there is none.
+        """The last entry whose offset is not above `offset`; the segment's start when there is none.
 
-        No entry points at the start, so a position of zero is what a power failure left of one.
+        No entry points at the start, so an entry with position zero was lost in a power failure.
         """
         relative = offset - self.base_offset
         low, high = 0, self.count
@@ -137,7 +143,7 @@ class OffsetIndex(_SparseIndex[OffsetEntry]):
         return entry
 
     def at_or_before_position(self, position: int) -> OffsetEntry:
-        """The last entry that starts at or before a position in the file."""
+        """The last entry at or before a position in the file."""
         low, high = 0, self.count
         unpack, window = self._STRUCT.unpack_from, self._mapped() if high else b""
         while low < high:
@@ -150,6 +156,8 @@ class OffsetIndex(_SparseIndex[OffsetEntry]):
 
 
 class TimeIndex(_SparseIndex[TimeEntry]):
+    """The `.timeindex` file."""
+
     _STRUCT = struct.Struct(">qi")
 
     def at(self, slot: int) -> TimeEntry:
@@ -157,13 +165,13 @@ class TimeIndex(_SparseIndex[TimeEntry]):
         return TimeEntry(timestamp, self.base_offset + relative)
 
     def append(self, timestamp: int, offset: int) -> None:
-        """Entries rise strictly in time: a later batch that is not newer says nothing."""
+        """Add an entry unless its timestamp is not newer than the last one: timestamps rise strictly."""
         last = self.last
         if last is None or timestamp > last.timestamp:
             self._append(timestamp, offset - self.base_offset)
 
     def before(self, timestamp: int) -> TimeEntry | None:
-        """The last entry older than a timestamp: a search may start after its offset."""
+        """The last entry older than a timestamp. A search may start after its offset."""
         low, high = 0, self.count
         unpack, window = self._STRUCT.unpack_from, self._mapped() if high else b""
         while low < high:

@@ -1,11 +1,11 @@
-"""One segment of a partition: a run of batches in `.log`, its two sparse indexes, and the transactions aborted in it.
+"""One segment of a partition: the batches in `.log`, two sparse indexes, and the transactions aborted in it.
 
-Owns the segment's files and knows where in them an offset or a timestamp lies. It never decides when to roll or
-what to delete; `log.py` does. Appends go to the end with one positioned write; a failed write is cut off again, so
-that what the file holds up to `size` is always whole batches. Readers get a `FileSlice`, never bytes.
+Owns the segment's files and finds offsets and timestamps in them. It never decides when to roll or what to delete;
+`log.py` does. An append is one positioned write at the end. A failed write is truncated, so the file up to `size`
+always holds whole batches. Readers get a `FileSlice`, never bytes.
 
-Index entries are written every `index.interval.bytes`, at a batch's first byte and with the batch's last offset, as
-Kafka writes them. An entry that turns out not to point at a batch condemns the index: it is rebuilt from the log.
+An index entry is written every `index.interval.bytes`, with the position of a batch and its last offset, as Kafka
+does. When an entry does not point at a batch, the index is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tidemill.protocol.records import (
 
 logger = logging.getLogger(__name__)
 
-# What an index can express.
+# The largest relative offset that an index entry can hold.
 RELATIVE_OFFSET_MAX = 0x7FFFFFFF
 _SCAN_CHUNK_BYTES = 1 << 20
-# What a segment's file names end with while compaction brings it in (see `swap.py`).
+# The suffixes of a segment's file names during a swap (see `cleaning/swap.py`).
 CLEANED, SWAP, IN_PLACE = ".cleaned", ".swap", ""
 INDEX_SUFFIXES = ("index", "timeindex")
-# The last is there only if it has something to say.
+# The last one exists only when the segment has aborted transactions.
 SUFFIXES = ("log", *INDEX_SUFFIXES, "txnindex")
-# A consumer at the tail asks for an offset that was appended a moment ago: those need no search.
+# A consumer at the end of the log fetches an offset that was appended a moment ago. These need no index lookup.
 _RECENT_APPENDS_MAX = 64
 
 
-# What a segment needs to know of a batch that it takes in: base offset, last offset, newest timestamp, size. A plain
-# tuple, because one is made for every batch produced.
+# Base offset, last offset, maximum timestamp and size of a batch. A plain tuple, because one is made for every
+# produced batch.
 PlacedBatch = tuple[int, int, int, int]
 
 
@@ -54,13 +54,14 @@ def segment_name(base_offset: int) -> str:
 
 
 def can_hold(base_offset: int, header: BatchHeader) -> bool:
-    """Whether it can be the header of a batch in the segment of that base offset. The CRC does not cover the batch's own."""
+    """Whether a header is plausible in a segment of this base offset. The CRC does not cover the batch's base
+    offset."""
     relative = header.base_offset - base_offset
     return is_plausible(header) and 0 <= relative <= RELATIVE_OFFSET_MAX - header.last_offset_delta
 
 
 def read_batches(file: File, size: int, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-    """Every whole batch from a position on, with its bytes; ends at the first that is not plausible."""
+    """Returns every whole batch from a position on, with its bytes. Stops at the first implausible one."""
     chunk = memoryview(b"")
     chunk_start = position
 
@@ -85,6 +86,8 @@ def read_batches(file: File, size: int, position: int = 0) -> Iterator[tuple[int
 
 
 class Segment:
+    """One segment and its index files."""
+
     __slots__ = (
         "_bytes_since_index_entry",
         "_file",
@@ -129,7 +132,7 @@ class Segment:
         self._recent: dict[int, int] = {}
         self._is_damaged = False
         if create:
-            # What a crash left of an earlier segment of this name says nothing about the new one.
+            # Index files of an earlier segment of this name, left by a crash, do not belong to the new one.
             for path in self.paths[1:]:
                 files.remove(path)
         self._file: File = files.open(self.path_of("log"), create=create)
@@ -155,7 +158,7 @@ class Segment:
                 raise CorruptIndex("sealing leaves a time entry in every segment that holds batches")
         except CorruptIndex:
             for path in map(self.path_of, INDEX_SUFFIXES):
-                # Cut, not removed: a full disk may have no room for a new one.
+                # Truncated instead of removed: a full disk may have no room for a new file.
                 if self._files.exists(path):
                     self._files.truncate(path, 0)
             self._open_index_files()
@@ -165,23 +168,26 @@ class Segment:
             self.max_timestamp, self.max_timestamp_offset = newest
 
     def _open_index_files(self) -> None:
-        """Room for as many time entries as offset entries: the log rolls when the offset index is full."""
+        """Open both indexes. They have the same number of entries at most, since the log rolls when the offset index
+        is full.
+        """
         size_max = self._index_size_max
         self.offset_index = OffsetIndex(self._files, self.path_of("index"), self.base_offset, size_max)
         time_size_max = size_max * 3 // 2
         self._time_index = TimeIndex(self._files, self.path_of("timeindex"), self.base_offset, time_size_max)
 
     def verify(self) -> None:
-        """Rebuild the indexes of a sealed segment unless their ends point at what they say.
+        """Rebuild the indexes of a sealed segment unless their last entries match the log.
 
-        An index is not synced, so a power failure may leave zeros in it; a timestamp of zero would make the
-        whole segment look older than any retention.
+        An index is not synced, so a power failure may leave zeros in it. A timestamp of zero would make the segment
+        look older than any retention.
         """
         try:
             if not self._index_ends_are_right():
                 self.rebuild_indexes()
         except StorageError:
-            # Not the index is damaged but the log, and the index still leads past it. Who reads there is told.
+            # The log is damaged, not the index, which still leads past the damage. A read of the damaged batch reports
+            # it.
             self._is_damaged = True
 
     def _index_ends_are_right(self) -> bool:
@@ -209,7 +215,7 @@ class Segment:
         try:
             self._file.write(data, position)
         except OSError:
-            # Nobody may ever read a torn batch; a disk that cannot even truncate fences the log.
+            # A torn batch must never be readable. When even truncation fails, the log is taken offline.
             self._file.truncate(position)
             raise
         self.size = position + len(data)
@@ -218,7 +224,7 @@ class Segment:
             position += batch[3]
 
     def _note(self, batch: PlacedBatch, position: int) -> None:
-        """Account for a batch at the end of the segment: timestamps, indexes, the recent appends."""
+        """Update timestamps, indexes and recent appends for a batch at the end of the segment."""
         base_offset, last_offset, max_timestamp, size = batch
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
@@ -238,9 +244,9 @@ class Segment:
             self.offset_index.append(last_offset, position)
             self._time_index.append(self.max_timestamp, self.max_timestamp_offset)
         except OSError as error:
-            # The batch is in the log and must not be written twice. Sparse indexes may lack an entry; the next batch
-            # tries again.
-            logger.warning("%s: an index cannot grow: %s", self.path_of("log"), error)
+            # The batch is in the log and must not be written twice. A sparse index may lack an entry; the next batch
+            # adds one.
+            logger.warning("%s: cannot extend an index: %s", self.path_of("log"), error)
             return
         self._bytes_since_index_entry = 0
 
@@ -252,10 +258,10 @@ class Segment:
         return self._file
 
     def seal(self) -> None:
-        """No more appends: complete the time index and cut both index files to their content."""
+        """End the appends: complete the time index and truncate both index files to their content."""
         self._recent.clear()
         if self._file.size() > self.size:
-            self._file.truncate(self.size)  # of a failed write that could not be cut off at once
+            self._file.truncate(self.size)  # left by a failed write that could not be truncated at once
         self._complete_indexes()
         self.txn_index.save()
 
@@ -266,21 +272,21 @@ class Segment:
         self._time_index.trim()
 
     def close(self) -> None:
-        """Release the index maps; the log file closes with its last reader."""
+        """Release the index maps. The log file closes with its last reader."""
         self.offset_index.close()
         self._time_index.close()
 
     def truncate_to_position(self, position: int) -> None:
-        """Durable at once: what is appended later must never be followed by what was cut off here."""
+        """Truncate and sync: the removed batches must never reappear after later appends."""
         self._file.truncate(position)
         self._file.sync()
         self.size = position
         self.rebuild_indexes()
 
     def cut_back(self, position: int) -> int:
-        """Truncate a sound segment at a batch; the offset at which it now ends. Reads little: its indexes are cut too.
+        """Truncate an intact segment at a batch, with its indexes. Returns its new end offset.
 
-        `StorageError` when a batch before it is damaged; the file is cut nevertheless.
+        Raises `StorageError` when an earlier batch is damaged; the file is truncated nevertheless.
         """
         self._file.truncate(position)
         self._file.sync()
@@ -308,7 +314,7 @@ class Segment:
         return end_offset
 
     def move_to(self, state: str) -> None:
-        """Rename the files; readers do not notice. The log comes last: what goes with it is there before it."""
+        """Rename the files; readers are not affected. The log file is renamed last, when its indexes are in place."""
         self.close()
         old_paths = self.paths
         self._state = state
@@ -320,7 +326,7 @@ class Segment:
         self.txn_index.path = self.path_of("txnindex")
 
     def mark_deleted(self) -> list[str]:
-        """Rename the files so that a restart finishes the deletion; returns what is left to remove."""
+        """Rename the files to `*.deleted`, so that a restart finishes the deletion. Returns the paths to remove."""
         self.close()
         renamed = []
         for path in self.paths:
@@ -332,7 +338,7 @@ class Segment:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def header_at(self, position: int) -> BatchHeader | None:
-        """The batch header at a position, if there is one."""
+        """The batch header at a position; None when it is not plausible."""
         if position < 0 or position + HEADER_SIZE > self.size:
             return None
         data = self._file.read(HEADER_SIZE, position)
@@ -343,14 +349,14 @@ class Segment:
 
     @property
     def first_timestamp(self) -> int | None:
-        """The newest timestamp of the first batch: rolling by time counts from it."""
+        """The maximum timestamp of the first batch. Rolling by time counts from it."""
         if self._first_timestamp is None:
             header = self.header_at(0)
             self._first_timestamp = header.max_timestamp if header else None
         return self._first_timestamp
 
     def locate(self, offset: int) -> int:
-        """The position of the batch that holds `offset` or, in a gap, of the next one; `size` at the end."""
+        """The position of the batch that holds `offset`, or of the next batch in a gap; `size` at the end."""
         position = self._recent.get(offset)
         if position is not None:
             return position
@@ -369,7 +375,7 @@ class Segment:
         return self.size
 
     def _trusted_entry(self, offset: int) -> OffsetEntry | None:
-        """The index entry before an offset, if the log agrees with it."""
+        """The index entry before an offset, if it matches the log."""
         try:
             entry = self.offset_index.at_or_before_offset(offset)
         except CorruptIndex:
@@ -381,7 +387,7 @@ class Segment:
         return entry
 
     def _repair_indexes(self) -> None:
-        """The log and an index disagree. A damaged log keeps its index, which still leads past the damage."""
+        """Rebuild the indexes after a mismatch. A damaged log keeps its indexes, which still lead past the damage."""
         if not self._is_damaged:
             whole_bytes = sum(header.size for _, header, _ in self.batches())
             if whole_bytes == self.size:
@@ -391,10 +397,10 @@ class Segment:
         raise StorageError(f"{self.path_of('log')}: a batch is damaged")
 
     def read(self, offset: int, max_bytes: int, end_offset: int | None, *, at_least_one: bool) -> FileSlice:
-        """Whole batches from the one that holds `offset`, below `end_offset`, in at most `max_bytes`.
+        """Returns whole batches from the one that holds `offset`, below `end_offset`, in at most `max_bytes`.
 
-        `at_least_one`: a first batch larger than `max_bytes` is returned all the same, or a reader would be
-        stuck at it for ever.
+        `at_least_one` returns a first batch larger than `max_bytes` all the same; without it a consumer would never
+        get past it.
         """
         start = self.locate(offset)
         end = self.size if end_offset is None else self.locate(end_offset)
@@ -403,7 +409,7 @@ class Segment:
         return FileSlice(self._file, start, max(0, end - start))
 
     def _cut(self, start: int, max_bytes: int, end: int, at_least_one: bool) -> int:
-        """The last batch boundary within `max_bytes` that can be found with little reading."""
+        """The last batch boundary within `max_bytes` that needs little reading to find."""
         entry = self.offset_index.at_or_before_position(start + max_bytes)
         if entry.position > start:
             header = self.header_at(entry.position)
@@ -423,19 +429,21 @@ class Segment:
         return position
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        """Every whole batch from a position on, with its bytes; ends at the first that is not plausible."""
+        """Returns every whole batch from a position on, with its bytes. Stops at the first implausible one."""
         for found in read_batches(self._file, self.size, position):
             if not can_hold(self.base_offset, found[1]):
                 return
             yield found
 
     def position_before(self, timestamp: int, from_offset: int) -> int:
-        """Where to look for the first record, at or after an offset, that is not older than a timestamp."""
+        """The position from which to search the first record, at or after an offset, that is not older than a
+        timestamp.
+        """
         entry = self._trusted_time_entry(timestamp)
         return self.locate(max(from_offset, entry.offset if entry else 0))
 
     def _trusted_time_entry(self, timestamp: int) -> TimeEntry | None:
-        """The last entry older than a timestamp, which must be what the batch it names says of itself."""
+        """The last entry older than a timestamp, if it matches the batch that it names."""
         entry = self._time_index.before(timestamp)
         if entry is None:
             return None
@@ -448,7 +456,7 @@ class Segment:
     # -- repairing -------------------------------------------------------------------------------------------
 
     def rebuild_indexes(self) -> None:
-        """Make both indexes, and the timestamps kept in memory, anew from the batches."""
+        """Rebuild both indexes and the timestamps in memory from the batches."""
         self._forget_indexes()
         for position, header, _ in self.batches():
             self._note(placed(header), position)
@@ -458,13 +466,14 @@ class Segment:
         try:
             self._complete_indexes()
         except OSError as error:
-            # A full disk must not take the partition offline: what is in memory is right, sealing tries again.
-            logger.warning("%s: its indexes cannot be written: %s", self.path_of("log"), error)
+            # A full disk must not take the partition offline. The entries in memory are right, and sealing writes them
+            # again.
+            logger.warning("%s: cannot write the indexes: %s", self.path_of("log"), error)
 
     def recover(self, on_batch: Callable[[BatchHeader], None]) -> int:
-        """Check every batch and rebuild the indexes; the position where the first broken batch begins.
+        """Verify every batch and rebuild the indexes. Returns the position of the first broken batch.
 
-        Changes nothing in the log file: whether to cut there is the log's decision.
+        The log file is not changed; the log decides whether to truncate it.
         """
         self._forget_indexes()
         end = 0
@@ -508,9 +517,9 @@ class Segment:
         positions = {position: header.last_offset for position, header, _ in self.batches()}
         assert all(positions.get(entry.position) == entry.offset for entry in entries), "index points astray"
         assert sum(header.size for _, header, _ in self.batches()) == self.size, (
-            "the log is not whole batches"
+            "the log does not consist of whole batches"
         )
         markers = {h.base_offset for _, h, _ in self.batches() if h.is_control and h.record_count}
         assert markers.issuperset(entry.last_offset for entry in self.txn_index.entries), (
-            "a transaction is listed as aborted whose marker is not here"
+            "the transaction index lists a transaction without a marker"
         )

@@ -1,9 +1,9 @@
-"""The aborted transactions whose markers lie in one segment: `.txnindex`, in Kafka's format.
+"""The transaction index of a segment: the aborted transactions whose markers are in it (`.txnindex`, Kafka's format).
 
-An entry is 34 bytes (version, producer id, first offset, last offset, last stable offset), in the order of the markers. The
-entries are kept in memory; the file follows when the segment is sealed or synced, and there is none while there is nothing
-to say. It is synced together with its segment, so that below the recovery point it can be trusted; above, and when it
-does not look right, it is made anew from the batches.
+An entry has 34 bytes (version, producer id, first offset, last offset, last stable offset), in the order of the
+markers. The entries are kept in memory and written when the segment is sealed or synced. A segment without aborted
+transactions has no file. The file is synced with its segment, so below the recovery point it is trusted. Above it, and
+when it is implausible, it is rebuilt from the batches.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _ENTRY = struct.Struct(">hqqqq")
 
 
 class TransactionIndex:
+    """The entries of one segment, in memory and in the file."""
+
     __slots__ = ("_entries", "_file", "_files", "_is_too_long", "_saved", "is_damaged", "path")
 
     def __init__(self, files: Files, path: str, base_offset: int) -> None:
@@ -29,7 +31,7 @@ class TransactionIndex:
         self.path = path
         self._entries: list[AbortedTransaction] = []
         self._file: File | None = None
-        # How many of the entries are in the file.
+        # How many entries the file holds.
         self._saved = 0
         # Whether the file may hold more than those.
         self._is_too_long = False
@@ -71,9 +73,9 @@ class TransactionIndex:
         self._entries.append(aborted)
 
     def collect(self, offset: int, end_offset: int, found: list[AbortedTransaction]) -> bool:
-        """Add those that overlap `[offset, end_offset)`; True when no later segment can know of another.
+        """Add the entries that overlap `[offset, end_offset)`. Returns True when later segments cannot have another.
 
-        Whatever is aborted later began at or behind the last stable offset of an entry.
+        A transaction that is aborted later started at or after the last stable offset of an entry.
         """
         entries = self._entries
         for number in range(bisect_left(entries, offset, key=_last_offset), len(entries)):
@@ -85,7 +87,7 @@ class TransactionIndex:
         return False
 
     def truncate(self, end_offset: int) -> None:
-        """Forget the markers at `end_offset` and behind."""
+        """Drop the markers at `end_offset` and after it."""
         del self._entries[bisect_left(self._entries, end_offset, key=_last_offset) :]
         if self._saved > len(self._entries):
             self._saved = len(self._entries)
@@ -93,7 +95,7 @@ class TransactionIndex:
                 self._file.truncate(self._saved * _ENTRY.size)
 
     def replace(self, entries: Sequence[AbortedTransaction]) -> None:
-        """Made anew from the batches. What of it is in the file already stays there."""
+        """Replace the entries by rebuilt ones. The file keeps the entries that are the same."""
         same = 0
         limit = min(self._saved, len(entries))
         while same < limit and self._entries[same] == entries[same]:
@@ -104,7 +106,7 @@ class TransactionIndex:
         self.is_damaged = False
 
     def save(self) -> bool:
-        """Make the file say what is known; whether one was created for it. `OSError`: nothing is lost, try again."""
+        """Write the missing entries. Returns whether the file was created. After `OSError` the call can be repeated."""
         if self.is_saved:
             return False
         is_new = self._file is None
@@ -119,12 +121,12 @@ class TransactionIndex:
         return is_new
 
     def create(self) -> None:
-        """The file, though it may have nothing to say."""
+        """Create the file, even without entries."""
         if self._file is None:
             self._file = self._files.open(self.path, create=True)
 
     def remove(self) -> None:
-        """The file, which has nothing to say."""
+        """Remove the file of an index without entries."""
         self._files.remove(self.path)
         self._file = None
 
