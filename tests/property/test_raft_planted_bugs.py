@@ -24,8 +24,8 @@ from tidemill.raft.voters import ReplicaKey, VoterSet
 
 
 def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
-    def vote_for(q: QuorumState, candidate: ReplicaKey, now_ms: int) -> None:
-        q.role = Unattached(now_ms + q.config.election_timeout_ms)
+    def vote_for(q: QuorumState, candidate: ReplicaKey, steady_ms: int) -> None:
+        q.role = Unattached(steady_ms + q.config.election_timeout_ms)
 
     patch.setattr(QuorumState, "vote_for", vote_for)
 
@@ -37,8 +37,10 @@ def vote_twice(patch: pytest.MonkeyPatch) -> None:
 def answer_before_persisting(patch: pytest.MonkeyPatch) -> None:
     step = RaftMachine.step
 
-    def reordered(machine: RaftMachine, event: Event, now_ms: int) -> list[Effect]:
-        return sorted(step(machine, event, now_ms), key=lambda effect: isinstance(effect, PersistQuorumState))
+    def reordered(machine: RaftMachine, event: Event, steady_ms: int) -> list[Effect]:
+        return sorted(
+            step(machine, event, steady_ms), key=lambda effect: isinstance(effect, PersistQuorumState)
+        )
 
     patch.setattr(RaftMachine, "step", reordered)
 
@@ -56,10 +58,10 @@ def accept_votes_of_a_stale_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
-    def become_candidate(q: QuorumState, now_ms: int) -> None:
+    def become_candidate(q: QuorumState, steady_ms: int) -> None:
         q._leave_role()
         q._persist(q.epoch, None, q.own)
-        q.role = Candidate(now_ms + q.config.election_timeout_ms, {q.own.id})
+        q.role = Candidate(steady_ms + q.config.election_timeout_ms, {q.own.id})
 
     patch.setattr(QuorumState, "become_candidate", become_candidate)
 
@@ -131,8 +133,8 @@ def never_announce_the_epoch(patch: pytest.MonkeyPatch) -> None:
 def lose_a_sync(patch: pytest.MonkeyPatch) -> None:
     step = RaftMachine.step
 
-    def without_syncs(machine: RaftMachine, event: Event, now_ms: int) -> list[Effect]:
-        return [effect for effect in step(machine, event, now_ms) if not isinstance(effect, SyncLog)]
+    def without_syncs(machine: RaftMachine, event: Event, steady_ms: int) -> list[Effect]:
+        return [effect for effect in step(machine, event, steady_ms) if not isinstance(effect, SyncLog)]
 
     patch.setattr(RaftMachine, "step", without_syncs)
 

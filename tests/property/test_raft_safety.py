@@ -124,12 +124,12 @@ class Chaos:
                     removal = RemoveRaftVoterRequest(
                         voter_id=candidate.id, voter_directory_id=candidate.directory_id
                     )
-                    self.world.step(node, on.RemoveVoterRequested(f"remove {self.world.now_ms}", removal))
+                    self.world.step(node, on.RemoveVoterRequested(f"remove {self.world.steady_ms}", removal))
             else:
                 addition = AddRaftVoterRequest(
                     voter_id=candidate.id, voter_directory_id=candidate.directory_id, timeout_ms=500
                 )
-                self.world.step(node, on.AddVoterRequested(f"add {self.world.now_ms}", addition))
+                self.world.step(node, on.AddVoterRequested(f"add {self.world.steady_ms}", addition))
 
     def recover(self) -> bool:
         """No more faults: before long one leader, and everybody has its records."""

@@ -38,7 +38,7 @@ def test_majority_value_counts_like_its_dumb_twin(values: list[int]) -> None:
 @settings(max_examples=150, deadline=None)
 def test_a_tracker_is_its_fetches(voters: set[int], fetches: list[tuple[int, int]], synced: int) -> None:
     """Node 1 leads. Each replica counts with its last fetch; those of observers do not count."""
-    tracker = Tracker(replica(1), voter_set(*voters), now_ms=0)
+    tracker = Tracker(replica(1), voter_set(*voters), steady_ms=0)
     reached = dict.fromkeys(voters, -1)
     for number, (node_id, offset) in enumerate(fetches):
         if node_id == 1:

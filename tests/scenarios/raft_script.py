@@ -42,12 +42,12 @@ class Script:
     def execute(self, command: Command) -> list[str]:
         self._lines = []
         if command.name != "nodes":
-            self._began_ms = self.world.now_ms
+            self._began_ms = self.world.steady_ms
         getattr(self, "_do_" + command.name.replace("-", "_"))(command)
         return self._lines
 
     def _say(self, node_id: int, text: str) -> None:
-        self._lines.append(f"+{self.world.now_ms - self._began_ms}ms {node_id} {text}")
+        self._lines.append(f"+{self.world.steady_ms - self._began_ms}ms {node_id} {text}")
 
     # -- commands ----------------------------------------------------------------------------------------------
 
@@ -70,9 +70,9 @@ class Script:
         node = self.world.nodes[node_id]
         role = node.machine.role
         if isinstance(role, Follower):
-            role.fetch_deadline_ms = self.world.now_ms
+            role.fetch_deadline_ms = self.world.steady_ms
         elif not isinstance(role, Leader):
-            role.election_deadline_ms = self.world.now_ms
+            role.election_deadline_ms = self.world.steady_ms
         self.world.step(node, on.TimerExpired())
 
     def _do_elect(self, command: Command) -> None:

@@ -1,7 +1,6 @@
-"""The metadata quorum's Raft, as KRaft does it: pull based, with pre-vote, snapshots and changes of the voter
-set.
+"""The Raft protocol of the metadata quorum, as in KRaft: pull based, with pre-vote, snapshots and voter set changes.
 
-One protocol machine (`core.RaftMachine`), no I/O. `voters.py`, `tracker.py` and `requests.py` are its
-parts; `state.py` owns the role and what must be durable; `elections.py`, `leader.py`, `follower.py` and
-`reconfiguration.py` are the rules.
+It is one protocol machine without I/O (`core.RaftMachine`). `voters.py`, `tracker.py` and `requests.py` are its parts.
+`state.py` owns the role and the durable state. `elections.py`, `leader.py`, `follower.py` and `reconfiguration.py`
+hold the rules.
 """

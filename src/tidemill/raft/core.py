@@ -1,18 +1,20 @@
-"""The quorum's machine: one replica of the metadata log. Events in, effects out; no I/O, no clock, no
-randomness.
+"""The quorum's protocol machine: one replica of the metadata log. It turns events into effects, without I/O or clock.
 
-`step` gives the event to the module whose rule it is, then looks at what the role has to do by now: timers,
-and requests that are due (`_poll`, until the role stays the same). The order of effects is part of their
-meaning, see effects.py.
+`step` passes the event to the module with its rule. Then `_poll` runs the timers and requests that are due, until the role
+stays the same. The order of effects is part of their meaning, see `effects.py`.
 
-    machine = RaftMachine(own, log, quorum_state_from_disk, config, jitter, cluster_id, now_ms)
-    for effect in machine.step(event, now_ms): carry_it_out(effect)
-    wake up at machine.deadline_ms with TimerExpired()
+    machine = RaftMachine(own, log, quorum_state_from_disk, config, jitter, cluster_id, steady_ms)
+    for effect in machine.step(event, steady_ms): carry_out(effect)
+    step TimerExpired() at machine.deadline_ms
 
-What it promises, and tests/property/test_raft_safety.py checks after every step of a simulated quorum: one
-leader per epoch; a leader has everything that was ever committed; logs that agree at an offset's epoch
-agree before it; a committed record is never lost or replaced; the high watermark only grows; a vote is on
-disk before anybody hears of it.
+Invariants, which tests/property/test_raft_safety.py checks after every step of a simulated quorum:
+
+- an epoch has one leader;
+- a leader has every committed record;
+- logs with the same epoch at an offset are equal up to it;
+- a committed record is never lost or replaced;
+- the high watermark only grows;
+- a vote is on disk before its response is sent.
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ from tidemill.raft.roles import Candidate, Follower, Leader, Prospective, Resign
 from tidemill.raft.state import Jitter, QuorumConfig, QuorumState
 from tidemill.raft.voters import ReplicaKey
 
-# Roles that one event can lead through: Unattached, Prospective, Candidate, Leader, and once more to see that it stays.
+# One event can lead through Unattached, Prospective, Candidate and Leader; one more round sees that the role stays.
 _ROLES_PER_STEP_MAX = 6
 
 
 class RaftMachine:
+    """One replica of the metadata log."""
+
     def __init__(
         self,
         own: ReplicaKey,
@@ -72,12 +76,12 @@ class RaftMachine:
         config: QuorumConfig,
         jitter: Jitter,
         cluster_id: str | None,
-        now_ms: int,
+        steady_ms: int,
         *,
         is_incomplete: bool = False,
     ) -> None:
         self._q = QuorumState(
-            own, log, election, config, jitter, cluster_id, now_ms, is_incomplete=is_incomplete
+            own, log, election, config, jitter, cluster_id, steady_ms, is_incomplete=is_incomplete
         )
 
     # -- what others may know ----------------------------------------------------------------------------------
@@ -119,7 +123,7 @@ class RaftMachine:
         return self._q.cluster_id
 
     def set_cluster_id(self, cluster_id: str) -> None:
-        """Known from now on: whoever names another is refused."""
+        """Set the cluster id. Requests with another id are rejected from now on."""
         self._q.cluster_id = cluster_id
 
     @property
@@ -128,23 +132,23 @@ class RaftMachine:
 
     @property
     def is_active_leader(self) -> bool:
-        """Leads, and has everything that earlier leaders committed."""
+        """Whether this replica leads and has committed a record of its own epoch."""
         return isinstance(self._q.role, Leader) and self._q.role.is_active
 
     # -- stepping ----------------------------------------------------------------------------------------------
 
-    def step(self, event: Event, now_ms: int) -> list[Effect]:
+    def step(self, event: Event, steady_ms: int) -> list[Effect]:
         q = self._q
         q.effects = []
         if isinstance(q.role, Leader):
-            # What the last step appended may have changed who counts.
-            leader.follow_voters(q, q.role, now_ms)
-        self._handle(event, now_ms)
-        self._poll(now_ms)
+            # A VotersRecord in the last step may have changed the voters.
+            leader.follow_voters(q, q.role, steady_ms)
+        self._handle(event, steady_ms)
+        self._poll(steady_ms)
         leader.dismiss(q)
         return q.effects
 
-    def _handle(self, event: Event, now_ms: int) -> None:
+    def _handle(self, event: Event, steady_ms: int) -> None:
         q = self._q
         match event:
             case TimerExpired():
@@ -152,10 +156,10 @@ class RaftMachine:
             case LogSynced(number, end_offset):
                 q.synced(number, end_offset)
             case AppendRequested():
-                leader.append(q, event, now_ms)
+                leader.append(q, event, steady_ms)
             case ResignRequested():
                 if isinstance(q.role, Leader):
-                    q.become_resigned(now_ms)
+                    q.become_resigned(steady_ms)
             case RequestAbandoned(token):
                 if isinstance(q.role, Leader):
                     leader.abandon(q.role, token)
@@ -168,89 +172,89 @@ class RaftMachine:
                 | SnapshotFoundDamaged()
                 | RequestFailed()
             ):
-                self._handle_answer(event, now_ms)
+                self._handle_answer(event, steady_ms)
             case _:
-                self._handle_request(event, now_ms)
+                self._handle_request(event, steady_ms)
 
-    def _handle_request(self, event: PeerRequest, now_ms: int) -> None:
+    def _handle_request(self, event: PeerRequest, steady_ms: int) -> None:
         q = self._q
         match event:
             case VoteRequested(token, vote):
-                vote_response = elections.answer_vote(q, vote, now_ms)
+                vote_response = elections.answer_vote(q, vote, steady_ms)
                 q.emit(Answer(token, vote_response))
             case BeginQuorumEpochReceived(token, begin):
-                begin_response = follower.answer_begin_epoch(q, begin, now_ms)
+                begin_response = follower.answer_begin_epoch(q, begin, steady_ms)
                 q.emit(Answer(token, begin_response))
             case EndQuorumEpochReceived(token, end):
-                end_response = elections.answer_end_epoch(q, end, now_ms)
+                end_response = elections.answer_end_epoch(q, end, steady_ms)
                 q.emit(Answer(token, end_response))
             case FetchRequested():
-                leader.answer_fetch(q, event, now_ms)
+                leader.answer_fetch(q, event, steady_ms)
             case FetchSnapshotRequested():
-                leader.answer_fetch_snapshot(q, event, now_ms)
+                leader.answer_fetch_snapshot(q, event, steady_ms)
             case AddVoterRequested():
-                reconfiguration.add_voter(q, event, now_ms)
+                reconfiguration.add_voter(q, event, steady_ms)
             case RemoveVoterRequested():
-                reconfiguration.remove_voter(q, event, now_ms)
+                reconfiguration.remove_voter(q, event, steady_ms)
             case UpdateVoterRequested():
-                reconfiguration.update_voter(q, event, now_ms)
+                reconfiguration.update_voter(q, event, steady_ms)
             case DescribeQuorumRequested():
-                reconfiguration.describe(q, event, now_ms)
+                reconfiguration.describe(q, event, steady_ms)
 
-    def _handle_answer(self, event: PeerAnswer, now_ms: int) -> None:
+    def _handle_answer(self, event: PeerAnswer, steady_ms: int) -> None:
         q = self._q
         sent = q.requests.answered(event.number)
         if sent is None:
             return
         match sent, event:
             case SendVote(), VoteAnswered(response=vote):
-                elections.vote_answered(q, sent, vote, now_ms)
+                elections.vote_answered(q, sent, vote, steady_ms)
             case SendBeginQuorumEpoch(), BeginQuorumEpochAnswered(response=begin):
-                follower.begin_epoch_answered(q, sent, begin, now_ms)
+                follower.begin_epoch_answered(q, sent, begin, steady_ms)
             case SendEndQuorumEpoch(), EndQuorumEpochAnswered(response=end):
-                elections.end_epoch_answered(q, sent, end, now_ms)
+                elections.end_epoch_answered(q, sent, end, steady_ms)
             case SendFetch(), FetchAnswered(response=fetched):
-                follower.fetch_answered(q, sent, fetched, now_ms)
+                follower.fetch_answered(q, sent, fetched, steady_ms)
             case SendFetchSnapshot(), FetchSnapshotAnswered(response=snapshot):
-                follower.snapshot_answered(q, sent, snapshot, now_ms)
+                follower.snapshot_answered(q, sent, snapshot, steady_ms)
             case SendFetchSnapshot(), SnapshotFoundDamaged():
-                follower.snapshot_damaged(q, sent, now_ms)
+                follower.snapshot_damaged(q, sent, steady_ms)
             case SendFetch() | SendFetchSnapshot(), RequestFailed():
-                follower.connection_failed(q, sent.to, now_ms)
+                follower.connection_failed(q, sent.to, steady_ms)
             case _:
-                q.requests.failed(sent.to, now_ms)
+                q.requests.failed(sent.to, steady_ms)
                 q.try_another_contact()
 
-    def _poll(self, now_ms: int) -> None:
+    def _poll(self, steady_ms: int) -> None:
         for _ in range(_ROLES_PER_STEP_MAX):
             role = self._q.role
-            self._poll_role(role, now_ms)
+            self._poll_role(role, steady_ms)
             if self._q.role is role:
                 return
         raise AssertionError(f"{self._q.role} does not settle")
 
-    def _poll_role(self, role: Role, now_ms: int) -> None:
+    def _poll_role(self, role: Role, steady_ms: int) -> None:
         q = self._q
         match role:
             case Unattached():
-                elections.poll_unattached(q, role, now_ms)
+                elections.poll_unattached(q, role, steady_ms)
                 if q.role is role:
-                    follower.fetch(q, q.next_contact(), None, now_ms)
+                    follower.fetch(q, q.next_contact(), None, steady_ms)
             case Prospective() | Candidate():
-                elections.poll_election(q, role, now_ms)
+                elections.poll_election(q, role, steady_ms)
             case Leader():
-                leader.poll_leader(q, role, now_ms)
-                reconfiguration.poll_change(q, role, now_ms)
+                leader.poll_leader(q, role, steady_ms)
+                reconfiguration.poll_change(q, role, steady_ms)
             case Follower():
-                follower.poll_follower(q, role, now_ms)
+                follower.poll_follower(q, role, steady_ms)
             case Resigned():
-                elections.poll_resigned(q, role, now_ms)
+                elections.poll_resigned(q, role, steady_ms)
 
     # -- when to wake up ---------------------------------------------------------------------------------------
 
     @property
     def deadline_ms(self) -> int | None:
-        """None only when nothing can happen without an event."""
+        """When the machine must be stepped next; None when only an event can change anything."""
         q = self._q
         times: list[int | None] = []
         match q.role:
@@ -278,7 +282,7 @@ class RaftMachine:
 
     def _contact_ready_ms(self) -> int | None:
         contact = self._q.next_contact()
-        # A sync under way wakes the machine with its own event.
+        # A sync in flight steps the machine with its own event.
         return self._q.requests.ready_at_ms(contact) if contact is not None and self._q.is_synced else None
 
     def _follower_times(self, role: Follower) -> list[int | None]:
@@ -291,12 +295,12 @@ class RaftMachine:
 
     def _leader_times(self, role: Leader) -> list[int | None]:
         q = self._q
-        times: list[int | None] = [parked.deadline_ms for parked in role.parked.values()]
+        times: list[int | None] = [delayed.deadline_ms for delayed in role.delayed_fetches.values()]
         if q.other_voters:
             times.append(role.begin_epoch_deadline_ms)
-            # The leader's own part is always "now", so ask as of the distant future.
+            # The leader's own entry is always "now", so the query uses a time in the far future.
             if not q.is_only_voter:
-                times.append(role.tracker.majority_heard_ms(2**62) + q.config.check_quorum_timeout_ms)
+                times.append(role.tracker.majority_contact_ms(2**62) + q.config.check_quorum_timeout_ms)
         if role.change is not None and role.change.token is not None:
             times.append(role.change.deadline_ms)
         return times

@@ -1,10 +1,9 @@
-"""What the quorum's machine wants done. Imperative.
+"""The effects of the quorum's machine: what the driver carries out. Names are imperative.
 
-The contract of whoever drives it: effects are carried out in their order, and all of them before the next
-event is stepped. `PersistQuorumState` and `InstallSnapshot` are done when they are *durable*, and only then
-the next effect begins: that is why a vote is never answered before it is on disk. `AppendToLog`,
-`AppendControl`, `AppendFetched` and `TruncateLog` are done when the log shows them. `SyncLog` only starts a
-sync, whose end is told with `LogSynced`. A process may die between any two effects.
+The driver carries effects out in order, and all of them before it steps the next event. `PersistQuorumState` and
+`InstallSnapshot` are complete when they are *durable*; only then the next effect starts. So a vote is on disk before
+its response is sent. `AppendToLog`, `AppendControl`, `AppendFetched` and `TruncateLog` are complete when the log shows
+them. `SyncLog` only starts a sync, and `LogSynced` reports its end. A process may die between any two effects.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ QuorumResponse: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """What a replica must never forget: Kafka's `quorum-state` file."""
+    """The durable state of a replica: Kafka's `quorum-state` file."""
 
     epoch: int = 0
     leader_id: int | None = None
@@ -58,11 +57,15 @@ class ElectionState:
 
 @dataclass(frozen=True, slots=True)
 class PersistQuorumState:
+    """Write the `quorum-state` file and sync it."""
+
     state: ElectionState
 
 
 @dataclass(frozen=True, slots=True)
 class SendVote:
+    """Send a Vote or pre-vote request."""
+
     number: int
     to: int
     request: VoteRequest
@@ -70,6 +73,8 @@ class SendVote:
 
 @dataclass(frozen=True, slots=True)
 class SendBeginQuorumEpoch:
+    """Send BeginQuorumEpoch to a voter."""
+
     number: int
     to: int
     request: BeginQuorumEpochRequest
@@ -77,6 +82,8 @@ class SendBeginQuorumEpoch:
 
 @dataclass(frozen=True, slots=True)
 class SendEndQuorumEpoch:
+    """Send EndQuorumEpoch to a voter."""
+
     number: int
     to: int
     request: EndQuorumEpochRequest
@@ -84,6 +91,8 @@ class SendEndQuorumEpoch:
 
 @dataclass(frozen=True, slots=True)
 class SendFetch:
+    """Send a Fetch request to the leader, or to a voter that may know it."""
+
     number: int
     to: int
     request: FetchRequest
@@ -91,6 +100,8 @@ class SendFetch:
 
 @dataclass(frozen=True, slots=True)
 class SendFetchSnapshot:
+    """Send a FetchSnapshot request to the leader."""
+
     number: int
     to: int
     request: FetchSnapshotRequest
@@ -98,13 +109,17 @@ class SendFetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """Send the response to a request."""
+
     token: Token
     response: QuorumResponse
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFetch:
-    """Fill in whole batches from `offset` to the log's end, at most `max_bytes` but at least one, then answer."""
+    """Send a Fetch response with whole batches from `offset` to the log end: at most `max_bytes`, but at least one
+    batch.
+    """
 
     token: Token
     response: FetchResponse
@@ -114,7 +129,7 @@ class AnswerFetch:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFetchSnapshot:
-    """Fill in `size` and at most `max_bytes` of the snapshot from `position` on, then answer."""
+    """Send a FetchSnapshot response with `size` and at most `max_bytes` of the snapshot from `position` on."""
 
     token: Token
     response: FetchSnapshotResponse
@@ -125,7 +140,7 @@ class AnswerFetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RejectAppend:
-    """The answer to an `AppendRequested` that was too late. An accepted one is answered by its `AppendToLog`."""
+    """Reject an `AppendRequested` of an earlier epoch. An accepted one is answered by its `AppendToLog`."""
 
     token: Token
     error: ErrorCode
@@ -133,6 +148,8 @@ class RejectAppend:
 
 @dataclass(frozen=True, slots=True)
 class AppendToLog:
+    """Append records as the leader."""
+
     token: Token
     epoch: int
     base_offset: int
@@ -142,7 +159,7 @@ class AppendToLog:
 
 @dataclass(frozen=True, slots=True)
 class AppendControl:
-    """One control batch with one record."""
+    """Append one control batch with one record."""
 
     epoch: int
     base_offset: int
@@ -151,7 +168,7 @@ class AppendControl:
 
 @dataclass(frozen=True, slots=True)
 class AppendFetched:
-    """Batches as the leader sent them: offsets and epochs stay."""
+    """Append the leader's batches with their offsets and epochs."""
 
     base_offset: int
     records: bytes | bytearray | memoryview
@@ -159,28 +176,28 @@ class AppendFetched:
 
 @dataclass(frozen=True, slots=True)
 class TruncateLog:
-    """`end_offset` is the new end."""
+    """Truncate the log to `end_offset`."""
 
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class SyncLog:
-    """Several at once may be served by one sync; the newest number then suffices."""
+    """Start a sync of the log. One sync may serve several of these; then the newest number suffices."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceHighWatermark:
-    """Everything before `offset` is committed. Never beyond what this replica has on disk."""
+    """Commit everything below `offset`. The offset never exceeds what this replica has on disk."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class AppendToSnapshot:
-    """Bytes of a snapshot that is being fetched; position 0 starts it anew."""
+    """Append bytes to the snapshot that is being fetched. Position 0 starts it again."""
 
     snapshot: SnapshotKey
     position: int
@@ -189,19 +206,19 @@ class AppendToSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class InstallSnapshot:
-    """The fetched snapshot is whole: make it durable, and the log empty with start and end at the snapshot's end."""
+    """Make the fetched snapshot durable, and empty the log, with start and end at the snapshot's end."""
 
     snapshot: SnapshotKey
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteLog:
-    """The log, once found incomplete, holds everything committed again: forget that it did not."""
+    """Clear the mark of an incomplete log: it holds every committed record again."""
 
 
 @dataclass(frozen=True, slots=True)
 class BecomeLeader:
-    """Elected. Nothing may be decided yet: the state is complete only with `ActivateLeader`."""
+    """This replica was elected. Its state is complete only with `ActivateLeader`; it must not decide before."""
 
     epoch: int
     epoch_start_offset: int
@@ -209,21 +226,21 @@ class BecomeLeader:
 
 @dataclass(frozen=True, slots=True)
 class ActivateLeader:
-    """The first record of the leader's own epoch is committed, and with it all that came before: now it may serve."""
+    """The first record of the leader's own epoch is committed, and all records before it. The leader may serve."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResignLeadership:
-    """No longer leader of this epoch; whatever is not committed yet may be lost."""
+    """This replica no longer leads the epoch. Uncommitted records may be lost."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class FollowLeader:
-    """The leader as known now; None when nobody is known to lead."""
+    """Follow the leader as known now; None when no leader is known."""
 
     epoch: int
     leader_id: int | None

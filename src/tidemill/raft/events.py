@@ -1,8 +1,7 @@
-"""What the quorum's machine is told. Past tense: it has happened.
+"""The events of the quorum's machine. Names are in the past tense.
 
-A request from a peer comes with a `token`, which the answering effect names. An answer from a peer comes
-with the `number` of the effect that asked. Messages are the protocol's own, with exactly the quorum's one
-partition in them.
+A request from a peer has a `token`, which the effect with the response repeats. A response from a peer has the
+`number` of the effect that sent the request. Messages are those of the protocol, with exactly one partition in them.
 """
 
 from __future__ import annotations
@@ -31,54 +30,70 @@ Token: TypeAlias = object
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """`deadline_ms` has come. Every other event looks at the timers too."""
+    """`deadline_ms` has passed. Every other event checks the timers too."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoteRequested:
+    """A peer sent a Vote request."""
+
     token: Token
     request: VoteRequest
 
 
 @dataclass(frozen=True, slots=True)
 class VoteAnswered:
+    """A peer responded to a Vote request."""
+
     number: int
     response: VoteResponse
 
 
 @dataclass(frozen=True, slots=True)
 class BeginQuorumEpochReceived:
+    """A leader sent BeginQuorumEpoch."""
+
     token: Token
     request: BeginQuorumEpochRequest
 
 
 @dataclass(frozen=True, slots=True)
 class BeginQuorumEpochAnswered:
+    """A voter responded to BeginQuorumEpoch."""
+
     number: int
     response: BeginQuorumEpochResponse
 
 
 @dataclass(frozen=True, slots=True)
 class EndQuorumEpochReceived:
+    """A leader that resigns sent EndQuorumEpoch."""
+
     token: Token
     request: EndQuorumEpochRequest
 
 
 @dataclass(frozen=True, slots=True)
 class EndQuorumEpochAnswered:
+    """A voter responded to EndQuorumEpoch."""
+
     number: int
     response: EndQuorumEpochResponse
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequested:
+    """A replica sent a Fetch request."""
+
     token: Token
     request: FetchRequest
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswered:
-    """Its records, if any, were found whole and to begin at the fetch offset; otherwise it is a RequestFailed."""
+    """A peer responded to a Fetch request. Its records are valid and start at the fetch offset; else RequestFailed is
+    sent.
+    """
 
     number: int
     response: FetchResponse
@@ -86,40 +101,44 @@ class FetchAnswered:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshotRequested:
+    """A replica sent a FetchSnapshot request."""
+
     token: Token
     request: FetchSnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshotAnswered:
+    """The leader responded to a FetchSnapshot request."""
+
     number: int
     response: FetchSnapshotResponse
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFoundDamaged:
-    """The answer would have made the snapshot whole, but what was fetched of it is not what the leader has."""
+    """The response would have completed the snapshot, but the fetched bytes differ from the leader's snapshot."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No answer will come: not connected, connection lost, or the answer was damaged."""
+    """No response will arrive: not connected, connection lost, or the response was damaged."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAbandoned:
-    """Whoever asked is gone: a parked fetch of that connection need not be answered."""
+    """The sender of a request has disconnected: its delayed fetch needs no response."""
 
     token: Token
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRequested:
-    """The active controller wants `records` (opaque here) in the log, provided that it still leads in `epoch`."""
+    """The active controller wants to append `records` (opaque here), provided that it still leads in `epoch`."""
 
     token: Token
     epoch: int
@@ -129,7 +148,7 @@ class AppendRequested:
 
 @dataclass(frozen=True, slots=True)
 class LogSynced:
-    """The sync with this number is done; `end_offset` was the log's end when it began."""
+    """The sync with this number is complete. `end_offset` was the log end offset when it started."""
 
     number: int
     end_offset: int
@@ -137,29 +156,37 @@ class LogSynced:
 
 @dataclass(frozen=True, slots=True)
 class ResignRequested:
-    """The node shuts down, or an operator wants another leader."""
+    """The node shuts down, or an operator has requested another leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddVoterRequested:
+    """A request to add a voter arrived."""
+
     token: Token
     request: AddRaftVoterRequest
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveVoterRequested:
+    """A request to remove a voter arrived."""
+
     token: Token
     request: RemoveRaftVoterRequest
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateVoterRequested:
+    """A request to update a voter's endpoints arrived."""
+
     token: Token
     request: UpdateRaftVoterRequest
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeQuorumRequested:
+    """A DescribeQuorum request arrived."""
+
     token: Token
     request: DescribeQuorumRequest
 

@@ -1,14 +1,14 @@
-"""The follower: fetches, cuts off what the leader does not have, appends, syncs, and fetches again.
+"""The follower's rules: fetch, truncate what the leader does not have, append, sync, and fetch again.
 
-One fetch is under way at a time. The next one's offset claims that everything before it is on this disk, so
-it leaves only when the log is synced to its end. An answer belongs to the role in which it was asked for;
-after a change of role it is void.
+One fetch is in flight at a time. A fetch offset claims that everything below it is on disk, so a fetch is sent only
+when the log is synced to its end. A response belongs to the role that sent the request; after a change of role it is
+ignored.
 
-The high watermark that the leader reports is taken over as far as this log is synced. Truncation never goes
-below it: that would be the loss of something committed, and is a bug worth stopping for.
+The follower adopts the leader's high watermark as far as its log is synced. Truncation below the high watermark would
+lose committed records and is treated as a bug.
 
-Whoever knows no leader, or hears nothing of it, fetches from the voters in turn: each answers with the
-leader it knows.
+A replica that knows no leader, or gets no response from it, fetches from the voters in turn. Each returns the leader
+that it knows.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tidemill.raft.state import QuorumState
 from tidemill.raft.voters import ReplicaKey
 
 _FAILURES_MAX = 3
-# Followers that lose their leader at the same moment should not stand at the same moment.
+# Spreads the elections of followers that lose their leader at the same moment.
 _SPREAD_MS = 150
 
 # -- hearing of a leader -------------------------------------------------------------------------------------
 
 
 def answer_begin_epoch(
-    q: QuorumState, request: BeginQuorumEpochRequest, now_ms: int
+    q: QuorumState, request: BeginQuorumEpochRequest, steady_ms: int
 ) -> BeginQuorumEpochResponse:
     if request.cluster_id is not None and q.cluster_id is not None and request.cluster_id != q.cluster_id:
         return BeginQuorumEpochResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -59,40 +59,40 @@ def answer_begin_epoch(
     elif part.leader_epoch == q.epoch and q.election.leader_id not in (None, part.leader_id):
         error = ErrorCode.INVALID_REQUEST
     else:
-        adopt(q, part.leader_epoch, part.leader_id, now_ms)
+        adopt(q, part.leader_epoch, part.leader_id, steady_ms)
         if not isinstance(q.role, Follower):
-            # Prospective, and its leader turns out to be alive.
-            q.become_follower(part.leader_epoch, part.leader_id, now_ms)
+            # Prospective, while its leader is alive after all.
+            q.become_follower(part.leader_epoch, part.leader_id, steady_ms)
     return messages.begin_response(error, q.leader_id, q.epoch)
 
 
 def begin_epoch_answered(
-    q: QuorumState, sent: SendBeginQuorumEpoch, response: BeginQuorumEpochResponse, now_ms: int
+    q: QuorumState, sent: SendBeginQuorumEpoch, response: BeginQuorumEpochResponse, steady_ms: int
 ) -> None:
     part = messages.begin_response_part(response)
     if part is None or response.error_code:
-        q.requests.failed(sent.to, now_ms)
+        q.requests.failed(sent.to, steady_ms)
         return
-    adopt(q, part.leader_epoch, messages.known_leader(part.leader_id), now_ms)
+    adopt(q, part.leader_epoch, messages.known_leader(part.leader_id), steady_ms)
 
 
 # -- fetching ------------------------------------------------------------------------------------------------
 
 
-def poll_follower(q: QuorumState, role: Follower, now_ms: int) -> None:
+def poll_follower(q: QuorumState, role: Follower, steady_ms: int) -> None:
     _take_high_watermark(q, role)
     if q.is_incomplete and has_all_committed(q, role):
         q.complete()
-    is_overdue = now_ms >= role.fetch_deadline_ms
+    is_overdue = steady_ms >= role.fetch_deadline_ms
     if is_overdue and q.is_voter:
-        q.become_prospective(now_ms)
+        q.become_prospective(steady_ms)
         return
     role.contact = q.next_contact() if is_overdue else role.leader_id
-    fetch(q, role.contact, role.snapshot, now_ms)
+    fetch(q, role.contact, role.snapshot, steady_ms)
 
 
-def fetch(q: QuorumState, to: int | None, snapshot: FetchingSnapshot | None, now_ms: int) -> None:
-    if to is None or not q.is_synced or not q.requests.is_ready(to, now_ms):
+def fetch(q: QuorumState, to: int | None, snapshot: FetchingSnapshot | None, steady_ms: int) -> None:
+    if to is None or not q.is_synced or not q.requests.is_ready(to, steady_ms):
         return
     number = q.requests.next_number()
     if snapshot is not None:
@@ -105,7 +105,7 @@ def fetch(q: QuorumState, to: int | None, snapshot: FetchingSnapshot | None, now
                     q.cluster_id, q.own, q.epoch, snapshot.key, snapshot.position, max_bytes
                 ),
             ),
-            now_ms,
+            steady_ms,
         )
         return
     part = FetchPartition(
@@ -124,51 +124,53 @@ def fetch(q: QuorumState, to: int | None, snapshot: FetchingSnapshot | None, now
         max_wait_ms=q.config.fetch_max_wait_ms,
         max_bytes=q.config.fetch_max_bytes,
     )
-    q.send(SendFetch(number, to, request), now_ms)
+    q.send(SendFetch(number, to, request), steady_ms)
 
 
-def fetch_answered(q: QuorumState, sent: SendFetch, response: FetchResponse, now_ms: int) -> None:
+def fetch_answered(q: QuorumState, sent: SendFetch, response: FetchResponse, steady_ms: int) -> None:
     asked = messages.fetch_request_part(sent.request)
     part = messages.fetch_response_part(response)
     assert asked is not None
     role = q.role
     if part is None or response.error_code:
-        _fetch_failed(q, sent.to, now_ms)
+        _fetch_failed(q, sent.to, steady_ms)
         return
-    adopt(q, part.current_leader.leader_epoch, messages.known_leader(part.current_leader.leader_id), now_ms)
+    adopt(
+        q, part.current_leader.leader_epoch, messages.known_leader(part.current_leader.leader_id), steady_ms
+    )
     if q.role is not role:
         return
     if part.error_code or not isinstance(role, Follower) or role.leader_id != sent.to:
-        _fetch_failed(q, sent.to, now_ms)
+        _fetch_failed(q, sent.to, steady_ms)
         return
     if asked.fetch_offset != q.log.log_end_offset:
         return
-    _heard_from_leader(role, now_ms)
+    _heard_from_leader(role, steady_ms)
     _take(q, role, part)
 
 
-def _heard_from_leader(role: Follower, now_ms: int) -> None:
+def _heard_from_leader(role: Follower, steady_ms: int) -> None:
     role.has_fetched = True
     role.failures = 0
-    role.fetch_deadline_ms = now_ms + role.fetch_timeout_ms
+    role.fetch_deadline_ms = steady_ms + role.fetch_timeout_ms
 
 
-def connection_failed(q: QuorumState, to: int, now_ms: int) -> None:
-    """A leader that takes no connections is gone: no need to wait until it has been silent for long.
+def connection_failed(q: QuorumState, to: int, steady_ms: int) -> None:
+    """A leader that refuses connections is gone: do not wait for the fetch timeout.
 
-    Should it be there after all, the others hear it, and their pre-votes refuse the election.
+    If the leader is alive after all, the other voters still fetch from it and reject the pre-vote.
     """
     role = q.role
     if isinstance(role, Follower) and to == role.leader_id:
         role.failures += 1
         if role.failures == _FAILURES_MAX:
             role.has_fetched = False
-            role.fetch_deadline_ms = min(role.fetch_deadline_ms, now_ms + q.jitter(_SPREAD_MS))
-    _fetch_failed(q, to, now_ms)
+            role.fetch_deadline_ms = min(role.fetch_deadline_ms, steady_ms + q.jitter(_SPREAD_MS))
+    _fetch_failed(q, to, steady_ms)
 
 
-def _fetch_failed(q: QuorumState, to: int, now_ms: int) -> None:
-    q.requests.failed(to, now_ms)
+def _fetch_failed(q: QuorumState, to: int, steady_ms: int) -> None:
+    q.requests.failed(to, steady_ms)
     q.try_another_contact()
 
 
@@ -187,7 +189,9 @@ def _take(q: QuorumState, role: Follower, part: PartitionData) -> None:
 
 
 def diverge(q: QuorumState, leaders: EpochEnd) -> None:
-    """The leader's log has `leaders.epoch` up to there, and nothing of what follows here."""
+    """Truncate to the point where the logs diverge: the leader has `leaders.epoch` up to there and nothing that
+    follows here.
+    """
     own = q.log.end_offset_of(leaders.epoch)
     end_offset = min(own.end_offset, leaders.end_offset)
     if end_offset < q.log.log_end_offset:
@@ -199,10 +203,10 @@ def _take_high_watermark(q: QuorumState, role: Follower) -> None:
 
 
 def has_all_committed(q: QuorumState, role: Follower) -> bool:
-    """Whether everything that was ever committed is on this disk.
+    """Whether every committed record is on this disk.
 
-    A leader's high watermark says so once it has passed the first record of the leader's own epoch; before, it may be older
-    than what earlier leaders committed. A snapshot that ends in that epoch holds that record, and the log may have no other.
+    The leader's high watermark proves it once it has passed the first record of the leader's own epoch. Before that it
+    may be older than what earlier leaders committed. A snapshot that ends in that epoch includes that record.
     """
     if q.log.last_epoch != q.epoch:
         return False
@@ -215,24 +219,26 @@ def has_all_committed(q: QuorumState, role: Follower) -> bool:
 
 
 def snapshot_answered(
-    q: QuorumState, sent: SendFetchSnapshot, response: FetchSnapshotResponse, now_ms: int
+    q: QuorumState, sent: SendFetchSnapshot, response: FetchSnapshotResponse, steady_ms: int
 ) -> None:
     part = messages.snapshot_response_part(response)
     role = q.role
     if part is None or response.error_code:
-        _fetch_failed(q, sent.to, now_ms)
+        _fetch_failed(q, sent.to, steady_ms)
         return
-    adopt(q, part.current_leader.leader_epoch, messages.known_leader(part.current_leader.leader_id), now_ms)
+    adopt(
+        q, part.current_leader.leader_epoch, messages.known_leader(part.current_leader.leader_id), steady_ms
+    )
     if q.role is not role or not isinstance(role, Follower):
         return
     if part.error_code:
-        # The leader has a newer snapshot, perhaps: ask anew with a fetch.
+        # The leader may have a newer snapshot: continue with a fetch.
         role.snapshot = None
-        _fetch_failed(q, sent.to, now_ms)
+        _fetch_failed(q, sent.to, steady_ms)
         return
     if role.snapshot is None or role.snapshot.position != part.position:
         return
-    _heard_from_leader(role, now_ms)
+    _heard_from_leader(role, steady_ms)
     _take_part_of_snapshot(q, role, role.snapshot, part)
 
 
@@ -249,8 +255,8 @@ def _take_part_of_snapshot(
         q.install_snapshot(snapshot.key)
 
 
-def snapshot_damaged(q: QuorumState, sent: SendFetchSnapshot, now_ms: int) -> None:
-    """Begin again: a fetch tells which snapshot to take."""
+def snapshot_damaged(q: QuorumState, sent: SendFetchSnapshot, steady_ms: int) -> None:
+    """Discard a damaged snapshot; the next fetch names the snapshot to take."""
     if isinstance(q.role, Follower):
         q.role.snapshot = None
-    _fetch_failed(q, sent.to, now_ms)
+    _fetch_failed(q, sent.to, steady_ms)

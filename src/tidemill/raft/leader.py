@@ -1,14 +1,13 @@
-"""The leader: what it tells the others, what it counts, and when it gives up.
+"""The leader's rules: announcing its epoch, counting replicas, and resigning.
 
-It begins its epoch with a leader change record. The high watermark moves only over records of its own
-epoch, and takes all earlier ones with it: an earlier record on a majority may still be overwritten by a
-leader that never saw it (Raft §5.4.2). Until that first record is committed the leader does not serve
-(`ActivateLeader`).
+It starts its epoch with a leader change record. The high watermark advances only over records of its own epoch, and
+all earlier ones with it: a leader that never saw an earlier record could still overwrite it on a majority (Raft
+§5.4.2). Until that first record is committed the leader does not serve (`ActivateLeader`).
 
-Followers pull. A fetch in this epoch from a log that is a prefix of the leader's tells what the follower
-has on disk; one that is not gets the point where the logs part, or a snapshot when the log no longer
-reaches back. A fetch that finds nothing new waits. When a majority of the voters has not fetched for a
-while, somebody else may lead by now: the leader resigns (check quorum).
+Followers pull. When the follower's log is a prefix of the leader's, the fetch offset is what it has on disk. Otherwise
+the response holds the point of divergence, or a snapshot when the log no longer reaches back that far. A fetch without
+new records is delayed. The leader resigns when a majority of the voters has not fetched for a while, since another
+leader may have been elected (check quorum).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from tidemill.raft.effects import (
 )
 from tidemill.raft.events import AppendRequested, FetchRequested, FetchSnapshotRequested, Token
 from tidemill.raft.log import SnapshotKey
-from tidemill.raft.roles import Leader, ParkedFetch
+from tidemill.raft.roles import DelayedFetch, Leader
 from tidemill.raft.state import QuorumState
 from tidemill.raft.tracker import Tracker
 from tidemill.raft.voters import ReplicaKey
@@ -50,17 +49,17 @@ from tidemill.raft.voters import ReplicaKey
 # -- beginning and ending ------------------------------------------------------------------------------------
 
 
-def lead(q: QuorumState, granted: set[int], now_ms: int) -> None:
+def lead(q: QuorumState, granted: set[int], steady_ms: int) -> None:
     start_offset = q.log.log_end_offset
-    # Version 0, without directory ids: the only one that Kafka's readers of the log know.
+    # Version 0 has no directory ids. It is the only version that Kafka's log readers accept.
     record = LeaderChangeMessage(
         leader_id=q.own.id,
         voters=[_voter(key) for key in q.voters.keys],
         granting_voters=[_voter(key) for key in q.voters.keys if key.id in granted],
     )
-    tracker = Tracker(q.own, q.voters, now_ms)
-    # The first announcement is due now.
-    q.become_leader(Leader(start_offset, start_offset + 1, tracker, now_ms, q.log.voters.offset))
+    tracker = Tracker(q.own, q.voters, steady_ms)
+    # The first BeginQuorumEpoch is due now.
+    q.become_leader(Leader(start_offset, start_offset + 1, tracker, steady_ms, q.log.voters.offset))
     q.emit(BecomeLeader(q.epoch, start_offset))
     q.emit(AppendControl(q.epoch, start_offset, record))
     q.start_sync()
@@ -71,71 +70,71 @@ def _voter(key: ReplicaKey) -> LeaderChangeMessageVoter:
 
 
 def dismiss(q: QuorumState) -> None:
-    """A leader has gone in this step: nobody who waited for it may wait for ever."""
+    """Complete everything that waited for a leader that resigned in this step."""
     for leader in q.dismissed:
-        for parked in leader.parked.values():
-            q.emit(Answer(parked.token, _refusal(q, ErrorCode.NOT_LEADER_OR_FOLLOWER)))
+        for delayed in leader.delayed_fetches.values():
+            q.emit(Answer(delayed.token, _refusal(q, ErrorCode.NOT_LEADER_OR_FOLLOWER)))
         if leader.change is not None and leader.change.token is not None:
             q.emit(Answer(leader.change.token, leader.change.timed_out))
     q.dismissed.clear()
 
 
-def poll_leader(q: QuorumState, leader: Leader, now_ms: int) -> None:
+def poll_leader(q: QuorumState, leader: Leader, steady_ms: int) -> None:
     advance_high_watermark(q, leader)
     is_removed = not q.is_voter and leader.voters_offset < q.high_watermark
-    if is_removed or now_ms >= check_quorum_deadline_ms(q, leader, now_ms):
-        q.become_resigned(now_ms)
+    if is_removed or steady_ms >= check_quorum_deadline_ms(q, leader, steady_ms):
+        q.become_resigned(steady_ms)
         return
-    _announce(q, leader, now_ms)
-    _answer_parked(q, leader, now_ms)
-    leader.tracker.forget_silent_observers(now_ms)
+    _announce(q, leader, steady_ms)
+    _complete_delayed(q, leader, steady_ms)
+    leader.tracker.forget_silent_observers(steady_ms)
 
 
-def follow_voters(q: QuorumState, leader: Leader, now_ms: int) -> None:
+def follow_voters(q: QuorumState, leader: Leader, steady_ms: int) -> None:
     if q.log.voters.offset != leader.voters_offset:
         leader.voters_offset = q.log.voters.offset
-        leader.tracker.change_voters(q.voters, now_ms)
-        # A voter that was just added hears of the epoch at once.
-        leader.begin_epoch_deadline_ms = now_ms
+        leader.tracker.change_voters(q.voters, steady_ms)
+        # Send BeginQuorumEpoch to a new voter at once.
+        leader.begin_epoch_deadline_ms = steady_ms
 
 
-def check_quorum_deadline_ms(q: QuorumState, leader: Leader, now_ms: int) -> int:
-    return leader.tracker.majority_heard_ms(now_ms) + q.config.check_quorum_timeout_ms
+def check_quorum_deadline_ms(q: QuorumState, leader: Leader, steady_ms: int) -> int:
+    return leader.tracker.majority_contact_ms(steady_ms) + q.config.check_quorum_timeout_ms
 
 
-def _announce(q: QuorumState, leader: Leader, now_ms: int) -> None:
-    """BeginQuorumEpoch to each voter that has not fetched lately: it may not know who leads."""
-    if now_ms < leader.begin_epoch_deadline_ms:
+def _announce(q: QuorumState, leader: Leader, steady_ms: int) -> None:
+    """Send BeginQuorumEpoch to each voter that has not fetched lately: it may not know the leader."""
+    if steady_ms < leader.begin_epoch_deadline_ms:
         return
     interval_ms = q.config.fetch_timeout_ms // 2
     for voter in q.other_voters:
         progress = leader.tracker.voters.get(voter.id)
         has_fetched = progress is not None and progress.end_offset >= 0
-        if has_fetched and progress is not None and progress.last_fetch_ms + interval_ms > now_ms:
+        if has_fetched and progress is not None and progress.last_fetch_ms + interval_ms > steady_ms:
             continue
-        if q.requests.is_ready(voter.id, now_ms):
+        if q.requests.is_ready(voter.id, steady_ms):
             request = messages.begin_request(q.cluster_id, voter, q.own.id, q.epoch)
-            q.send(SendBeginQuorumEpoch(q.requests.next_number(), voter.id, request), now_ms)
-    leader.begin_epoch_deadline_ms = now_ms + interval_ms
+            q.send(SendBeginQuorumEpoch(q.requests.next_number(), voter.id, request), steady_ms)
+    leader.begin_epoch_deadline_ms = steady_ms + interval_ms
 
 
 # -- appending and committing --------------------------------------------------------------------------------
 
 
-def append(q: QuorumState, event: AppendRequested, now_ms: int) -> None:
+def append(q: QuorumState, event: AppendRequested, steady_ms: int) -> None:
     leader = q.role
     if not isinstance(leader, Leader) or event.epoch != q.epoch:
         q.emit(RejectAppend(event.token, ErrorCode.NOT_LEADER_OR_FOLLOWER))
         return
     q.emit(AppendToLog(event.token, q.epoch, leader.log_end_offset, event.records, event.record_count))
-    grow(q, leader, event.record_count, now_ms)
+    grow(q, leader, event.record_count, steady_ms)
 
 
-def grow(q: QuorumState, leader: Leader, record_count: int, now_ms: int) -> None:
-    """Records follow in this step: sync them, and let whoever waits for them read them."""
+def grow(q: QuorumState, leader: Leader, record_count: int, steady_ms: int) -> None:
+    """Records are appended in this step: sync them, and complete the fetches that wait for them."""
     leader.log_end_offset += record_count
     q.start_sync()
-    _answer_parked(q, leader, now_ms)
+    _complete_delayed(q, leader, steady_ms)
 
 
 def own_end_offset(q: QuorumState) -> int:
@@ -143,7 +142,7 @@ def own_end_offset(q: QuorumState) -> int:
 
 
 def may_commit(leader: Leader, end_offset: int) -> bool:
-    """Whether the last record before `end_offset` is of the leader's own epoch."""
+    """Whether the last record before `end_offset` belongs to the leader's own epoch."""
     return end_offset > leader.epoch_start_offset
 
 
@@ -165,7 +164,7 @@ def advance_high_watermark(q: QuorumState, leader: Leader) -> None:
 
 
 def leader_only_error(q: QuorumState, epoch: int) -> ErrorCode:
-    """Why this replica cannot answer, in `epoch`, what only a leader can."""
+    """Why this replica cannot serve a leader's request in `epoch`; NONE when it can."""
     if epoch < q.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if epoch > q.epoch:
@@ -184,7 +183,7 @@ def _refusal(q: QuorumState, error: ErrorCode) -> FetchResponse:
     return _response(q, PartitionData(error_code=error))
 
 
-def answer_fetch(q: QuorumState, event: FetchRequested, now_ms: int) -> None:
+def answer_fetch(q: QuorumState, event: FetchRequested, steady_ms: int) -> None:
     request = event.request
     part = messages.fetch_request_part(request)
     if request.cluster_id is not None and q.cluster_id is not None and request.cluster_id != q.cluster_id:
@@ -201,24 +200,24 @@ def answer_fetch(q: QuorumState, event: FetchRequested, now_ms: int) -> None:
         return
     assert isinstance(q.role, Leader)
     replica = messages.fetching_replica(request, part)
-    _unpark(q, q.role, replica)
+    _drop_delayed(q, q.role, replica)
     mismatch = _mismatch(q, part)
     if mismatch is not None:
-        q.role.tracker.heard(replica, now_ms)
+        q.role.tracker.record_contact(replica, steady_ms)
         q.emit(Answer(event.token, _response(q, mismatch)))
         return
     if replica.id >= 0:
-        q.role.tracker.fetched(replica, part.fetch_offset, q.role.log_end_offset, now_ms)
+        q.role.tracker.fetched(replica, part.fetch_offset, q.role.log_end_offset, steady_ms)
         advance_high_watermark(q, q.role)
-    parked = ParkedFetch(event.token, part, request.max_bytes, now_ms + max(request.max_wait_ms, 0))
-    if _is_due(q, q.role, parked, now_ms):
-        _answer_with_records(q, parked)
+    delayed = DelayedFetch(event.token, part, request.max_bytes, steady_ms + max(request.max_wait_ms, 0))
+    if _is_due(q, q.role, delayed, steady_ms):
+        _answer_with_records(q, delayed)
     else:
-        q.role.parked[replica] = parked
+        q.role.delayed_fetches[replica] = delayed
 
 
 def _mismatch(q: QuorumState, part: FetchPartition) -> PartitionData | None:
-    """None when the follower's log is a prefix of this one and continues in it."""
+    """The point of divergence; None when the follower's log is a prefix of this one."""
     offset, epoch, log = part.fetch_offset, part.last_fetched_epoch, q.log
     start_offset, start_epoch = log.log_start_offset, log.log_start_epoch
     is_before = start_offset > 0 and (
@@ -238,42 +237,44 @@ def _mismatch(q: QuorumState, part: FetchPartition) -> PartitionData | None:
     return None
 
 
-def _is_due(q: QuorumState, leader: Leader, parked: ParkedFetch, now_ms: int) -> bool:
-    """New records, or news of the high watermark (KIP-1166), or the wait is over."""
+def _is_due(q: QuorumState, leader: Leader, delayed: DelayedFetch, steady_ms: int) -> bool:
+    """Whether a delayed fetch completes: new records, a newer high watermark (KIP-1166), or the end of the wait."""
     return (
-        parked.part.fetch_offset < leader.log_end_offset
-        or parked.part.high_watermark < q.high_watermark
-        or now_ms >= parked.deadline_ms
+        delayed.part.fetch_offset < leader.log_end_offset
+        or delayed.part.high_watermark < q.high_watermark
+        or steady_ms >= delayed.deadline_ms
     )
 
 
-def _answer_with_records(q: QuorumState, parked: ParkedFetch) -> None:
-    max_bytes = min(parked.max_bytes, q.config.fetch_max_bytes)
+def _answer_with_records(q: QuorumState, delayed: DelayedFetch) -> None:
+    max_bytes = min(delayed.max_bytes, q.config.fetch_max_bytes)
     response = _response(q, PartitionData())
-    q.emit(AnswerFetch(parked.token, response, parked.part.fetch_offset, max_bytes))
+    q.emit(AnswerFetch(delayed.token, response, delayed.part.fetch_offset, max_bytes))
 
 
-def _answer_parked(q: QuorumState, leader: Leader, now_ms: int) -> None:
-    for replica, parked in list(leader.parked.items()):
-        if _is_due(q, leader, parked, now_ms):
-            del leader.parked[replica]
-            _answer_with_records(q, parked)
+def _complete_delayed(q: QuorumState, leader: Leader, steady_ms: int) -> None:
+    for replica, delayed in list(leader.delayed_fetches.items()):
+        if _is_due(q, leader, delayed, steady_ms):
+            del leader.delayed_fetches[replica]
+            _answer_with_records(q, delayed)
 
 
-def _unpark(q: QuorumState, leader: Leader, replica: ReplicaKey) -> None:
-    """A replica that asks again no longer waits for its last answer."""
-    parked = leader.parked.pop(replica, None)
-    if parked is not None:
-        q.emit(Answer(parked.token, _response(q, PartitionData())))
+def _drop_delayed(q: QuorumState, leader: Leader, replica: ReplicaKey) -> None:
+    """Drop the delayed fetch of a replica that has sent another one."""
+    delayed = leader.delayed_fetches.pop(replica, None)
+    if delayed is not None:
+        q.emit(Answer(delayed.token, _response(q, PartitionData())))
 
 
 def abandon(leader: Leader, token: Token) -> None:
-    leader.parked = {key: parked for key, parked in leader.parked.items() if parked.token != token}
+    leader.delayed_fetches = {
+        key: delayed for key, delayed in leader.delayed_fetches.items() if delayed.token != token
+    }
     if leader.change is not None and leader.change.token == token:
         leader.change.token = None
 
 
-def answer_fetch_snapshot(q: QuorumState, event: FetchSnapshotRequested, now_ms: int) -> None:
+def answer_fetch_snapshot(q: QuorumState, event: FetchSnapshotRequested, steady_ms: int) -> None:
     request: FetchSnapshotRequest = event.request
     part = messages.snapshot_request_part(request)
     if request.cluster_id is not None and q.cluster_id is not None and request.cluster_id != q.cluster_id:
@@ -295,6 +296,6 @@ def answer_fetch_snapshot(q: QuorumState, event: FetchSnapshotRequested, now_ms:
         q.emit(Answer(event.token, response))
         return
     assert isinstance(q.role, Leader)
-    q.role.tracker.heard(ReplicaKey(request.replica_id, part.replica_directory_id), now_ms)
+    q.role.tracker.record_contact(ReplicaKey(request.replica_id, part.replica_directory_id), steady_ms)
     max_bytes = min(request.max_bytes, q.config.fetch_snapshot_max_bytes)
     q.emit(AnswerFetchSnapshot(event.token, response, snapshot, part.position, max_bytes))

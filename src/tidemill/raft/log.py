@@ -1,7 +1,6 @@
-"""The log as the machine sees it: where it begins and ends, which epochs it is made of, and who votes.
+"""The metadata log as the machine sees it: its start and end, its epochs and its voters.
 
-Records stay with whoever drives the machine. The log given to a machine at its start is durable up to its
-end.
+The driver owns the records. The log that a machine gets at its start is durable up to its end.
 """
 
 from __future__ import annotations
@@ -12,18 +11,22 @@ from tidemill.raft.voters import VotersAt
 
 
 class EpochEnd(NamedTuple):
+    """An epoch and its end offset."""
+
     epoch: int
     end_offset: int
 
 
 class SnapshotKey(NamedTuple):
-    """A snapshot holds everything before `end_offset`; `epoch` is that of the last record in it."""
+    """The identity of a snapshot: it holds everything below `end_offset`, and `epoch` is that of its last record."""
 
     end_offset: int
     epoch: int
 
 
 class QuorumLog(Protocol):
+    """The part of the log that the machine reads."""
+
     @property
     def log_start_offset(self) -> int: ...
 
@@ -32,22 +35,23 @@ class QuorumLog(Protocol):
 
     @property
     def log_start_epoch(self) -> int:
-        """The epoch of the record before the log's start (a snapshot's); 0 when the log starts at 0."""
+        """The epoch of the record before the log start offset (from a snapshot); 0 when the log starts at 0."""
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last record, or `log_start_epoch` when there is none."""
+        """The epoch of the last record; `log_start_epoch` when the log is empty."""
 
     @property
     def latest_snapshot(self) -> SnapshotKey | None: ...
 
     def snapshot_size(self, snapshot: SnapshotKey) -> int | None:
-        """In bytes; None when it is not there (any more)."""
+        """The size of a snapshot in bytes; None when it does not exist."""
 
     @property
     def voters(self) -> VotersAt:
         """The latest voter set in the log, committed or not."""
 
     def end_offset_of(self, epoch: int) -> EpochEnd:
-        """The largest epoch in the log not above `epoch`, and where it ends. When all of them are above: the log's start
-        and its epoch."""
+        """The largest epoch in the log not above `epoch`, and its end offset. When all are larger: the log's start and
+        its epoch.
+        """

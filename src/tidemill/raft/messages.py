@@ -1,8 +1,7 @@
-"""The protocol's messages, cut down to the quorum's one partition: `__cluster_metadata-0`.
+"""The quorum's messages, reduced to their one partition: `__cluster_metadata-0`.
 
-Every one of these APIs could speak of many topics; the quorum has one. `*_part` takes it out of a message
-and is None when the message speaks of anything else; the functions named after a message build one around
-it.
+These APIs could carry many topics; the quorum has one. `*_part` returns that partition of a message, and None when the
+message names anything else. The functions named after a message build one from a partition.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ Part = TypeVar("Part", covariant=True)
 
 
 class _Topic(Protocol[Part]):
+    """A topic in a message, with its partitions."""
+
     @property
     def partitions(self) -> Sequence[Part]: ...
 
@@ -178,7 +179,7 @@ def fetch_request(
 
 
 def fetch_request_part(request: data.FetchRequest) -> data.FetchPartition | None:
-    """By name or, from version 13 on, by id."""
+    """The metadata partition of a Fetch request, by name or, from version 13 on, by topic id."""
     topics = request.topics
     indexes = [part.partition for topic in topics for part in topic.partitions]
     return _part(topics, [TOPIC if t.topic_id == TOPIC_ID else t.topic for t in topics], indexes)

@@ -1,12 +1,11 @@
-"""Changes of the voter set (KIP-853): one voter at a time, decided by the leader, effective when appended.
+"""Voter set changes (KIP-853): one voter at a time, decided by the leader, effective when appended.
 
-Two sets that differ by one voter have no disjoint majorities, so it does not matter which of them a replica
-knows. Two rules keep it at one: the last change is committed before the next begins, and a leader changes
-nothing before it has committed a record of its own epoch (a change of an earlier leader could otherwise be
-pending unseen).
+Two sets that differ by one voter have no disjoint majorities, so replicas may use either. Two rules limit the
+difference to one voter. A change starts only after the previous one is committed. A leader starts a change only after
+it has committed a record of its own epoch; otherwise a change of an earlier leader could be pending unseen.
 
-A new voter must already be following, close to the end, or the quorum would wait for it. A leader that
-removes itself leads until the change is committed, counts itself no longer, and then resigns.
+A new voter must already follow close to the log end, or commits would wait for it. A leader that removes itself leads
+until the change is committed without its own vote, and then resigns.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Respond: TypeAlias = Callable[[ErrorCode], QuorumResponse]
 _CHANGE_TIMEOUT_MS = 30_000
 
 
-def add_voter(q: QuorumState, event: AddVoterRequested, now_ms: int) -> None:
+def add_voter(q: QuorumState, event: AddVoterRequested, steady_ms: int) -> None:
     request = event.request
     key = ReplicaKey(request.voter_id, request.voter_directory_id)
 
@@ -60,20 +59,20 @@ def add_voter(q: QuorumState, event: AddVoterRequested, now_ms: int) -> None:
             error = ErrorCode.DUPLICATE_VOTER
         elif key.id < 0 or key.directory_id == ReplicaKey(0).directory_id:
             error = ErrorCode.INVALID_REQUEST
-        elif not _is_following(q, q.role, key, now_ms):
+        elif not _is_following(q, q.role, key, steady_ms):
             error = ErrorCode.REQUEST_TIMED_OUT
     if error is not ErrorCode.NONE:
         q.emit(Answer(event.token, respond(error)))
         return
     voters = q.voters.with_voter(Voter(key, _endpoints(request.listeners)))
     if request.ack_when_committed:
-        _change(q, voters, event.token, respond, request.timeout_ms, now_ms)
+        _change(q, voters, event.token, respond, request.timeout_ms, steady_ms)
     else:
-        _change(q, voters, None, respond, request.timeout_ms, now_ms)
+        _change(q, voters, None, respond, request.timeout_ms, steady_ms)
         q.emit(Answer(event.token, respond(ErrorCode.NONE)))
 
 
-def remove_voter(q: QuorumState, event: RemoveVoterRequested, now_ms: int) -> None:
+def remove_voter(q: QuorumState, event: RemoveVoterRequested, steady_ms: int) -> None:
     request = event.request
     key = ReplicaKey(request.voter_id, request.voter_directory_id)
 
@@ -88,10 +87,10 @@ def remove_voter(q: QuorumState, event: RemoveVoterRequested, now_ms: int) -> No
     if error is not ErrorCode.NONE:
         q.emit(Answer(event.token, respond(error)))
         return
-    _change(q, q.voters.without(key.id), event.token, respond, _CHANGE_TIMEOUT_MS, now_ms)
+    _change(q, q.voters.without(key.id), event.token, respond, _CHANGE_TIMEOUT_MS, steady_ms)
 
 
-def update_voter(q: QuorumState, event: UpdateVoterRequested, now_ms: int) -> None:
+def update_voter(q: QuorumState, event: UpdateVoterRequested, steady_ms: int) -> None:
     request = event.request
     key = ReplicaKey(request.voter_id, request.voter_directory_id)
 
@@ -108,7 +107,7 @@ def update_voter(q: QuorumState, event: UpdateVoterRequested, now_ms: int) -> No
         q.emit(Answer(event.token, respond(error)))
         return
     voters = q.voters.with_voter(Voter(key, _endpoints(request.listeners)))
-    _change(q, voters, event.token, respond, _CHANGE_TIMEOUT_MS, now_ms)
+    _change(q, voters, event.token, respond, _CHANGE_TIMEOUT_MS, steady_ms)
 
 
 def _endpoints(listeners: list[Listener]) -> tuple[VoterEndpoint, ...]:
@@ -131,17 +130,17 @@ def may_change(q: QuorumState, leader: Leader) -> bool:
     return leader.is_active and q.log.voters.offset < q.high_watermark
 
 
-def _is_following(q: QuorumState, leader: Leader, key: ReplicaKey, now_ms: int) -> bool:
+def _is_following(q: QuorumState, leader: Leader, key: ReplicaKey, steady_ms: int) -> bool:
     progress = leader.tracker.observers.get(key)
-    if progress is None or progress.last_fetch_ms + q.config.fetch_timeout_ms <= now_ms:
+    if progress is None or progress.last_fetch_ms + q.config.fetch_timeout_ms <= steady_ms:
         return False
     return progress.end_offset >= q.high_watermark or (
-        progress.last_caught_up_ms + q.config.fetch_timeout_ms > now_ms
+        progress.last_caught_up_ms + q.config.fetch_timeout_ms > steady_ms
     )
 
 
 def _change(
-    q: QuorumState, voters: VoterSet, token: Token | None, respond: Respond, timeout_ms: int, now_ms: int
+    q: QuorumState, voters: VoterSet, token: Token | None, respond: Respond, timeout_ms: int, steady_ms: int
 ) -> None:
     leader = q.role
     assert isinstance(leader, Leader)
@@ -152,16 +151,16 @@ def _change(
         token,
         respond(ErrorCode.NONE),
         respond(ErrorCode.REQUEST_TIMED_OUT),
-        now_ms + max(timeout_ms, 0),
+        steady_ms + max(timeout_ms, 0),
     )
     q.emit(AppendControl(q.epoch, offset, voters.to_record()))
-    grow(q, leader, 1, now_ms)
+    grow(q, leader, 1, steady_ms)
 
 
-def poll_change(q: QuorumState, leader: Leader, now_ms: int) -> None:
-    """The change itself goes on; only the wait for it ends."""
+def poll_change(q: QuorumState, leader: Leader, steady_ms: int) -> None:
+    """Time out the request of a pending change. The change itself continues."""
     change = leader.change
-    if change is not None and change.token is not None and now_ms >= change.deadline_ms:
+    if change is not None and change.token is not None and steady_ms >= change.deadline_ms:
         q.emit(Answer(change.token, change.timed_out))
         change.token = None
 
@@ -169,14 +168,14 @@ def poll_change(q: QuorumState, leader: Leader, now_ms: int) -> None:
 # -- describing ----------------------------------------------------------------------------------------------
 
 
-def describe(q: QuorumState, event: DescribeQuorumRequested, now_ms: int) -> None:
+def describe(q: QuorumState, event: DescribeQuorumRequested, steady_ms: int) -> None:
     part = DescribeQuorumResponsePartitionData(
         leader_id=messages.wire_leader(q.leader_id), leader_epoch=q.epoch, high_watermark=q.high_watermark
     )
     if isinstance(q.role, Leader):
         leader = q.role
         part.current_voters = [
-            _own_state(q, leader, now_ms) if progress.key.id == q.own.id else _state(progress)
+            _own_state(q, leader, steady_ms) if progress.key.id == q.own.id else _state(progress)
             for progress in leader.tracker.voters.values()
         ]
         part.observers = [_state(progress) for progress in leader.tracker.observers.values()]
@@ -186,13 +185,13 @@ def describe(q: QuorumState, event: DescribeQuorumRequested, now_ms: int) -> Non
     q.emit(Answer(event.token, DescribeQuorumResponse(topics=[topic])))
 
 
-def _own_state(q: QuorumState, leader: Leader, now_ms: int) -> ReplicaState:
+def _own_state(q: QuorumState, leader: Leader, steady_ms: int) -> ReplicaState:
     return ReplicaState(
         replica_id=q.own.id,
         replica_directory_id=q.own.directory_id,
         log_end_offset=leader.log_end_offset,
-        last_fetch_timestamp=now_ms,
-        last_caught_up_timestamp=now_ms,
+        last_fetch_timestamp=steady_ms,
+        last_caught_up_timestamp=steady_ms,
     )
 
 

@@ -1,7 +1,7 @@
-"""Requests under way: at most one per destination, each with a time limit, and a pause after a failure.
+"""The requests in flight: at most one per destination, each with a timeout, and a backoff after a failure.
 
-An answer is known by the number of its request. One that comes after the time limit, or a second time, or
-to a request that a change of role made meaningless, has no number here and is ignored.
+A response is matched by the number of its request. A response that is late, repeated, or made irrelevant by a change
+of role has no entry here and is ignored.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ Sent: TypeAlias = SendVote | SendBeginQuorumEpoch | SendEndQuorumEpoch | SendFet
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _InFlight:
+    """A request in flight."""
+
     sent: Sent
     deadline_ms: int
 
 
 class Requests:
+    """The requests in flight to all destinations."""
+
     def __init__(self, timeout_ms: int, retry_backoff_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._retry_backoff_ms = retry_backoff_ms
-        self._under_way: dict[int, _UnderWay] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._paused_until_ms: dict[int, int] = {}
         self._last_number = 0
 
@@ -38,39 +42,39 @@ class Requests:
         self._last_number += 1
         return self._last_number
 
-    def is_ready(self, destination: int, now_ms: int) -> bool:
-        """Whether a request may go there now; expires what took too long."""
-        under_way = self._under_way.get(destination)
-        if under_way is not None:
-            if now_ms < under_way.deadline_ms:
+    def is_ready(self, destination: int, steady_ms: int) -> bool:
+        """Whether a request may be sent now. Drops a request that has timed out."""
+        in_flight = self._in_flight.get(destination)
+        if in_flight is not None:
+            if steady_ms < in_flight.deadline_ms:
                 return False
-            del self._under_way[destination]
-        return self._paused_until_ms.get(destination, now_ms) <= now_ms
+            del self._in_flight[destination]
+        return self._paused_until_ms.get(destination, steady_ms) <= steady_ms
 
     def ready_at_ms(self, destination: int) -> int | None:
-        """When `is_ready` changes by itself; None when it is ready already."""
-        under_way = self._under_way.get(destination)
-        if under_way is not None:
-            return under_way.deadline_ms
+        """When `is_ready` becomes true; None when it is true already."""
+        in_flight = self._in_flight.get(destination)
+        if in_flight is not None:
+            return in_flight.deadline_ms
         return self._paused_until_ms.get(destination)
 
-    def sent(self, sent: Sent, now_ms: int) -> None:
-        assert sent.to not in self._under_way, "one request per destination"
+    def sent(self, sent: Sent, steady_ms: int) -> None:
+        assert sent.to not in self._in_flight, "one request per destination"
         self._paused_until_ms.pop(sent.to, None)
-        self._under_way[sent.to] = _UnderWay(sent, now_ms + self._timeout_ms)
+        self._in_flight[sent.to] = _InFlight(sent, steady_ms + self._timeout_ms)
 
     def answered(self, number: int) -> Sent | None:
-        """What it was; None when nobody waits for it any more."""
-        for destination, under_way in self._under_way.items():
-            if under_way.sent.number == number:
-                del self._under_way[destination]
-                return under_way.sent
+        """Remove and return the request of this number; None when it is not in flight."""
+        for destination, in_flight in self._in_flight.items():
+            if in_flight.sent.number == number:
+                del self._in_flight[destination]
+                return in_flight.sent
         return None
 
-    def failed(self, destination: int, now_ms: int) -> None:
-        self._paused_until_ms[destination] = now_ms + self._retry_backoff_ms
+    def failed(self, destination: int, steady_ms: int) -> None:
+        self._paused_until_ms[destination] = steady_ms + self._retry_backoff_ms
 
-    def forget_all(self) -> None:
-        """A new role asks other questions at once."""
-        self._under_way.clear()
+    def clear(self) -> None:
+        """Drop all requests after a change of role."""
+        self._in_flight.clear()
         self._paused_until_ms.clear()

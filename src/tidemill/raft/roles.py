@@ -1,4 +1,4 @@
-"""What a replica can be, and what it remembers only while it is that.
+"""The roles of a replica, and the state of each role.
 
     from          to            when
     Unattached    Prospective   the election timeout is over
@@ -8,12 +8,12 @@
                   Unattached    lost or timed out, and none was known
     Candidate     Leader        a majority voted for it
                   Prospective   lost or timed out
-    Leader        Resigned      asked to, or a majority is silent, or it was removed from the voters
+    Leader        Resigned      requested, no fetches from a majority, or removed from the voters
     Resigned      Prospective   the election timeout is over
 
-A larger epoch makes anybody Unattached, or Follower when its leader is known. A replica that is not a voter
-(an observer) is only ever Unattached or Follower, and Resigned if it led until it was removed. A
-Prospective (KIP-996) asks whether it *would* be elected before it disturbs anybody with a new epoch.
+A larger epoch makes every role Unattached, or Follower when its leader is known. An observer, which is not a voter, is
+Unattached or Follower, and Resigned if it led until its removal. A Prospective replica (KIP-996) collects pre-votes before
+it starts a new epoch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from tidemill.raft.voters import ReplicaKey
 
 @dataclass(slots=True)
 class Unattached:
-    """Knows an epoch but no leader; may have voted in it."""
+    """An epoch without a known leader; the replica may have voted in it."""
 
     election_deadline_ms: int
 
 
 @dataclass(slots=True)
 class Prospective:
+    """A candidate in the pre-vote phase (KIP-996)."""
+
     election_deadline_ms: int
     granted: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
@@ -45,6 +47,8 @@ class Prospective:
 
 @dataclass(slots=True)
 class Candidate:
+    """A candidate that has voted for itself."""
+
     election_deadline_ms: int
     granted: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
@@ -52,8 +56,8 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class ParkedFetch:
-    """A fetch that found nothing new. One per replica."""
+class DelayedFetch:
+    """A delayed fetch: it found no new records. Each replica has at most one."""
 
     token: Token
     part: FetchPartition
@@ -63,7 +67,7 @@ class ParkedFetch:
 
 @dataclass(slots=True)
 class PendingChange:
-    """A VotersRecord that is appended but not committed, and who waits for it."""
+    """A VotersRecord that is appended but not committed, and the request that waits for it."""
 
     offset: int
     token: Token | None
@@ -74,43 +78,49 @@ class PendingChange:
 
 @dataclass(slots=True)
 class Leader:
-    # Where its leader change record stands: the first of its epoch.
+    """The state of a leader."""
+
+    # The offset of the leader change record, the first of the epoch.
     epoch_start_offset: int
-    # Includes what this very step appends, which the log does not show yet.
+    # Includes the records that this step appends and the log does not show yet.
     log_end_offset: int
     tracker: Tracker
     begin_epoch_deadline_ms: int
-    # Of the voter set that the tracker knows.
+    # The offset of the voter set that the tracker uses.
     voters_offset: int
     is_active: bool = False
-    parked: dict[ReplicaKey, ParkedFetch] = field(default_factory=dict)
+    delayed_fetches: dict[ReplicaKey, DelayedFetch] = field(default_factory=dict)
     change: PendingChange | None = None
 
 
 @dataclass(slots=True)
 class FetchingSnapshot:
+    """The progress of a snapshot that is being fetched."""
+
     key: SnapshotKey
     position: int = 0
 
 
 @dataclass(slots=True)
 class Follower:
+    """The state of a follower."""
+
     leader_id: int
     fetch_timeout_ms: int
     fetch_deadline_ms: int
-    # Whoever has heard from its leader does not help to replace it.
+    # A replica that has fetched from its leader rejects pre-votes.
     has_fetched: bool = False
-    # Whom it fetches from: an observer that hears nothing from its leader asks others.
+    # The node to fetch from. An observer without responses from its leader tries other nodes.
     contact: int | None = None
     leader_high_watermark: int = -1
-    # Fetches in a row for which there was not even a connection.
+    # The number of fetches in a row that failed to connect.
     failures: int = 0
     snapshot: FetchingSnapshot | None = None
 
 
 @dataclass(slots=True)
 class Resigned:
-    """Led this epoch, and does not any more. Tells the voters until they know."""
+    """A former leader of this epoch. It sends EndQuorumEpoch until every voter has responded."""
 
     election_deadline_ms: int
     successors: list[ReplicaKey]

@@ -1,15 +1,14 @@
-"""The replica's state and every way from one role to another.
+"""The state of a replica, and every transition between roles.
 
-Owns what must be durable (epoch, vote, leader): `_persist` is the only place that changes it, and puts the
-effect that makes it durable before every effect that relies on it. A vote belongs to its epoch and is
-forgotten only with it; an epoch never gets smaller. A replica that restarts never takes up an election or a
-leadership where it left it: it begins again with the next epoch.
+Owns the durable state (epoch, vote, leader). Only `_persist` changes it, and emits the effect that makes it durable
+before any effect that relies on it. A vote is kept for its whole epoch, and epochs never decrease. After a restart a
+replica never resumes an election or a leadership; it starts with the next epoch.
 
-Owns also how far the log is synced. A sync that began before a truncation says nothing about what was
-written after it, so its number is forgotten.
+Owns also the synced end of the log. A sync that started before a truncation does not cover later writes, so its number
+is dropped.
 
-A replica that has lost a part of its log, and knows it (`is_incomplete`), may have helped to commit what it lost. It only
-follows: it stands in no election and votes in none, until it holds everything that an active leader has committed.
+A replica that knows it has lost a part of its log (`is_incomplete`) may have helped to commit that part. It only
+follows, without a vote or a candidacy, until it holds everything that an active leader has committed.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from tidemill.raft.requests import Requests, Sent
 from tidemill.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Role, Unattached
 from tidemill.raft.voters import ReplicaKey, VoterSet
 
-# Epochs have 32 bits, on the wire and on disk. Below the largest there is room for elections of our own.
+# Epochs have 32 bits on the wire and on disk. The largest value stays free for this replica's own elections.
 EPOCH_END = (1 << 31) - 1
 CLAIMED_EPOCH_MAX = EPOCH_END - (1 << 20)
-# How far ahead of its own epoch a replica follows a request. One that missed more elections learns the epoch from the
-# voters that it asks itself.
+# The largest step by which a request may raise the epoch. After more missed elections a replica learns the epoch from
+# responses.
 _EPOCH_STEP_MAX = 1 << 16
 
-# A number in [0, n): the only randomness.
+# Returns a number in [0, n): the only source of randomness.
 Jitter = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """`controller.quorum.*`; Kafka's defaults."""
+    """The settings `controller.quorum.*`, with Kafka's defaults."""
 
     election_timeout_ms: int = 1_000
     election_backoff_ms_max: int = 1_000
@@ -60,11 +59,15 @@ class QuorumConfig:
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """Longer than the followers' timeout: they give up first, and a slow one is not a reason to resign."""
+        """Longer than the fetch timeout, so that followers time out first and one slow follower does not make the
+        leader resign.
+        """
         return self.fetch_timeout_ms * 3 // 2
 
 
 class QuorumState:
+    """The state that all rules share."""
+
     def __init__(
         self,
         own: ReplicaKey,
@@ -73,7 +76,7 @@ class QuorumState:
         config: QuorumConfig,
         jitter: Jitter,
         cluster_id: str | None,
-        now_ms: int,
+        steady_ms: int,
         *,
         is_incomplete: bool,
     ) -> None:
@@ -85,34 +88,34 @@ class QuorumState:
         self.requests = Requests(config.request_timeout_ms, config.retry_backoff_ms)
         self.effects: list[Effect] = []
         self.is_incomplete = is_incomplete
-        # What the log has dropped, and what a snapshot holds, was committed; more is not known before a leader says it.
+        # Records below the log start, or in a snapshot, are committed. More is known only from a leader.
         snapshot = log.latest_snapshot
         self.high_watermark = max(log.log_start_offset, snapshot.end_offset if snapshot else 0)
         self.synced_end_offset = log.log_end_offset
         self.elections_lost = 0
-        # Leaders that this step ended: whoever waits for them is told when the step is over.
+        # Leaders that resigned in this step. Their waiting requests are completed at the end of the step.
         self.dismissed: list[Leader] = []
         self.jitter = jitter
         self._last_sync_number = 0
         self._last_synced_number = 0
         self._syncs_valid_from = 1
         self._contacts = 0
-        self.role: Role = self._first_role(now_ms)
+        self.role: Role = self._first_role(steady_ms)
 
-    def _first_role(self, now_ms: int) -> Role:
+    def _first_role(self, steady_ms: int) -> Role:
         leader_id = self.election.leader_id
         if leader_id is None:
-            return Unattached(now_ms + self._election_timeout_ms())
+            return Unattached(steady_ms + self._election_timeout_ms())
         if leader_id == self.own.id:
             others = [key for key in self.voters.keys if key.id != self.own.id]
-            # Nobody here knows any more how far the others were: no preference among them.
-            return Resigned(now_ms + self._election_timeout_ms(), others, {key.id for key in others})
-        return self._following(leader_id, now_ms)
+            # The progress of the other voters is unknown after a restart, so there is no preferred successor.
+            return Resigned(steady_ms + self._election_timeout_ms(), others, {key.id for key in others})
+        return self._following(leader_id, steady_ms)
 
-    def _following(self, leader_id: int, now_ms: int) -> Follower:
-        # Spread a little: followers that lost the same leader at the same moment would split the votes.
+    def _following(self, leader_id: int, steady_ms: int) -> Follower:
+        # A random part: followers that lost their leader at the same moment would split the votes.
         timeout_ms = self.config.fetch_timeout_ms + self.jitter(self.config.fetch_timeout_ms // 4 + 1)
-        return Follower(leader_id, timeout_ms, now_ms + timeout_ms)
+        return Follower(leader_id, timeout_ms, steady_ms + timeout_ms)
 
     # -- what everybody asks -----------------------------------------------------------------------------------
 
@@ -122,7 +125,7 @@ class QuorumState:
 
     @property
     def leader_id(self) -> int | None:
-        """As told to peers: a leader that has resigned leads nobody."""
+        """The leader as reported to peers: None after it has resigned."""
         return None if isinstance(self.role, Resigned) else self.election.leader_id
 
     @property
@@ -131,7 +134,7 @@ class QuorumState:
 
     @property
     def is_voter(self) -> bool:
-        """Whether it may stand for election."""
+        """Whether this replica may stand for election."""
         return self.voters.has(self.own) and not self.is_incomplete
 
     @property
@@ -143,11 +146,11 @@ class QuorumState:
         return [key for key in self.voters.keys if key.id != self.own.id]
 
     def is_credible(self, epoch: int) -> bool:
-        """Whether a request may raise the epoch to this one."""
+        """Whether a request may raise the epoch to this value."""
         return epoch <= min(self.epoch + _EPOCH_STEP_MAX, CLAIMED_EPOCH_MAX)
 
     def next_contact(self) -> int | None:
-        """Some other voter, each in turn: whom to ask when no leader is known."""
+        """The next voter to contact, in turn, when no leader is known."""
         others = self.other_voters
         if not others:
             return None
@@ -159,16 +162,16 @@ class QuorumState:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def send(self, sent: Sent, now_ms: int) -> None:
-        self.requests.sent(sent, now_ms)
+    def send(self, sent: Sent, steady_ms: int) -> None:
+        self.requests.sent(sent, steady_ms)
         self.effects.append(sent)
 
     def _election_timeout_ms(self) -> int:
-        """Between one and two election timeouts, so that two replicas seldom start at once."""
+        """A random time between one and two election timeouts, so that two replicas seldom start at once."""
         return self.config.election_timeout_ms + self.jitter(self.config.election_timeout_ms)
 
     def election_backoff_ms(self) -> int:
-        """The more elections were lost, the longer the range from which the pause is drawn."""
+        """A random pause whose range grows with every lost election."""
         slots = 2 ** min(self.elections_lost, 10)
         return min(100 * (1 + self.jitter(slots)), self.config.election_backoff_ms_max)
 
@@ -185,7 +188,7 @@ class QuorumState:
             self.emit(FollowLeader(epoch, leader_id))
 
     def _supersede_persist(self) -> None:
-        """Two changes in one step need one write, as long as nothing that leaves this node relies on the first."""
+        """Merge two changes of one step into one write, unless an effect that leaves this node relies on the first."""
         for index in range(len(self.effects) - 1, -1, -1):
             if isinstance(self.effects[index], PersistQuorumState):
                 del self.effects[index]
@@ -200,14 +203,14 @@ class QuorumState:
         if isinstance(self.role, Leader):
             self.dismissed.append(self.role)
             self.emit(ResignLeadership(self.epoch))
-        self.requests.forget_all()
+        self.requests.clear()
 
     # -- from role to role -------------------------------------------------------------------------------------
 
-    def become_unattached(self, epoch: int, now_ms: int) -> None:
-        """A larger epoch without a known leader, or this one's election came to nothing.
+    def become_unattached(self, epoch: int, steady_ms: int) -> None:
+        """Enter a larger epoch without a known leader, or leave a failed election of this epoch.
 
-        Whoever was waiting goes on waiting: a candidate that nobody wants must not keep others from starting an election.
+        The election deadline is kept: a candidate without votes must not delay the elections of others.
         """
         match self.role:
             case Unattached(deadline_ms) | Follower(fetch_deadline_ms=deadline_ms) if epoch > self.epoch:
@@ -215,37 +218,37 @@ class QuorumState:
             case Prospective(deadline_ms) | Candidate(deadline_ms) if epoch > self.epoch:
                 pass
             case _:
-                deadline_ms = now_ms + self._election_timeout_ms()
+                deadline_ms = steady_ms + self._election_timeout_ms()
         voted = self._vote_in(epoch)
         self._leave_role()
         self._persist(epoch, None, voted)
         self.role = Unattached(deadline_ms)
 
-    def vote_for(self, candidate: ReplicaKey, now_ms: int) -> None:
+    def vote_for(self, candidate: ReplicaKey, steady_ms: int) -> None:
         assert self.election.voted is None, "one vote per epoch"
         self._leave_role()
         self._persist(self.epoch, None, candidate)
-        self.role = Unattached(now_ms + self._election_timeout_ms())
+        self.role = Unattached(steady_ms + self._election_timeout_ms())
 
-    def become_follower(self, epoch: int, leader_id: int, now_ms: int) -> None:
+    def become_follower(self, epoch: int, leader_id: int, steady_ms: int) -> None:
         assert leader_id != self.own.id
         voted = self._vote_in(epoch)
         self._leave_role()
         self._persist(epoch, leader_id, voted)
         self.elections_lost = 0
-        self.role = self._following(leader_id, now_ms)
+        self.role = self._following(leader_id, steady_ms)
 
-    def become_prospective(self, now_ms: int) -> None:
-        """The epoch stays, and so does its leader, should it answer again after all."""
+    def become_prospective(self, steady_ms: int) -> None:
+        """Start a pre-vote. The epoch stays, and so does its leader, in case it responds again."""
         self._leave_role()
         if self.election.leader_id == self.own.id:
             self._persist(self.epoch, None, self.election.voted)
-        self.role = Prospective(now_ms + self._election_timeout_ms(), {self.own.id})
+        self.role = Prospective(steady_ms + self._election_timeout_ms(), {self.own.id})
 
-    def become_candidate(self, now_ms: int) -> None:
+    def become_candidate(self, steady_ms: int) -> None:
         self._leave_role()
         self._persist(self.epoch + 1, None, self.own)
-        self.role = Candidate(now_ms + self._election_timeout_ms(), {self.own.id})
+        self.role = Candidate(steady_ms + self._election_timeout_ms(), {self.own.id})
 
     def become_leader(self, leader: Leader) -> None:
         self._leave_role()
@@ -253,23 +256,25 @@ class QuorumState:
         self.elections_lost = 0
         self.role = leader
 
-    def become_resigned(self, now_ms: int) -> None:
+    def become_resigned(self, steady_ms: int) -> None:
         assert isinstance(self.role, Leader)
         successors = list(self.role.tracker.successors())
         self._leave_role()
-        # Still the leader on disk: after a restart it is Resigned again, and tells the others again.
-        self.role = Resigned(now_ms + self._election_timeout_ms(), successors, {key.id for key in successors})
+        # The file still names this replica as leader: after a restart it is Resigned again and repeats EndQuorumEpoch.
+        self.role = Resigned(
+            steady_ms + self._election_timeout_ms(), successors, {key.id for key in successors}
+        )
         self.emit(FollowLeader(self.epoch, None))
 
     # -- the log -----------------------------------------------------------------------------------------------
 
     @property
     def is_synced(self) -> bool:
-        """Whether nothing that was done to the log still waits for the disk; until then the log may not be vouched for."""
+        """Whether every change of the log is on disk. Until then no fetch may claim the log's end."""
         return self._last_synced_number == self._last_sync_number
 
     def start_sync(self) -> None:
-        """After every change of the log, a truncation too."""
+        """Start a sync, after every change of the log, including truncation."""
         self._last_sync_number += 1
         self.emit(SyncLog(self._last_sync_number))
 

@@ -1,11 +1,11 @@
-"""Who votes: replicas by id and directory id, and how the set changed along the log.
+"""The voter set: replicas by node id and directory id, and its history in the log.
 
-A replica is its node id *and* the id of the directory that holds its log: a node that lost its disk is
-another replica, whose promises nobody may count (KIP-853). A voter set written into the configuration knows
-no directory ids; its voters match by node id alone, and it cannot be changed while the quorum runs.
+A replica is a node id *and* the id of the directory that holds its log. A node with a new disk is another replica,
+because its earlier votes and offsets are void (KIP-853). A voter set from the configuration has no directory ids. Its
+voters match by node id alone, and it cannot be changed while the quorum runs.
 
-A voter set takes effect when its VotersRecord is appended, not when it is committed, and a truncation takes
-it back. Whoever owns the log keeps a `VoterHistory` beside it; the machine sees only the latest entry.
+A voter set takes effect when its VotersRecord is appended, not when it is committed; truncation reverts it. The owner
+of the log keeps a `VoterHistory`. The machine sees only the latest entry.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ from typing import NamedTuple
 from tidemill.protocol.api.quorum import Endpoint, KRaftVersionFeature, VotersRecord, VotersVoter
 from tidemill.protocol.schema import NO_UUID
 
-# A voter set from the configuration stands before everything in the log.
+# The offset of a voter set from the configuration: before all records.
 BOOTSTRAP_OFFSET = -1
-# kraft.version: 0 has a fixed set of voters, 1 keeps it in the log.
+# kraft.version 0 has a fixed voter set; version 1 keeps it in the log.
 KRAFT_VERSION_MAX = 1
 
 
 class ReplicaKey(NamedTuple):
+    """A replica: its node id and its directory id."""
+
     id: int
     directory_id: bytes = NO_UUID
 
     def matches(self, other: ReplicaKey) -> bool:
-        """Whether both may mean the same replica: an unknown directory id says nothing against it."""
+        """Whether both may be the same replica. An unknown directory id matches any."""
         if self.id != other.id:
             return False
         return NO_UUID in (self.directory_id, other.directory_id) or self.directory_id == other.directory_id
 
 
 class VoterEndpoint(NamedTuple):
+    """The address of a voter's listener."""
+
     name: str
     host: str
     port: int
@@ -42,12 +46,14 @@ class VoterEndpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Voter:
+    """A voter and its endpoints."""
+
     key: ReplicaKey
     endpoints: tuple[VoterEndpoint, ...] = ()
 
 
 class VoterSet:
-    """Immutable; ordered by node id."""
+    """An immutable voter set, ordered by node id."""
 
     __slots__ = ("_voters",)
 
@@ -87,7 +93,7 @@ class VoterSet:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether every voter's directory is known, which a change of the set needs."""
+        """Whether every voter's directory id is known, which a change of the set requires."""
         return all(voter.key.directory_id != NO_UUID for voter in self)
 
     def get(self, voter_id: int) -> Voter | None:
@@ -138,7 +144,7 @@ class VotersAt(NamedTuple):
 
 
 class VoterHistory:
-    """The voter sets of a log, oldest first. There is always one: the bootstrap set, or the snapshot's."""
+    """The voter sets of a log, oldest first. The first one is the bootstrap set or the snapshot's."""
 
     def __init__(self, bootstrap: VoterSet) -> None:
         self._entries = [VotersAt(BOOTSTRAP_OFFSET, bootstrap)]
@@ -156,9 +162,9 @@ class VoterHistory:
         self._entries = [entry for entry in self._entries if entry.offset < end_offset]
 
     def install(self, end_offset: int, voters: VoterSet) -> None:
-        """A snapshot that ends at `end_offset` takes the place of all."""
+        """Replace all sets by that of a snapshot that ends at `end_offset`."""
         self._entries = [VotersAt(end_offset - 1, voters)]
 
     def at(self, end_offset: int) -> VotersAt:
-        """The set in effect for a log that ends at `end_offset`: what a snapshot of that point must hold."""
+        """The voter set of a log that ends at `end_offset`: the one that a snapshot at that offset must hold."""
         return [entry for entry in self._entries if entry.offset < end_offset][-1]

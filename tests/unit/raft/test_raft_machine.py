@@ -43,16 +43,16 @@ class Bench:
     voters: VoterSet = field(default_factory=lambda: voter_set(1, 2, 3))
     entries: list[Entry] = field(default_factory=list)
     election: ElectionState = field(default_factory=ElectionState)
-    now_ms: int = 0
+    steady_ms: int = 0
 
     def __post_init__(self) -> None:
         self.log = SimLog(self.voters, self.entries, 0, None)
         self.machine = RaftMachine(
-            replica(1), self.log, self.election, QuorumConfig(), lambda _: 0, "cluster", self.now_ms
+            replica(1), self.log, self.election, QuorumConfig(), lambda _: 0, "cluster", self.steady_ms
         )
 
     def step(self, event: Event) -> list[Effect]:
-        effects = self.machine.step(event, self.now_ms)
+        effects = self.machine.step(event, self.steady_ms)
         for effect in effects:
             match effect:
                 case do.AppendToLog(_, epoch, base_offset, records, _):
@@ -65,7 +65,7 @@ class Bench:
         return effects
 
     def wait(self, duration_ms: int) -> list[Effect]:
-        self.now_ms += duration_ms
+        self.steady_ms += duration_ms
         return self.step(on.TimerExpired())
 
     def sync(self, effects: list[Effect]) -> list[Effect]:

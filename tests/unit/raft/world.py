@@ -77,7 +77,7 @@ class World:
         jitter: Callable[[int, int], int] | None = None,
     ) -> None:
         self.random = Random(seed)
-        self.now_ms = 0
+        self.steady_ms = 0
         self.faults = faults
         self.config = config
         self.voters = voters
@@ -100,21 +100,21 @@ class World:
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._sequence += 1
-        heapq.heappush(self._queue, (self.now_ms + delay_ms, self._sequence, action))
+        heapq.heappush(self._queue, (self.steady_ms + delay_ms, self._sequence, action))
 
     def advance(self, duration_ms: int) -> None:
-        end_ms = self.now_ms + duration_ms
+        end_ms = self.steady_ms + duration_ms
         while self._queue and self._queue[0][0] <= end_ms:
-            self.now_ms, _, action = heapq.heappop(self._queue)
+            self.steady_ms, _, action = heapq.heappop(self._queue)
             action()
-        self.now_ms = end_ms
+        self.steady_ms = end_ms
 
     def advance_until(self, is_done: Callable[[], bool], limit_ms: int) -> bool:
-        end_ms = self.now_ms + limit_ms
+        end_ms = self.steady_ms + limit_ms
         while not is_done():
             if not self._queue or self._queue[0][0] > end_ms:
                 return False
-            self.now_ms, _, action = heapq.heappop(self._queue)
+            self.steady_ms, _, action = heapq.heappop(self._queue)
             action()
         return True
 
@@ -134,7 +134,7 @@ class World:
             self.config,
             lambda bound: self._jitter(node_id, bound),
             "cluster",
-            self.now_ms,
+            self.steady_ms,
             is_incomplete=node.disk.is_incomplete,
         )
         self.invariants.started(node_id)
@@ -146,7 +146,7 @@ class World:
         node.generation += 1
         node.disk.crash(node.log, self.random)
         node.log.entries = list(node.disk.entries)
-        self.trace.append(f"{self.now_ms} {node_id} crashed")
+        self.trace.append(f"{self.steady_ms} {node_id} crashed")
 
     def lose_log(self, node_id: int) -> None:
         """Of a node that is down: its log is damaged, and the node will know it. Its connections died with it."""
@@ -156,7 +156,7 @@ class World:
         node.log.entries = []
         self.lost_generations[node_id] = node.generation
         self.invariants.lost_log(node_id)
-        self.trace.append(f"{self.now_ms} {node_id} lost its log")
+        self.trace.append(f"{self.steady_ms} {node_id} lost its log")
 
     def leaders(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.is_up and node.machine.is_leader]
@@ -165,9 +165,9 @@ class World:
         if not node.is_up:
             return
         generation = node.generation
-        effects = node.machine.step(event, self.now_ms)
+        effects = node.machine.step(event, self.steady_ms)
         if self.is_traced and (effects or not isinstance(event, on.TimerExpired)):
-            self.trace.append(f"{self.now_ms} {node.id} {event!r} {effects!r}")
+            self.trace.append(f"{self.steady_ms} {node.id} {event!r} {effects!r}")
         dies_at = -1
         if self.faults.crash and effects and self.random.random() < self.faults.crash:
             dies_at = self.random.randrange(len(effects) + 1)
@@ -194,7 +194,7 @@ class World:
             node.timer_ms = None
             return
         # A machine that wants to be woken at once, again and again, would stop time.
-        deadline_ms = max(deadline_ms, self.now_ms + (1 if node.timer_ms == self.now_ms else 0))
+        deadline_ms = max(deadline_ms, self.steady_ms + (1 if node.timer_ms == self.steady_ms else 0))
         if deadline_ms == node.timer_ms:
             return
         node.timer_ms = deadline_ms
@@ -204,7 +204,7 @@ class World:
             if node.generation == generation and node.timer_ms == deadline_ms:
                 self.step(node, on.TimerExpired())
 
-        self.at(deadline_ms - self.now_ms, expire)
+        self.at(deadline_ms - self.steady_ms, expire)
 
     # -- effects -----------------------------------------------------------------------------------------------
 
