@@ -1,4 +1,4 @@
-"""How a command says that it did not do what it was asked."""
+"""The errors of commands: the user sees one line and gets an exit code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tidemill.errors import TidemillError
 
 
 class CommandError(TidemillError):
-    """One line for the user: what happened, and what to do about it. Exit code 1."""
+    """A failed command. The text is one line: what happened, and what to do about it. Exit code 1."""
 
 
 class UsageError(TidemillError):
-    """Arguments that do not make sense together. Exit code 2."""
+    """Arguments that contradict each other. Exit code 2."""

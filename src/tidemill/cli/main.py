@@ -1,8 +1,8 @@
-"""The `tidemill` command: one module per subcommand, imported only when it is used, so that starting stays quick.
+"""The `tidemill` command. Each subcommand is one module, imported only when it is used, so that startup stays quick.
 
-A command prints its result on standard output and everything else on standard error. Exit codes: 0 done, 1 failed, 2 used
-wrongly, 130 stopped with Ctrl-C or SIGTERM, 141 when the reader of its output has gone, as the shell would report for any
-program. A failure is one line that names the command, what happened and, where there is one, the way out.
+A command prints its result on standard output and everything else on standard error. Exit codes: 0 done, 1 failed, 2
+used wrongly, 130 stopped by Ctrl-C or SIGTERM, 141 when the reader of its output has gone. A failure is one line with
+the command, what happened and, if possible, a remedy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
-# Subcommand: (module with `add_arguments(parser)` and `run(arguments) -> exit code`, what it does)
+# Subcommand: (module with `add_arguments(parser)` and `run(arguments) -> exit code`, summary)
 COMMANDS = {
     "serve": ("tidemill.cli.serving.serve", "run a broker"),
     "gateway": ("tidemill.cli.serving.gateway", "run the REST gateway and the web console of a cluster"),
@@ -37,20 +37,20 @@ COMMANDS = {
         "list and describe transactions, abort hanging ones",
     ),
     "configs": ("tidemill.cli.topics.configs", "show and change settings of topics, brokers and groups"),
-    "cluster": ("tidemill.cli.cluster.cluster", "run a local cluster, and show how a cluster is"),
+    "cluster": ("tidemill.cli.cluster.cluster", "run a local cluster, and show the state of a cluster"),
     "brokers": ("tidemill.cli.cluster.brokers", "list, drain and remove brokers"),
     "reassign": ("tidemill.cli.cluster.reassign", "move partitions between brokers"),
     "pipeline": (
         "tidemill.cli.pipelines.pipeline",
         "run data pipelines on Spark: archive, replay, dedupe, aggregate and your own",
     ),
-    "bench": ("tidemill.cli.benchmark.bench", "measure how fast a cluster is from here"),
-    "dump-log": ("tidemill.cli.dump.dump_log", "show what is in the files of a data directory"),
-    "doctor": ("tidemill.cli.checks.doctor", "find out what is wrong, and how to mend it"),
-    "completion": ("tidemill.cli.completion.completion", "print what a shell needs to complete this command"),
+    "bench": ("tidemill.cli.benchmark.bench", "measure a cluster's throughput and latency from this machine"),
+    "dump-log": ("tidemill.cli.dump.dump_log", "print the content of a data directory's files"),
+    "doctor": ("tidemill.cli.checks.doctor", "find problems of a broker or cluster, with remedies"),
+    "completion": ("tidemill.cli.completion.completion", "print a completion script for a shell"),
     "demo": (
         "tidemill.cli.pipelines.demo",
-        "show all of it in a minute or two: a broker, an order stream, Spark",
+        "run a demonstration: a broker, an order stream, and Spark over it",
     ),
 }
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(program, _text(error))
         return EXIT_FAILED
     except BrokenPipeError:
-        # Python would complain once more when it flushes at exit.
+        # Without this, Python would report the closed pipe again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
     except KeyboardInterrupt:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(words: Sequence[str] | None) -> argparse.ArgumentParser:
-    """With the options of the command that the words name, or of all commands."""
+    """Build the parser, with the options of the command that `words` name, or of all commands."""
     parser = argparse.ArgumentParser(
         prog="tidemill", description="A distributed message queue that speaks the Kafka wire protocol."
     )
@@ -101,7 +101,7 @@ def make_parser(words: Sequence[str] | None) -> argparse.ArgumentParser:
 
 
 def _take_rest(parsed: argparse.Namespace, rest: list[str]) -> None:
-    """argparse leaves values that follow an option (`TOPIC --key K VALUE`) over: they belong to the others."""
+    """Assign the values that argparse leaves over: those that follow an option, as in `TOPIC --key K VALUE`."""
     end = rest.index("--") if "--" in rest else len(rest)
     unknown = [word for word in rest[:end] if word.startswith("-") and word != "-"]
     if rest and not hasattr(parsed, "values"):
@@ -112,10 +112,10 @@ def _take_rest(parsed: argparse.Namespace, rest: list[str]) -> None:
         parsed.values += rest[:end] + rest[end + 1 :]
 
 
-# What to do about failures that any command may meet.
+# Remedies for errors that any command may get.
 _ADVICE = {
     ErrorCode.NOT_CONTROLLER: "the cluster has no active controller at the moment: a majority of its voters must "
-    "be up, `tidemill cluster status` shows what is",
+    "be up; `tidemill cluster status` shows which are",
 }
 
 

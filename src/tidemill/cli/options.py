@@ -1,4 +1,4 @@
-"""What the commands that talk to a broker have in common: their options, and how the cluster is reached."""
+"""The options of every command that connects to a cluster, and the connection itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> Any:
-    """For commands such as `topics` that have verbs of their own."""
+    """Add subcommands to a command such as `topics`."""
     return parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
 
@@ -42,7 +42,7 @@ def add_verb(verbs: Any, name: str, run: Run, summary: str, examples: str) -> ar
 def complete(
     parser: argparse.ArgumentParser, run: Run, examples: str, json_help: str = "print JSON instead of text"
 ) -> None:
-    """The options of everything that talks to a broker, and the examples under its help."""
+    """Add the options of a command that connects to a cluster, and the examples in its help."""
     add_examples(parser, examples)
     parser.set_defaults(run_verb=run, program=parser.prog)
     group = parser.add_argument_group("connection and output")
@@ -63,7 +63,7 @@ def complete(
         metavar="SECONDS",
         type=positive_seconds,
         default=DEFAULT_TIMEOUT_S,
-        help=f"how long to wait and to try again (default {DEFAULT_TIMEOUT_S:g})",
+        help=f"how long to wait and retry (default {DEFAULT_TIMEOUT_S:g})",
     )
     group.add_argument("--json", action="store_true", help=json_help)
 
@@ -73,7 +73,7 @@ def add_examples(parser: argparse.ArgumentParser, examples: str) -> None:
 
 
 def connect(arguments: argparse.Namespace) -> Cluster:
-    """A cluster that answers; otherwise one line says which address does not, and how to start a broker there."""
+    """Connect to the cluster. A failure names the address and the way to start a broker there."""
     cluster = Cluster(
         arguments.bootstrap,
         client_id="tidemill-cli",
@@ -98,7 +98,7 @@ def security_options(arguments: argparse.Namespace) -> SecurityOptions:
 
 
 def security_properties(arguments: argparse.Namespace) -> dict[str, str]:
-    """What --command-config says about security. Files made for other tools hold more, which is theirs."""
+    """The security properties in the --command-config file. Other properties belong to other tools and are ignored."""
     properties = properties_file(arguments.command_config)
     return {key: value for key, value in properties.items() if key.startswith(PREFIXES)}
 
@@ -106,7 +106,7 @@ def security_properties(arguments: argparse.Namespace) -> dict[str, str]:
 def properties_file(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
-    # Not at the top: few commands read a file, and it brings all definitions of settings along.
+    # Imported here because few commands read a file, and the module loads all definitions of settings.
     from tidemill.config import parse_properties
 
     try:
@@ -144,7 +144,7 @@ def positive(text: str) -> int:
 
 
 def key_values(pairs: Iterable[str], what: str) -> dict[str, str]:
-    """`k=v` words as a dictionary."""
+    """Parse `k=v` words into a dictionary."""
     values: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -157,7 +157,7 @@ def key_values(pairs: Iterable[str], what: str) -> dict[str, str]:
 
 
 def chosen_partitions(cluster: Cluster, topic: str, indexes: Iterable[int] | None) -> list[TopicPartition]:
-    """The named partitions of the topic, or all. A topic or partition that does not exist is an error."""
+    """The named partitions of a topic, or all of them. A missing topic or partition is an error."""
     existing = cluster.partitions_of(topic)
     if not indexes:
         return existing

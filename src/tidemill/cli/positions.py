@@ -1,11 +1,11 @@
-"""Places in a log as people name them: an end, an offset, or a time.
+"""Positions in a log as users write them: an end, an offset, or a time.
 
 beginning, earliest       the oldest record
 end, latest               after the newest record
 42, offset:42             an offset
 1767225600000, ms:0       milliseconds since 1970; a bare number from 100,000,000,000 on (March 1973) is a time
 2026-01-01T12:00Z         an ISO date or time; without a zone it is local time
-90s, 15m, 2h, 7d          so long ago
+90s, 15m, 2h, 7d          an age
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def parse_position(text: str, now_s: Callable[[], float] = time.time) -> Positio
     try:
         return AtTime(parse_time(text, now_s))
     except UsageError:
-        raise UsageError(f"{text!r} is not a place in a log: it should be {HELP}") from None
+        raise UsageError(f"{text!r} is not a position in a log: it should be {HELP}") from None
 
 
 def parse_time(text: str, now_s: Callable[[], float] = time.time) -> int:
-    """Milliseconds since 1970."""
+    """Parse a time into milliseconds since 1970."""
     if text.isdecimal():
         return int(text)
     if age := _AGE.fullmatch(text):
@@ -81,7 +81,7 @@ def parse_time(text: str, now_s: Callable[[], float] = time.time) -> int:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """A timestamp for people, in local time; `-` for none."""
+    """Format a timestamp in local time; `-` for none."""
     if timestamp_ms < 0:
         return "-"
     try:

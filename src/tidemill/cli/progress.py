@@ -1,6 +1,6 @@
-"""How far a long operation is: a bar that redraws itself on a terminal, a line now and then anywhere else.
+"""The progress of a long operation: a bar on a terminal, a line now and then anywhere else.
 
-Progress goes to standard error, so that the result alone is on standard output.
+Progress goes to standard error, so that standard output holds the result alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LINE_INTERVAL_S = 2.0
 
 
 class Progress:
-    """Use as a context manager: leaving it ends the line that the bar is on."""
+    """A context manager that shows progress. Leaving it ends the bar's line."""
 
     def __init__(self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -32,8 +32,9 @@ class Progress:
             self._write("\n")
 
     def show(self, share: float | None, text: str) -> None:
-        """`share` of the work is done, from 0 to 1, or None where no end is known. The end is always shown, and nothing
-        twice."""
+        """Show that `share` of the work is done, from 0 to 1; None when the total is unknown. The end is always shown,
+        once.
+        """
         percent = None if share is None else int(100 * min(max(share, 0.0), 1.0))
         line = text if percent is None else f"{percent:3d} %  {text}"
         if line == self._shown:
@@ -48,7 +49,7 @@ class Progress:
         self._shown = line
 
     def note(self, text: str) -> None:
-        """A line of its own, which stays."""
+        """Print a line that stays."""
         self._write(f"\r\x1b[K{text}\n" if self._is_terminal else f"{text}\n")
         self._shown = ""
 

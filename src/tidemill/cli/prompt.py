@@ -1,7 +1,6 @@
-"""Asks before something is destroyed.
+"""Confirmation before a destructive operation.
 
-A person at a terminal is asked. A script is not: it says what it wants by running the command, and a question that
-nobody answers would hang it.
+A user at a terminal must confirm. A script is not prompted: a prompt without input would block it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from tidemill.cli.failures import CommandError
 
 
 def confirm(what: str, is_confirmed: bool) -> None:
-    """Returns when it may be done; `is_confirmed` is the command's --yes."""
+    """Return when the operation is confirmed. `is_confirmed` is the command's --yes."""
     if is_confirmed or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     print(f"{what} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Turns a place in a log, as a person names it, into the offsets of partitions."""
+"""Resolution of a position in a log to the offsets of partitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tidemill.types import TopicPartition
 def resolve(
     admin: Admin, partitions: Sequence[TopicPartition], position: Position
 ) -> dict[TopicPartition, int]:
-    """A time later than every record is the end. An offset is taken as it is, also outside of the log."""
+    """Returns the offset of each partition. A time after every record is the end. An offset is not checked against the
+    log.
+    """
     match position:
         case Beginning():
             return admin.start_offsets(partitions)

@@ -1,7 +1,7 @@
-"""Aligned tables and the little colour that the commands use.
+"""Aligned tables and colours of the commands.
 
-Numbers and quantities are aligned right. Nothing is cut off, so that a table can be searched and copied; cells are made safe
-for a terminal first. Colours appear only on a terminal, and never when NO_COLOR is set.
+Numbers and quantities are aligned right. Cells are never cut off, so that a table can be searched and copied. Control
+characters are escaped. Colours appear only on a terminal, and never when NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Cell = str | int | None
 
 
 class Quantity(str):
-    """A number that comes as text: with a unit or a sign."""
+    """A number in text form, with a unit or a sign."""
 
 
 _GAP = "  "
@@ -33,7 +33,7 @@ def styled(text: str, style: str, stream: IO[str] | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Control characters as escapes: what others wrote must not steer the terminal."""
+    """Escape control characters: foreign text must not control the terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
-    """The header and then the rows. A column that holds a number anywhere is one of numbers."""
+    """The header and the rows. A column with a number in any cell is aligned right."""
     rows = [list(row) for row in rows]
     texts = [[_NOTHING if cell is None else printable(str(cell)) for cell in row] for row in rows]
     are_numbers = [
@@ -65,7 +65,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
 
 
 def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
-    """Names and values, one to a line, the values aligned."""
+    """Print names and values, one a line, with the values aligned."""
     size = max(width(name) for name, _ in fields) + 1
     for name, value in fields:
         shown = _NOTHING if value is None else printable(str(value))
@@ -73,7 +73,7 @@ def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
 
 
 def width(text: str) -> int:
-    """Columns of a terminal: wide characters take two, combining ones none."""
+    """The width in terminal columns: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -83,7 +83,7 @@ def width(text: str) -> int:
 
 
 def size_text(size_bytes: int) -> Quantity:
-    """A size for people, in binary units."""
+    """Format a size in binary units."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

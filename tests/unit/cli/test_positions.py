@@ -46,8 +46,8 @@ def test_places(text: str, expected: Position) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "12x", "offset:", "offset:x", "2026-13-01", "1.5"])
-def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(UsageError, match="not a place in a log"):
+def test_invalid_position_is_rejected(text: str) -> None:
+    with pytest.raises(UsageError, match="not a position in a log"):
         parse_position(text)
 
 

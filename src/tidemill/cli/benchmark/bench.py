@@ -1,8 +1,8 @@
-"""`tidemill bench`: how fast a cluster is from here, and what set the limit.
+"""`tidemill bench`: measures a cluster from this machine, and names the limit.
 
-It makes a topic of its own, loads it, and deletes it, also after Ctrl-C. The load comes from one process with one thread of
-Python: enough to see whether something is wrong, not enough to find the end of a large cluster; the result says when it
-was the client that could not do more. For measuring the broker itself there is `make bench`.
+It creates a topic, loads it and deletes it, also after Ctrl-C. The load comes from one Python thread. That is enough
+to find a fault, not to saturate a large cluster, and the result says when the client was the limit. `make bench`
+measures the broker itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: the broker's default.replication.factor",
     )
     parser.add_argument(
-        "--acks", choices=("all", "1", "0"), default="all", help="whose word counts (default all)"
+        "--acks",
+        choices=("all", "1", "0"),
+        default="all",
+        help="which replicas must have a record (default all)",
     )
     parser.add_argument("--compression", choices=("none", "gzip", "snappy", "lz4", "zstd"), default="none")
     parser.add_argument(
@@ -97,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     busy = _busy_note()
     with connect(arguments) as cluster, Progress() as progress:
         for load in loads:
-            # End to end begins with an empty topic; consume needs what produce wrote.
+            # The end-to-end load needs an empty topic, and consume needs the records of produce.
             if load == "consume" and results and results[0].load == "produce":
                 continue
             plan = _plan(arguments)
@@ -162,7 +165,7 @@ def _client(chosen: str | None, plan: Plan) -> LoadClient:
 
 
 class _Topic:
-    """There from the beginning of the block to its end, whatever ends it."""
+    """A topic that exists for the duration of the block."""
 
     def __init__(self, cluster: Cluster, plan: Plan, replication_factor: int | None) -> None:
         self._admin = Admin(cluster)
@@ -223,7 +226,7 @@ def _latency(result: Result, name: str) -> Quantity | None:
 
 
 def _busy_note() -> str | None:
-    """Before the load begins."""
+    """A note about the machine's load before the measurement."""
     load, processors = os.getloadavg()[0], os.cpu_count() or 1
     if load < processors:
         return None

@@ -1,7 +1,7 @@
-"""The two clients that can make the load: confluent-kafka, which most people use, and Tidemill's own, which is always there.
+"""The two load clients: confluent-kafka, which most users have, and Tidemill's own, which is always available.
 
-Both do the same three things: write for a while, read what is there, and write and read at a given rate. Every record counts
-only when it was acknowledged or received.
+Both produce for a while, consume what is there, and produce and consume at a given rate. A record counts only when it
+was acknowledged or received.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tidemill.errors import TidemillError
 from tidemill.protocol.compression import CompressionType
 from tidemill.types import TopicPartition
 
-# Called with the share of the work that is done, and what was done.
+# Called with the share of the work that is done, and a text.
 Report = Callable[[float, str], None]
 
 _ACKS = {"all": ACKS_ALL, "1": 1, "0": 0}
 _POLL_S = 0.2
-# Longer without a record: something is wrong.
+# A run without a record for this long has failed.
 _STALL_S = 30.0
 _FLUSH_S = 60.0
 _SENT_AT = struct.Struct(">d")
@@ -35,6 +35,8 @@ _SENT_AT = struct.Struct(">d")
 
 @dataclass(frozen=True)
 class Plan:
+    """The parameters of a load."""
+
     bootstrap: str
     security: SecurityOptions
     timeout_s: float
@@ -49,6 +51,8 @@ class Plan:
 
 
 class LoadClient(Protocol):
+    """A client that produces and consumes a load."""
+
     name: str
 
     def produce(self, report: Report) -> Result: ...
@@ -59,16 +63,18 @@ class LoadClient(Protocol):
 
 
 def _value(plan: Plan) -> bytes:
-    """Half of it compresses, as text would."""
+    """A record value of which half compresses, like text."""
     noise = bytes((number * 7919 + 104729) >> 3 & 0xFF for number in range(plan.record_bytes // 2))
     return (noise + b"tidemill " * plan.record_bytes)[: plan.record_bytes]
 
 
 class _Stalled(TidemillError):
-    """Nothing came for long."""
+    """No record arrived for too long."""
 
 
 class ConfluentClient:
+    """The load client on confluent-kafka."""
+
     name = "confluent-kafka"
 
     def __init__(self, plan: Plan) -> None:
@@ -129,7 +135,7 @@ class ConfluentClient:
         watch, started_s = Stopwatch(), time.perf_counter()
         end_s = started_s + plan.seconds
         while (now_s := time.perf_counter()) < end_s and not result.errors:
-            # The clock is read once in a while: it costs as much as a record.
+            # The clock is read rarely: reading it costs as much as a record.
             for _ in range(200):
                 try:
                     producer.produce(topic, value, on_delivery=delivered)
@@ -190,6 +196,8 @@ def _check_message(message: Any) -> None:
 
 
 class OwnClient:
+    """The load client on Tidemill's own client."""
+
     name = "tidemill"
 
     def __init__(self, plan: Plan) -> None:
@@ -209,7 +217,7 @@ class OwnClient:
         return {TopicPartition(self._plan.topic, index): 0 for index in range(self._plan.partitions)}
 
     def produce(self, report: Report) -> Result:
-        """One request at a time: this client's way to be simple. Latency is that of a request with its batches."""
+        """Produce with one request at a time. The latency is that of a request with its batches."""
         plan, result, latencies = self._plan, Result("produce"), Latencies()
         result.notes.append("the tidemill client sends one request at a time; confluent-kafka sends several")
         value, topic = _value(plan), plan.topic
@@ -278,7 +286,7 @@ def _end_to_end(
     receive: Callable[[], list[bytes]],
     report: Report,
 ) -> Result:
-    """Writes at the plan's rate in a thread of its own, and reads here. The topic was empty before."""
+    """Produce at the plan's rate in a thread, and consume here. The topic must be empty."""
     result, latencies = Result("end-to-end"), Latencies()
     total = max(1, int(plan.rate * plan.seconds))
     padding = b"x" * max(0, plan.record_bytes - _SENT_AT.size)

@@ -1,8 +1,7 @@
-"""What a load measures: how much, how fast, how late, and whether it was this process that could not do more.
+"""The measurements of a load: volume, rate, latency, and whether the client was the limit.
 
-Latencies are kept up to a bound, then thinned out evenly, so that a long run costs no more memory than a short one. The
-processor time of the thread that makes the load is set against the wall clock: a thread that never waited was the limit
-itself, and says nothing of the cluster.
+Latencies are kept up to a bound and then thinned out evenly, so a long run needs no more memory than a short one. The
+CPU time of the load's thread is compared with the wall clock: a thread that never waited was the limit itself.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from dataclasses import dataclass, field
 
 _SAMPLES_MAX = 100_000
 _PERCENTILES = (50.0, 95.0, 99.0, 99.9)
-# Above, the load maker was as busy as one thread can be.
+# Above this share the load's thread was as busy as one thread can be.
 _BUSY_SHARE = 0.8
 
 
 class Latencies:
-    """In seconds."""
+    """Latencies in seconds."""
 
     def __init__(self) -> None:
         self._samples: list[float] = []
@@ -42,21 +41,23 @@ class Latencies:
 
 
 def _percentile(ordered: list[float], percent: float) -> float:
-    """The smallest value that so many of all are not above."""
+    """The smallest value that is not below this percentage of the values."""
     rank = -(-len(ordered) * percent // 100)
     return ordered[max(0, int(rank) - 1)]
 
 
 @dataclass
 class Result:
+    """The result of one load."""
+
     load: str
     records: int = 0
     bytes: int = 0
     seconds: float = 0.0
     latency_ms: dict[str, float] | None = None
-    # How much of the time the thread that made the load was computing.
+    # The share of time in which the load's thread was computing.
     client_cpu_share: float = 0.0
-    # How often the client had more to send than its queue could hold.
+    # How often the client's queue was full.
     queue_full: int = 0
     errors: int = 0
     error: str | None = None
@@ -72,7 +73,7 @@ class Result:
 
     @property
     def limit(self) -> str:
-        """Who could not do more, as far as can be said from here."""
+        """What limited the load, as far as it can be seen from here."""
         if self.load == "end-to-end":
             return "none: the rate is given, the latency is what was measured"
         share = f"{100 * self.client_cpu_share:.0f} % of the time"
@@ -103,7 +104,7 @@ class Result:
 
 
 class Stopwatch:
-    """Wall and processor time of the thread that makes and stops it."""
+    """Wall time and CPU time of the calling thread."""
 
     def __init__(self) -> None:
         self._wall_s, self._thread_s = time.perf_counter(), time.thread_time()

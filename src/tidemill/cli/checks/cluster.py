@@ -1,7 +1,7 @@
-"""The cluster as it tells itself: versions, clock, quorum, partitions, disks. Only questions; nothing is written.
+"""The checks of a cluster over its own protocol: versions, clock, quorum, partitions, disks. They only read.
 
-A clock is read from DescribeQuorum: the leader of the quorum reports itself as caught up now, by its own clock. Other
-brokers' clocks cannot be read without writing to a topic, so nothing is said about them.
+The clock is that of the quorum's leader: DescribeQuorum returns its current time. Other brokers' clocks cannot be read
+without a write, so they are not checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.protocol.schema import Request
 
 _SKEW_WARNING_S = 1.0
 _SKEW_PROBLEM_S = 60.0
-# What every client needs.
+# The APIs that every client needs.
 _NEEDED: tuple[type[Request], ...] = (
     ProduceRequest,
     FetchRequest,
@@ -111,7 +111,7 @@ def _clock(quorum: Quorum, asked_s: float, answered_s: float) -> Finding:
     leader = next((each for each in quorum.voters if each.replica_id == quorum.leader_id), None)
     if leader is None or leader.last_caught_up_timestamp <= 0:
         return ok("clock", "the controller does not tell its time (DescribeQuorum before version 1)")
-    # It was read between the question and the answer.
+    # The clock was read between request and response.
     half_s = (answered_s - asked_s) / 2
     skew_s = leader.last_caught_up_timestamp / 1000 - (asked_s + half_s)
     certain_s = max(0.0, abs(skew_s) - half_s - 0.001)
@@ -166,7 +166,7 @@ def _health(cluster: Cluster, admin: Admin) -> list[Finding]:
 
 
 def _disks(admin: Admin, health: Health) -> list[Finding]:
-    """Of the brokers that answer; what is wrong with the others has been said."""
+    """The disks of the brokers that respond. Another check reports the others."""
     findings = []
     for broker_id, state in sorted(health.brokers.items()):
         if state is not BrokerState.UP:

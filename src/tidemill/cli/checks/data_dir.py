@@ -1,6 +1,6 @@
-"""A data directory on this machine, looked at from outside: whose it is, whether it can be used, and how much room it has.
+"""The checks of a data directory on this machine: its owner, whether it is usable, and its free space.
 
-Nothing is written and no lock is taken, so that a broker may run or start meanwhile.
+They write nothing and take no lock, so a broker may run or start meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill.cli.table import plural, size_text
 _FREE_BYTES_MIN = 1 << 30
 _FREE_SHARE_MIN = 0.10
 _INODES_MIN = 10_000
-# For sockets, and the broker's own files.
+# Descriptors for sockets and the broker's own files.
 _FILES_RESERVED = 1000
 _VOLATILE = ("tmpfs", "ramfs")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p")
@@ -98,7 +98,7 @@ def _meta(path: Path) -> dict[str, str]:
 
 
 def _running(path: Path) -> Finding:
-    """The broker writes its pid into the lock that it holds while it lives."""
+    """The pid of the broker that uses the directory: it writes its pid into the lock file."""
     try:
         words = (path / ".lock").read_text(errors="replace").split()
     except OSError:
@@ -116,7 +116,7 @@ def _running(path: Path) -> Finding:
 
 
 def _is_locked(path: Path, pid: int) -> bool:
-    """The kernel's list of locks tells; elsewhere than on Linux, whether that process lives must do."""
+    """Whether the lock is held: from the kernel's list of locks on Linux, elsewhere from whether the process lives."""
     inode = str(path.stat().st_ino)
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -193,7 +193,7 @@ def _file_system(path: Path) -> Finding:
 
 
 def _file_system_kind(path: Path) -> str | None:
-    """That of the longest mount point above the path."""
+    """The kind of file system: that of the longest mount point above the path."""
     try:
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
@@ -204,7 +204,7 @@ def _file_system_kind(path: Path) -> str | None:
         for mount in mounts
         if resolved.is_relative_to(mount[1].encode().decode("unicode_escape"))
     ]
-    # Of two on the same place, the later one hides the earlier.
+    # Of two mounts on the same path, the later one hides the earlier.
     return max(reversed(fitting), key=lambda each: each[0])[1] if fitting else None
 
 

@@ -1,7 +1,7 @@
-"""`tidemill doctor`: what is wrong, and how to mend it.
+"""`tidemill doctor`: finds problems and names remedies.
 
-Every check gives a verdict: ok, warning or problem, the last two with a remedy. Checks ask and look; they change nothing,
-neither in the cluster nor on the disk. Exit code 1 when there is a problem; warnings alone are no failure.
+Every check has a verdict: ok, warning or problem, the last two with a remedy. Checks change nothing, neither in the
+cluster nor on disk. The exit code is 1 when there is a problem; warnings alone do not fail the command.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _WIDTH = max(len(verdict) for verdict in Verdict)
 
 
 class _Area(NamedTuple):
+    """A group of checks with a title."""
+
     name: str
     findings: list[Finding]
 
@@ -165,7 +167,7 @@ def _config(path: Path) -> tuple[BrokerConfig | None, list[Finding]]:
 
 
 def _broker_properties(path: Path) -> dict[str, str]:
-    """Without those that are of the process, such as tidemill.status.listener."""
+    """The broker's properties, without keys of the process such as tidemill.status.listener."""
     return {key: value for key, value in properties_file(path).items() if not key.startswith("tidemill.")}
 
 

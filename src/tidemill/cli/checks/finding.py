@@ -1,4 +1,4 @@
-"""What a check says: a verdict, what was seen, and for what is wrong, how to mend it."""
+"""The result of a check: a verdict, what was found, and a remedy for problems."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import NamedTuple
 
 
 class Verdict(StrEnum):
+    """The outcome of a check."""
+
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
 
 
 class Finding(NamedTuple):
+    """The result of one check."""
+
     check: str
     verdict: Verdict
     text: str

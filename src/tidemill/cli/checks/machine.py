@@ -1,4 +1,4 @@
-"""What this machine and this Python have: versions, packages, memory, open files."""
+"""The checks of this machine and Python: versions, packages, memory, open files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tidemill.errors import TidemillError
 
 _PYTHON_MIN = (3, 11)
 _MEMORY_BYTES_MIN = 512 << 20
-# What Kafka's operators set; a segment takes up to three files, a client one.
+# The usual setting for Kafka. A segment takes up to three files, a client one.
 FILES_MIN = 10_000
-# Extra: its packages, and what they are for.
+# Extra: its packages, and their purpose.
 _EXTRAS = {
     "client": (("confluent-kafka",), "consume --group and tidemill.Client"),
     "gateway": (("confluent-kafka", "httptools", "starlette", "uvicorn"), "the REST gateway and the console"),
@@ -106,7 +106,7 @@ def _available_bytes() -> int | None:
 
 
 def _container_bytes() -> int | None:
-    """What a container may still take, where its limit is told (cgroup 2)."""
+    """The memory that a container may still use, where its limit is known (cgroup 2)."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()
@@ -135,7 +135,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> None:
-    """Segments and connections are files: take what the system allows."""
+    """Raise the limit of open files to what the system allows: segments and connections need many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

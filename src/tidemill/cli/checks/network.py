@@ -1,8 +1,7 @@
-"""Whether an address leads to a Kafka broker, and if not, what is there instead.
+"""The checks of addresses: whether one leads to a Kafka broker, and otherwise what listens there.
 
-Each step is tried only when the one before it worked: the name, the connection, the protocol. When a connection does not
-speak Kafka, the address is asked in two other languages, TLS and HTTP, on connections of their own: most mistakes are a
-port of the other kind.
+Each step is tried only when the one before succeeded: the name, the connection, the protocol. When a connection does
+not speak Kafka, TLS and HTTP are tried on new connections: most mistakes are a port of another protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PROBE_BYTES = 512
 
 
 class Network:
-    """The addresses as they look from this machine; `connections` holds those that speak Kafka, `close` ends them."""
+    """The addresses as seen from this machine. `connections` holds those that speak Kafka, and `close` closes them."""
 
     def __init__(self, security: SecurityOptions, timeout_s: float) -> None:
         self._security = security
@@ -125,7 +124,7 @@ class Network:
             ):
                 return True
         except ssl.SSLError as error:
-            # An alert is an answer in TLS: the other side refuses us, not the language.
+            # An alert is a TLS response: the peer speaks TLS and rejects this client.
             return "alert" in str(error.reason or "").lower()
         except OSError:
             return False
@@ -142,7 +141,7 @@ class Network:
     # -- what brokers tell their clients ---------------------------------------------------------------------------
 
     def advertised(self) -> list[Finding]:
-        """Every address that a broker tells its clients: do they lead from here to that broker, and no other?"""
+        """Check every advertised address: it must lead from here to its broker and no other."""
         told: dict[int, tuple[str | None, MetadataResponseBroker]] = {}
         clusters: dict[str, Address] = {}
         findings = []
@@ -203,7 +202,9 @@ class Network:
         return ok(check, f"{address} leads to it")
 
     def _other_than(self, address: Address, node_id: int, cluster_id: str | None) -> str | None:
-        """Who answers there, if not that broker: one describes only its own configuration, and refuses to for others."""
+        """The node that responds in place of the expected broker, if any: a broker describes only its own
+        configuration.
+        """
         connection = self.connections[address]
         metadata = connection.request(MetadataRequest(topics=[]), MetadataResponse)
         if metadata.cluster_id != cluster_id:
@@ -236,7 +237,7 @@ def _what_listens(address: Address) -> str | None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Also by name: /etc/hosts may send a machine's own name to 127.0.1.1."""
+    """Whether a host is a loopback address, also by name: /etc/hosts may map a machine's name to 127.0.1.1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine, and whether a socket would get it."""
+"""The checks of ports on this machine: which process listens, and whether an address can be bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LISTEN = "0A"
 
 
 def can_bind(host: str, port: int) -> str | None:
-    """None when the address is free, else why not."""
+    """None when the address is free, otherwise the reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family):
@@ -22,7 +22,7 @@ def can_bind(host: str, port: int) -> str | None:
 
 
 def owner_of(port: int) -> str | None:
-    """The process that listens there, as far as this user may know; None where the system does not tell."""
+    """The process that listens on the port; None when the system or the user's rights do not show it."""
     inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not inodes:
         return None
@@ -50,7 +50,7 @@ def _holds(process: Path, inodes: set[str]) -> bool:
     try:
         return any(os.readlink(each) in inodes for each in (process / "fd").iterdir())
     except OSError:
-        # It ended, or belongs to another user.
+        # The process has ended, or belongs to another user.
         return False
 
 

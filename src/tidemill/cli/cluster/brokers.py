@@ -1,4 +1,4 @@
-"""`tidemill brokers`: which brokers there are, and taking one out of service without losing a replica."""
+"""`tidemill brokers`: lists brokers, and drains or removes one without losing a replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.client.admin import Admin
 from tidemill.client.health import examine
 from tidemill.errors import ApiError, ErrorCode
 
-# Partitions may be created on the broker while it is emptied.
+# Partitions may be created on the broker while it is drained.
 _ROUNDS_MAX = 5
 _NOTHING_MOVED = Moved(0, 0, 0.0)
 
@@ -108,7 +108,7 @@ def _move_away(moving: Moving, state: State, broker_id: int, rate_bytes: int | N
             f"broker {broker_id} cannot be drained: {error}; start another broker first, or lower the number of "
             "replicas with `tidemill reassign plan --replication-factor`"
         ) from None
-    # What only waits to leave is under way already: it has to be watched, not asked for again.
+    # A replica that is already leaving is watched, not reassigned again.
     leaving = {each: state.assignments[each] for each in state.held_by(broker_id) if each not in planned}
     if planned:
         moving.begin(state, planned, rate_bytes)
@@ -146,7 +146,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _leave_quorum(moving: Moving, broker_id: int) -> bool:
-    """Whether the node stays a voter because the voters cannot be changed by request (KIP-853)."""
+    """Remove the node from the voters. Returns whether it remains one because the voter set is fixed (KIP-853)."""
     voters = {voter.replica_id: voter for voter in moving.cluster_admin.quorum().voters}
     if broker_id not in voters:
         return False

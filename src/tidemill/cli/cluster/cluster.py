@@ -1,4 +1,4 @@
-"""`tidemill cluster`: run one on this machine, and see how any cluster is."""
+"""`tidemill cluster`: runs a cluster on this machine, and shows the state of any cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _describe(arguments: argparse.Namespace) -> int:
     with connect(arguments) as cluster:
         admin = Admin(cluster)
         described = admin.describe_cluster()
-        # A KRaft broker names any broker as the controller.
+        # A KRaft broker returns any broker as the controller.
         quorum, _ = _quorum(cluster)
         controller_id = described.controller_id if quorum is None else quorum.leader_id
         topics = admin.topics()
@@ -115,9 +115,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _quorum(cluster: Cluster) -> tuple[Quorum | None, str | None]:
-    """The brokers know much without a controller: what they know is shown, and why the quorum is not.
+    """The quorum, or the reason why it is unknown. Brokers know much without a controller, and that is shown.
 
-    The controller is asked once: how the cluster is now does not wait for how it will be.
+    The controller is queried once, without retries: the command shows the present state.
     """
     try:
         return ClusterAdmin(cluster).quorum_now(), None
@@ -126,35 +126,35 @@ def _quorum(cluster: Cluster) -> tuple[Quorum | None, str | None]:
 
 
 def _quorum_json(quorum: Quorum) -> dict[str, object]:
-    now_ms = time.time() * 1000
+    wall_ms = time.time() * 1000
     return {
         "leader_id": quorum.leader_id,
         "epoch": quorum.epoch,
         "high_watermark": quorum.high_watermark,
-        "voters": [_replica_json(quorum, each, now_ms) for each in quorum.voters],
-        "observers": [_replica_json(quorum, each, now_ms) for each in quorum.observers],
+        "voters": [_replica_json(quorum, each, wall_ms) for each in quorum.voters],
+        "observers": [_replica_json(quorum, each, wall_ms) for each in quorum.observers],
     }
 
 
-def _replica_json(quorum: Quorum, replica: ReplicaState, now_ms: float) -> dict[str, object]:
+def _replica_json(quorum: Quorum, replica: ReplicaState, wall_ms: float) -> dict[str, object]:
     return {
         "id": replica.replica_id,
         "address": quorum.addresses.get(replica.replica_id),
         "log_end_offset": replica.log_end_offset,
         "lag": _lag(quorum, replica),
-        "caught_up_ms_ago": _caught_up_ms_ago(replica, now_ms),
+        "caught_up_ms_ago": _caught_up_ms_ago(replica, wall_ms),
     }
 
 
 def _lag(quorum: Quorum, replica: ReplicaState) -> int | None:
-    """Records of the metadata log that the replica lacks; None for one that never fetched."""
+    """The number of metadata records that the replica lacks; None when it has never fetched."""
     end_offset = max(each.log_end_offset for each in (*quorum.voters, *quorum.observers))
     return end_offset - replica.log_end_offset if replica.log_end_offset >= 0 else None
 
 
-def _caught_up_ms_ago(replica: ReplicaState, now_ms: float) -> int | None:
+def _caught_up_ms_ago(replica: ReplicaState, wall_ms: float) -> int | None:
     return (
-        max(0, int(now_ms - replica.last_caught_up_timestamp))
+        max(0, int(wall_ms - replica.last_caught_up_timestamp))
         if replica.last_caught_up_timestamp > 0
         else None
     )
@@ -170,12 +170,12 @@ def _print_quorum(cluster_id: str, quorum: Quorum | None, reason: str | None) ->
     )
     if quorum is None:
         print(
-            f"no controller answers ({reason}): topics and leaders cannot change until a majority of the "
+            f"no controller responds ({reason}): topics and leaders cannot change until a majority of the "
             "voters is up",
             file=sys.stderr,
         )
         return
-    now_ms = time.time() * 1000
+    wall_ms = time.time() * 1000
     print()
     print_table(
         ("NODE", "ROLE", "ADDRESS", "METADATA END", "LAG", "CAUGHT UP"),
@@ -186,7 +186,7 @@ def _print_quorum(cluster_id: str, quorum: Quorum | None, reason: str | None) ->
                 quorum.addresses.get(each.replica_id),
                 each.log_end_offset,
                 _lag(quorum, each),
-                _ago_text(_caught_up_ms_ago(each, now_ms)),
+                _ago_text(_caught_up_ms_ago(each, wall_ms)),
             )
             for each in (*quorum.voters, *quorum.observers)
         ],

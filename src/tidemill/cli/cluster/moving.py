@@ -1,8 +1,8 @@
-"""Moves partitions to other brokers and watches until they are there: what `reassign` and `brokers` share.
+"""The reassignment of partitions, with progress: shared by `reassign` and `brokers`.
 
-A move is finished when the controller no longer lists it and the partition has the replicas it was meant to have. What
-has arrived is measured in bytes: the size of each new replica against the size of its leader. Whoever stops watching
-stops nothing; the cluster goes on by itself.
+A move is complete when the controller no longer lists it and the partition has its target replicas. Progress is
+measured in bytes: the size of each new replica against the size of its leader. The cluster continues when the command
+ends early.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Targets = Mapping[TopicPartition, Sequence[int]]
 
 
 class State(NamedTuple):
-    """Where replicas are or, for partitions under way, where they are going."""
+    """The replicas of each partition or, for partitions that are being moved, their target replicas."""
 
     brokers: dict[int, DescribeClusterBroker]
     assignments: dict[TopicPartition, tuple[int, ...]]
@@ -50,19 +50,23 @@ class State(NamedTuple):
         return sorted(broker_id for broker_id, broker in self.brokers.items() if not broker.is_fenced)
 
     def held_by(self, broker_id: int) -> list[TopicPartition]:
-        """Also what is only about to leave or to arrive."""
+        """The partitions with a replica on the broker, including those that are leaving or arriving."""
         held = {partition for partition, replicas in self.assignments.items() if broker_id in replicas}
         held.update(partition for partition, move in self.moving.items() if broker_id in move.replicas)
         return sorted(held)
 
 
 class Moved(NamedTuple):
+    """The partitions and bytes that were moved."""
+
     partitions: int
     size_bytes: int
     seconds: float
 
 
 class Moving:
+    """Starts and watches moves."""
+
     def __init__(self, cluster: Cluster) -> None:
         self.admin = Admin(cluster)
         self.cluster_admin = ClusterAdmin(cluster)
@@ -82,7 +86,7 @@ class Moving:
         return State(brokers, assignments, leaders, moving)
 
     def begin(self, state: State, targets: Targets, rate_bytes: int | None) -> None:
-        """All or nothing: where one partition is refused, the others are called back."""
+        """Start all moves or none: when one partition is rejected, the others are cancelled."""
         if rate_bytes is not None:
             throttle.start(self.admin, state.live, state.assignments, targets, rate_bytes)
         answers = self.cluster_admin.reassign(targets)
@@ -93,7 +97,7 @@ class Moving:
         raise_first_refusal(answers)
 
     def finish(self, state: State, targets: Targets, rate_bytes: int | None) -> Moved:
-        """Watches until everything has arrived, and then takes the throttle away."""
+        """Watch until all moves are complete, and then remove the throttle."""
         started = time.monotonic()
         size_bytes = self._watch(state, targets)
         if rate_bytes is not None:
@@ -101,7 +105,7 @@ class Moving:
         return Moved(len(targets), size_bytes, time.monotonic() - started)
 
     def arrived_bytes(self, moves: Mapping[TopicPartition, Collection[int]]) -> dict[TopicPartition, Arrived]:
-        """For each partition, how much of it the new replicas have, and how much they should have."""
+        """For each partition, how many bytes the new replicas have, and how many they should have."""
         leaders = {
             TopicPartition(topic.name or "", each.partition_index): each.leader_id
             for topic in self.admin.topics()
@@ -125,7 +129,9 @@ class Moving:
         return arrived
 
     def _sizes(self, broker_id: int, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Nothing while the broker does not answer: a move outlives the restart of a broker."""
+        """The sizes of a broker's replicas; empty while the broker does not respond, since a move survives its
+        restart.
+        """
         try:
             directories = self.admin.log_dirs_now(broker_id, partitions)
         except (BrokerUnreachable, ConnectionLost, ApiError):
@@ -172,7 +178,7 @@ class Moving:
             progress.note(f"broker {broker_id} is down: what moves to it waits until it is back")
 
     def _check_arrived(self, targets: Targets) -> None:
-        """Brokers hear of the end of a move a little later than the controller that decided it."""
+        """Check the result. Brokers learn the end of a move a little later than the controller."""
         deadline = time.monotonic() + self.admin.cluster.timeout_s
         while astray := self._astray(targets):
             if time.monotonic() > deadline:
@@ -184,7 +190,7 @@ class Moving:
             time.sleep(_METADATA_POLL_S)
 
     def _astray(self, targets: Targets) -> dict[TopicPartition, tuple[int, ...]]:
-        """Partitions that are not where they should be; those that were deleted meanwhile are nowhere."""
+        """The partitions that do not have their target replicas; deleted ones are left out."""
         assignments = self.state().assignments
         return {
             partition: assignments[partition]
@@ -194,6 +200,8 @@ class Moving:
 
 
 class Arrived(NamedTuple):
+    """The bytes of a partition that have arrived, and the total."""
+
     there: int
     total: int
 
@@ -201,12 +209,12 @@ class Arrived(NamedTuple):
 def _shown(
     partitions: int, pending: int, done_bytes: int, total_bytes: int, rate: float | None
 ) -> tuple[float, str]:
-    """Bytes tell more than partitions; without any bytes, partitions have to do."""
+    """The share of the work that is done, with a text. Without bytes, partitions are counted."""
     finished = partitions - pending
     share = done_bytes / total_bytes if total_bytes else finished / partitions
     text = f"{finished} of {partitions} partitions, {size_text(done_bytes)} of {size_text(total_bytes)}"
     if pending:
-        # All bytes are there before the last replica counts as in sync.
+        # All bytes have arrived before the last replica is in sync.
         share = min(share, 0.99)
         text += f", {size_text(int(rate))}/s" if rate is not None else ""
     return share, text

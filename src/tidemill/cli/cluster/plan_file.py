@@ -1,4 +1,4 @@
-"""Reassignment plans as files, in the JSON format of Kafka's kafka-reassign-partitions, in both directions."""
+"""Reassignment plans as files, in the JSON format of Kafka's kafka-reassign-partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 def plan_text(assignments: Mapping[TopicPartition, Sequence[int]]) -> str:
-    """One partition to a line, so that plans can be compared and edited."""
+    """Format a plan with one partition a line, so that plans can be compared and edited."""
     lines = [
         json.dumps({"topic": topic, "partition": index, "replicas": list(replicas)}, ensure_ascii=False)
         for (topic, index), replicas in sorted(assignments.items())
@@ -24,7 +24,7 @@ def plan_text(assignments: Mapping[TopicPartition, Sequence[int]]) -> str:
 
 
 def parse_plan(text: str, source: str) -> dict[TopicPartition, tuple[int, ...]]:
-    """The assignments; `source` is named when the text is not a plan."""
+    """Parse the assignments of a plan. Errors name `source`."""
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`tidemill reassign`: move partitions between brokers by a plan that can be read, edited and taken back."""
+"""`tidemill reassign`: moves partitions between brokers by a plan that can be read, edited and undone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs,
         "execute",
         _execute,
-        "move partitions as a plan says, and wait until they are there",
+        "move partitions according to a plan, and wait until they have arrived",
         "tidemill reassign execute plan.json\n"
         "tidemill reassign execute plan.json --throttle 50000000 --rollback back.json\n"
         "tidemill reassign execute plan.json --no-wait",
@@ -35,20 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_throttle(execute)
     execute.add_argument("--rollback", metavar="FILE", help="write a plan here that undoes this one")
     execute.add_argument(
-        "--no-wait", action="store_true", help="return at once; a throttle then stays until it is taken away"
+        "--no-wait", action="store_true", help="return at once; a throttle then stays until it is removed"
     )
     add_verb(
         verbs,
         "status",
         _status,
-        "show the moves that are under way",
+        "show the moves in progress",
         "tidemill reassign status\ntidemill reassign status --json",
     )
     cancel = add_verb(
         verbs,
         "cancel",
         _cancel,
-        "take back moves that are under way, and their throttle",
+        "cancel the moves in progress, and remove their throttle",
         "tidemill reassign cancel\ntidemill reassign cancel --topic orders",
     )
     cancel.add_argument("--topic", metavar="TOPIC", action="append", help="only of this topic; repeatable")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs,
         "throttle",
         _throttle,
-        "change how fast partitions move, or take the limit away",
+        "change the rate at which partitions move, or remove the limit",
         "tidemill reassign throttle 20000000\ntidemill reassign throttle off",
     )
     rate.add_argument("rate", metavar="BYTES", help="a second, for each broker; or off")
@@ -89,7 +89,7 @@ def add_throttle(parser: argparse.ArgumentParser) -> None:
         "--throttle",
         metavar="BYTES",
         type=positive,
-        help="most bytes a second that a broker may send or receive for this; taken away at the end",
+        help="most bytes a second that a broker may send or receive for this; removed at the end",
     )
 
 
@@ -155,7 +155,7 @@ def _resized(
     replication_factor: int | None,
     targets: Sequence[int],
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """With as many replicas as asked for; where the added ones are is the balance's business."""
+    """Change the number of replicas. `balance` decides where added replicas go."""
     if replication_factor is None:
         return dict(assignments)
     if replication_factor > len(targets):

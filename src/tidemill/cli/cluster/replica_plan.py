@@ -1,8 +1,8 @@
-"""Where replicas should go when brokers leave or come; no I/O.
+"""The planning of replica placement when brokers join or leave; without I/O.
 
-A plan moves as little as it can: a replica stays where it is unless its broker may not keep it (`evacuate`) or holds
-more than its share (`balance`). A partition never gets two replicas on one broker, keeps its number of replicas, and
-spreads over as many racks as the brokers that may take replicas allow. The same input gives the same plan.
+A plan moves as little as possible. A replica stays unless its broker is leaving (`evacuate`) or holds more than its
+share (`balance`). A partition never has two replicas on one broker, keeps its number of replicas, and spreads over as
+many racks as the target brokers allow. The same input gives the same plan.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tidemill.types import TopicPartition
 
 Replicas = tuple[int, ...]
 Assignments = dict[TopicPartition, Replicas]
-# Every broker's rack, also of those that may not take replicas.
+# The rack of every broker, including those that may not take replicas.
 Racks = Mapping[int, str | None]
 
 
 class PlanError(Exception):
-    """There is no such plan; the text says why."""
+    """No valid plan exists. The text says why."""
 
 
 def evacuate(
@@ -28,7 +28,7 @@ def evacuate(
     leaving: Collection[int],
     targets: Collection[int],
 ) -> Assignments:
-    """New replicas for the partitions that have one on a `leaving` broker, which goes to one of `targets`."""
+    """New replicas for the partitions on the `leaving` broker: each of its replicas goes to one of `targets`."""
     load, leads = _loads(assignments)
     changed: Assignments = {}
     for partition, present in sorted(assignments.items()):
@@ -53,7 +53,7 @@ def evacuate(
 def balance(
     assignments: Mapping[TopicPartition, Sequence[int]], racks: Racks, targets: Collection[int]
 ) -> Assignments:
-    """Everything on `targets`, replicas and preferred leaders evened out; only the partitions that change."""
+    """Spread replicas and preferred leaders evenly over `targets`. Returns only the partitions that change."""
     leaving = {each for replicas in assignments.values() for each in replicas if each not in targets}
     planned = {partition: tuple(replicas) for partition, replicas in sorted(assignments.items())}
     planned |= evacuate(assignments, racks, leaving, targets)
@@ -69,14 +69,14 @@ def _best(
     candidates: Collection[int],
     loads: tuple[Counter[int], Counter[int]],
 ) -> int:
-    """The broker for one place: in a rack of its own if there is one, and with the least to do."""
+    """The best broker for one replica: in a new rack if possible, with the lowest load."""
     load, leads = loads
     taken = Counter(racks.get(each) for index, each in enumerate(replicas) if index != position)
     return min(candidates, key=lambda each: (taken[racks.get(each)], load[each], leads[each], each))
 
 
 def _spread_replicas(planned: Assignments, racks: Racks, targets: Collection[int]) -> None:
-    """Takes replicas, one at a time, from brokers with many to brokers with fewer, until all is even."""
+    """Move replicas, one at a time, from brokers with many to brokers with fewer, until they are even."""
     held: dict[int, set[TopicPartition]] = {broker_id: set() for broker_id in targets}
     for partition, replicas in planned.items():
         for broker_id in replicas:
@@ -96,7 +96,7 @@ def _next_move(
         for destination in by_load:
             if len(held[source]) - len(held[destination]) < 2:
                 break
-            # Of the topic of which the source has the most more than the destination.
+            # Taken from the topic in which the source exceeds the destination most.
             surplus = Counter(partition.topic for partition in held[source])
             surplus.subtract(partition.topic for partition in held[destination])
             candidates = (
@@ -120,7 +120,7 @@ def _rack_count(replicas: Collection[int], racks: Racks) -> int:
 
 
 def _spread_leaders(planned: Assignments) -> None:
-    """Reorders replicas, which moves no data, until no broker is preferred much more often than another."""
+    """Reorder replicas, which moves no data, until preferred leaders are spread evenly."""
     _, leads = _loads(planned)
     is_changed = True
     while is_changed:

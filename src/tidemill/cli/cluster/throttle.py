@@ -1,7 +1,7 @@
-"""Replication throttles: how fast partitions may be moved, so that the move leaves room for clients.
+"""Replication throttles: they limit the rate of a move, so that clients keep their bandwidth.
 
-They are Kafka's: a rate for each broker, and for each topic the replicas to which it applies, the present replicas as
-senders and the new ones as receivers. They stay until they are taken away.
+The settings are Kafka's: a rate for each broker, and for each topic the throttled replicas. Present replicas are
+throttled as senders, new ones as receivers. The settings stay until they are removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECEIVERS = "follower.replication.throttled.replicas"
 def throttled_replicas(
     present: Mapping[TopicPartition, Sequence[int]], targets: Mapping[TopicPartition, Sequence[int]]
 ) -> dict[str, dict[str, str]]:
-    """What each topic's two lists have to say for a move; `partition:broker` pairs."""
+    """The two lists of throttled replicas of each topic for a move, as `partition:broker` pairs."""
     senders: dict[str, list[str]] = {}
     receivers: dict[str, list[str]] = {}
     for partition, replicas in sorted(targets.items()):
@@ -33,7 +33,7 @@ def throttled_replicas(
 
 
 def set_rate(admin: Admin, brokers: Iterable[int], rate_bytes: int | None) -> None:
-    """None takes the limit away."""
+    """Set the rate of the brokers; None removes the limit."""
     value = None if rate_bytes is None else str(rate_bytes)
     for broker_id in brokers:
         admin.alter_configs(ResourceType.BROKER, str(broker_id), changes=dict.fromkeys(RATES, value))
@@ -46,21 +46,21 @@ def start(
     targets: Mapping[TopicPartition, Sequence[int]],
     rate_bytes: int,
 ) -> None:
-    """The rates first: a list without a rate throttles nothing."""
+    """Start a throttle. The rates are set first, because a list without a rate has no effect."""
     set_rate(admin, brokers, rate_bytes)
     for topic, lists in throttled_replicas(present, targets).items():
         admin.alter_configs(ResourceType.TOPIC, topic, changes=dict(lists))
 
 
 def stop(admin: Admin, brokers: Iterable[int], topics: Collection[str]) -> None:
-    """Topics that were deleted meanwhile have taken their lists along."""
+    """Remove the throttle. A topic that was deleted has no lists any more."""
     for topic in sorted(admin.existing_topics(list(topics)) if topics else ()):
         admin.alter_configs(ResourceType.TOPIC, topic, changes=dict.fromkeys((SENDERS, RECEIVERS)))
     set_rate(admin, brokers, None)
 
 
 def throttled_topics(admin: Admin, topics: Sequence[str]) -> list[str]:
-    """Those of the topics that have one of the lists."""
+    """The topics that have a list of throttled replicas."""
     found: set[str] = set()
     for key in (SENDERS, RECEIVERS) if topics else ():
         found.update(topic for topic, value in admin.topic_values(topics, key).items() if value)

@@ -1,4 +1,4 @@
-"""What `cluster` and `brokers` show of brokers: whether they answer, and what they hold."""
+"""The table of brokers in `cluster` and `brokers`: whether each responds, and what it holds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tidemill.protocol.api.replicas import DescribeLogDirsResult
 
 
 class BrokerRow(NamedTuple):
+    """One row of the table."""
+
     id: int
     address: str
     rack: str | None
@@ -89,7 +91,7 @@ def _broker_row(
 
 
 def _directories(admin: Admin, broker_id: int) -> list[DescribeLogDirsResult]:
-    """Nothing when the broker does not answer: it may have died a moment ago, before anybody knows."""
+    """The log directories of a broker; empty when it does not respond, since it may have died a moment ago."""
     try:
         return admin.log_dirs_now(broker_id)
     except (BrokerUnreachable, ConnectionLost, ApiError):

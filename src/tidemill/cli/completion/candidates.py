@@ -1,8 +1,7 @@
-"""What may come next on a command line: read from the same parsers that read the command itself.
+"""The completion candidates of a command line, from the parsers of the commands.
 
-Verbs, options and their choices are known here; the names of topics, groups and brokers are asked of the cluster that the
-line names, for a second at most. Files are left to the shell. Whoever presses Tab wants no message: when something cannot
-be found out, there are no candidates.
+Verbs, options and choices come from the parsers. Names of topics, groups and brokers come from the cluster, within a
+second at most. Files are left to the shell. Errors give no candidates and no message.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ _ASK_S_MAX = 1.0
 
 
 class FromShell(Enum):
-    """What the shell knows better."""
+    """Candidates that the shell finds itself."""
 
     FILES = ":files"
     FOLDERS = ":folders"
 
 
 class Candidate(NamedTuple):
+    """One candidate."""
+
     word: str
     summary: str = ""
 
@@ -40,7 +41,7 @@ Candidates = list[Candidate] | FromShell
 
 
 def candidates(parser: argparse.ArgumentParser, words: Sequence[str], current: str) -> Candidates:
-    """For the word that begins with `current`, after `words` (without the program's name)."""
+    """The candidates for the word that starts with `current`, after `words` (without the program's name)."""
     place = _Place(parser)
     for word in words:
         place.pass_over(word)
@@ -57,7 +58,7 @@ def candidates(parser: argparse.ArgumentParser, words: Sequence[str], current: s
 
 
 class _Place:
-    """Where a command line has come to."""
+    """The parser state at the cursor."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
@@ -148,7 +149,7 @@ def _values(action: argparse.Action, place: _Place) -> Candidates:
         return FromShell.FOLDERS
     if name.startswith("FILE") or action.type is Path:
         return FromShell.FILES
-    # `configs` has one NAME for three kinds.
+    # `configs` has one NAME for three kinds of resources.
     ask = _NAMES.get(place.given.get("resource", "").upper() if name == "NAME" else name)
     return [] if ask is None else _asked(ask, place)
 
@@ -186,5 +187,5 @@ def _asked(ask: Callable[[Cluster], list[Candidate]], place: _Place) -> list[Can
         ) as cluster:
             return ask(cluster)
     except (CommandError, TidemillError):
-        # No broker, no names: Tab stays silent.
+        # Without a broker there are no names.
         return []

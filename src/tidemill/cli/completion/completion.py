@@ -1,8 +1,8 @@
-"""`tidemill completion`: what a shell needs to complete this command.
+"""`tidemill completion`: prints the completion script of a shell.
 
-The scripts are short: they hand the line up to the cursor back to this command, which knows its own verbs and options
-(`candidates`), and offer what it prints, a word a line, for zsh and fish with a description behind a tab. `:files` and
-`:folders` ask the shell for its own.
+The scripts are short. They pass the line up to the cursor to this command, which knows its verbs and options
+(`candidates`). They offer the output, one word a line; for zsh and fish a description follows a tab. `:files` and
+`:folders` mean the shell's own completion.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ complete -c tidemill -f -a '(__tidemill_candidates)'
 """
 
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-# Where bash begins a new word although there is no space (COMP_WORDBREAKS).
+# The characters at which bash starts a new word without a space (COMP_WORDBREAKS).
 _BASH_BREAK = re.compile(r".*[:=]")
 
 
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.line is None:
         print(_SCRIPTS[arguments.shell], end="")
         return 0
-    # Not at the top: it imports this module.
+    # Imported here because that module imports this one.
     from tidemill.cli.main import make_parser
 
     words, current = _split(arguments.line)
@@ -101,11 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """The words after the program's name, and the one that the cursor is at."""
+    """The words after the program's name, and the word at the cursor."""
     try:
         words = shlex.split(line)
     except ValueError:
-        # A quote is still open: what is behind it belongs to the current word.
+        # A quote is still open: the text after it belongs to the current word.
         words = line.replace("'", " ").replace('"', " ").split()
     if not line or line[-1].isspace():
         words.append("")

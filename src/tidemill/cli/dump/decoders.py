@@ -1,6 +1,6 @@
-"""What a record says in the topics whose records are not for people: the metadata log and the coordinators' topics.
+"""The decoders of internal topics: the metadata log and the coordinators' topics.
 
-The topic is told by the folder's name. Whatever cannot be decoded is shown as any other record is, with the reason.
+The folder's name identifies the topic. A record that cannot be decoded is printed like any other, with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTROL_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 _MARKERS = {0: "abort", 1: "commit"}
 _VERSION = struct.Struct(">h")
-# What the quorum writes for itself (ControlRecordType), each with its version in front.
+# The quorum's control records (ControlRecordType). Each starts with its version.
 _QUORUM: dict[int, type[DataMessage]] = {
     2: quorum.LeaderChangeMessage,
     3: quorum.SnapshotHeaderRecord,
@@ -40,7 +40,7 @@ def plain(record: Record) -> Decoded:
 
 
 def control(record: Record) -> Decoded:
-    """A record of a control batch: the end of a transaction, or what the quorum writes for itself."""
+    """Decode a record of a control batch: a transaction marker, or a control record of the quorum."""
     if record.key is None or len(record.key) < _CONTROL_KEY.size:
         raise ProtocolError("a control record without its type")
     kind = _CONTROL_KEY.unpack_from(record.key)[1]
@@ -91,7 +91,7 @@ _BY_TOPIC = {
 
 
 def decoder_of(folder: str) -> Decoder:
-    """By the name of the partition's folder, which may be set aside or deleted."""
+    """The decoder for a partition's folder, which may have been renamed as stray or deleted."""
     return DECODERS[_BY_TOPIC.get(folder.partition(".")[0].rpartition("-")[0], "none")]
 
 
@@ -122,7 +122,7 @@ def _field_json(name: str, value: Any) -> object:
 
 
 def data_json(data: bytes | None) -> object:
-    """Text where it is text, else `{"base64": ...}`."""
+    """Text for UTF-8, else `{"base64": ...}`."""
     if data is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""`tidemill dump-log`: what is in the files of a data directory, also of one that a broker uses, or that is damaged.
+"""`tidemill dump-log`: prints the content of a data directory's files, even while a broker uses them or when damaged.
 
-Files are only read, and read from begin to end in pieces, so that a segment of any size takes little memory. Every line is
-an event (a batch, a record, an entry, a damage); with --json it is an object. Exit code 1 when something is damaged or,
+Files are only read, from start to end in chunks, so a segment of any size needs little memory. Every line is an event:
+a batch, a record, an entry or a damage. With --json it is an object. The exit code is 1 when something is damaged or,
 with --verify, when files contradict each other.
 """
 
@@ -32,6 +32,8 @@ _COMPLAINTS = ("damage", "mismatch")
 
 
 class _Options(NamedTuple):
+    """The options of the command."""
+
     has_records: bool
     is_verified: bool
     decoder: str | None
@@ -142,7 +144,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _events(path: Path, options: _Options) -> Iterator[Event]:
-    """A broker may delete or rename a file while we look."""
+    """The events of one file. A broker may delete or rename it meanwhile."""
     try:
         if path.suffix in _LOG_SUFFIXES:
             yield from _log_events(path, options)
@@ -150,7 +152,7 @@ def _events(path: Path, options: _Options) -> Iterator[Event]:
             yield {"type": "file", "file": str(path), "size_bytes": path.stat().st_size}
             yield from side_files.events(path) or ()
         else:
-            # What matters of an index is checked with its log; the rest has to be readable.
+            # The entries of an index are verified with its log; here the file only has to be readable.
             yield from (each for each in side_files.events(path) or () if each["type"] in _COMPLAINTS)
     except FileNotFoundError:
         yield {"type": "gone", "file": str(path)}
@@ -159,7 +161,7 @@ def _events(path: Path, options: _Options) -> Iterator[Event]:
 
 
 class _Reading:
-    """One log on its way through."""
+    """The state of reading one log."""
 
     def __init__(self, path: Path, options: _Options) -> None:
         self.path = path
@@ -240,7 +242,7 @@ class _Reading:
 
 
 def _as_record(decoded: decoders.Decoded) -> dict[str, object]:
-    """`type` is ours: what kind of line it is."""
+    """A decoded record as an event. The key `type` is reserved for the kind of the event."""
     return {"record_type" if name == "type" else name: value for name, value in decoded.items()}
 
 
@@ -277,7 +279,7 @@ def _log_events(path: Path, options: _Options) -> Iterator[Event]:
 
 def _damage_event(path: Path, found: Damage) -> Event:
     event = side_files.damage(path, found.position, found.reason, found.size_bytes)
-    # The end of a log may be what a broker is writing at this moment, or what recovery will cut off: nobody relies on it.
+    # The end of the last segment may be a write in progress, or a tail that recovery will truncate. It is no damage.
     return event | {"type": "tail"} if found.is_tail and _is_last_segment(path) else event
 
 

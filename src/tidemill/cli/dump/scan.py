@@ -1,9 +1,9 @@
-"""Reads a `.log` from end to end as it stands on the disk, and goes on behind what is damaged.
+"""A scan of a `.log` file from start to end, which continues after damage.
 
-Only chunks are held, whatever the size of the file: checksums are counted up chunk by chunk, and a batch is read whole
-only when somebody asks for its records. A batch whose checksum is wrong is shown with its header, and the next one is
-where its length says; bytes that cannot be a header are searched for the next batch whose checksum is right. What a broker
-has not finished writing looks cut off at the end of the file, which is said and is no damage.
+It holds only chunks, whatever the size of the file. Checksums are computed chunk by chunk, and a batch is read whole
+only when its records are needed. A batch with a wrong checksum is shown with its header, and the scan continues after
+its length. Bytes that cannot be a header are skipped up to the next batch with a right checksum. An unfinished write
+looks like a truncated batch at the end of the file; it is reported and is no damage.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _MAGIC = b"\x02"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """A batch found in the file."""
+
     position: int
     header: BatchHeader
     is_valid: bool
@@ -32,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are no batch. `is_tail`: they reach to the end of the file, and may be what is just being written."""
+    """Bytes that are not a batch. With `is_tail` they reach to the end of the file and may be a write in progress."""
 
     position: int
     size_bytes: int
@@ -41,7 +43,7 @@ class Damage:
 
 
 class Scan:
-    """One pass over a file. What was appended after it began is left out."""
+    """One pass over a file, up to the size that it had at the start."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._descriptor = file.fileno()
@@ -50,7 +52,7 @@ class Scan:
         self._chunk_start = 0
 
     def read(self, position: int, size: int) -> bytes:
-        """Small batches lie many to a chunk: few reads serve them all."""
+        """Read bytes from a chunk: small batches share one read."""
         at = position - self._chunk_start
         if at < 0 or at + size > len(self._chunk):
             if size >= _CHUNK_BYTES:
@@ -60,7 +62,7 @@ class Scan:
         return self._chunk[at : at + size]
 
     def batch(self, found: Batch) -> memoryview:
-        """The whole of it, for those who look inside."""
+        """The whole batch, for the decoding of its records."""
         return memoryview(self.read(found.position, found.header.size))
 
     def __iter__(self) -> Iterator[Batch | Damage]:
@@ -128,7 +130,7 @@ class Scan:
         return False
 
     def _next_batch(self, position: int) -> int | None:
-        """The next place where a batch with a right checksum begins: candidates are where the magic byte would be."""
+        """The position of the next batch with a right checksum. Candidates are found by their magic byte."""
         while position + HEADER_SIZE <= self.size_bytes:
             chunk = self.read(position, _CHUNK_BYTES + HEADER_SIZE)
             at = chunk.find(_MAGIC, _MAGIC_POSITION)

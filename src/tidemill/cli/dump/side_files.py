@@ -1,7 +1,7 @@
-"""The small files beside a segment, read without the code that would repair or remove them.
+"""The readers of the index and checkpoint files, without the code that repairs or removes them.
 
-An index that a broker has open is longer than its entries: the rest is zeros, and no entry is. So reading ends at the first
-entry of zeros only.
+An index that a broker has open is longer than its entries; the rest is zeros, and no entry is zero. So reading stops
+at the first zero entry.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 
 
 class Index(NamedTuple):
-    """`remainder_bytes` at the end are no whole entry."""
+    """The entries of an offset index. `remainder_bytes` at its end are not a whole entry."""
 
     entries: list[OffsetEntry]
     remainder_bytes: int
 
 
 class TimeIndex(NamedTuple):
+    """The entries of a time index."""
+
     entries: list[TimeEntry]
     remainder_bytes: int
 
 
 def base_offset_of(path: Path) -> int:
-    """The number that a segment's files are named by; 0 for another name."""
+    """The base offset in the name of a segment's file; 0 for another name."""
     text = path.name.partition(".")[0]
     return int(text) if text.isdecimal() else 0
 
@@ -80,7 +82,7 @@ def read_time_index(path: Path) -> TimeIndex:
 
 
 def read_aborted(path: Path) -> tuple[list[AbortedTransaction], int]:
-    """The entries, and how many bytes at the end are none."""
+    """The entries, and the number of bytes after the last whole one."""
     data = path.read_bytes()
     whole = len(data) - len(data) % _ABORTED_ENTRY.size
     entries = [AbortedTransaction._make(fields[1:]) for fields in _ABORTED_ENTRY.iter_unpack(data[:whole])]
@@ -91,7 +93,7 @@ def read_aborted(path: Path) -> tuple[list[AbortedTransaction], int]:
 
 
 def events(path: Path) -> Iterator[Event] | None:
-    """What the file says, entry by entry; None when it is no file of this kind."""
+    """The content of the file, entry by entry; None for another kind of file."""
     if path.name in OFFSET_CHECKPOINTS:
         return _checkpoint(path)
     if path.name == EPOCH_CHECKPOINT:

@@ -1,4 +1,4 @@
-"""Events of `tidemill dump-log` as lines for people: names and values in the order of Kafka's own tool."""
+"""The text format of `tidemill dump-log`: names and values in the order of Kafka's own tool."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whether the files beside a segment say the same as its batches. One pass: batches are noted in their order.
+"""The verification of a segment's indexes against its batches, in one pass.
 
-Offsets: an entry stands at the first byte of a batch, and names its last offset. Times: up to an entry's offset no batch is
-newer, and the batch that holds the offset is as new as the entry says. Aborted transactions end with an abort marker at
-their last offset. Order: offsets and leader epochs rise.
+Offset index: an entry has the position of a batch and its last offset. Time index: up to an entry's offset no batch is
+newer, and the batch with that offset has the entry's timestamp. Transaction index: each entry ends with an abort
+marker at its last offset. Order: offsets and leader epochs rise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_TIME = -1
 
 
 class Verification:
-    """Side files are read when it is made: before the log, which then is at least as new as they are."""
+    """The verification of one segment. It reads the indexes before the log, so the log is at least as new."""
 
     def __init__(self, log: Path) -> None:
         self._offsets: list[OffsetEntry] = []

@@ -1,4 +1,4 @@
-"""`tidemill groups`: who consumes, how far behind they are, and how to move or remove them."""
+"""`tidemill groups`: lists and describes consumer groups with their lag, resets their offsets and deletes them."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _delete_offsets(arguments: argparse.Namespace) -> int:
 
 
 def _committed_partitions(text: str, committed: dict[TopicPartition, int]) -> list[TopicPartition]:
-    """Looks at commits, not at topics: offsets of a topic that is gone are what one wants to be rid of."""
+    """Select partitions among the commits, not among the topics: offsets of deleted topics can be deleted too."""
     topic, indexes = group_reset.parse_topic(text)
     return sorted(
         each for each in committed if each.topic == topic and (not indexes or each.partition in indexes)

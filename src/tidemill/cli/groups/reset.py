@@ -1,8 +1,8 @@
-"""`tidemill groups reset`: moves what a group has committed, while nobody is in it.
+"""`tidemill groups reset`: changes the committed offsets of a group without members.
 
-A member would go on from where it is and commit over the change, so the command refuses as long as there are members. An
-offset outside of the log is moved to its nearest end. A group that does not exist begins with the commit: that is how
-a new consumer is told where to start.
+A member would continue from its own position and overwrite the change, so the command refuses while the group has
+members. An offset outside the log becomes the nearest end. The commit creates a missing group, which sets the start of
+a new consumer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.types import TopicPartition
 
-# What a coordinator answers when a member joined after we looked.
+# The errors of a coordinator when a member has joined after the check.
 _HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION)
 
 
 class Move(NamedTuple):
+    """A change of one committed offset."""
+
     partition: TopicPartition
     before: int | None
     after: int
@@ -51,12 +53,12 @@ def add_arguments(verbs: Any) -> None:
     topics.add_argument("--all-topics", action="store_true", help="everything that the group has committed")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", metavar="WHERE", help=f"earliest, latest, or as {positions.HELP}")
-    target.add_argument("--by", metavar="N", type=int, help="so many records on, or back when negative")
+    target.add_argument("--by", metavar="N", type=int, help="move by this many records, back when negative")
     parser.add_argument("--dry-run", action="store_true", help="only show what would change")
 
 
 def parse_topic(text: str) -> tuple[str, list[int]]:
-    """`topic` or `topic:0,2`; no indexes mean all."""
+    """Parse `topic` or `topic:0,2`. Without indexes all partitions are meant."""
     topic, colon, indexes = text.partition(":")
     parts = indexes.split(",") if colon else []
     if not topic or not all(part.isdecimal() for part in parts):
@@ -70,7 +72,7 @@ def plan(
     starts: dict[TopicPartition, int],
     ends: dict[TopicPartition, int],
 ) -> list[Move]:
-    """The moves, each inside of its log."""
+    """The moves, each limited to its log."""
     return [
         Move(each, committed.get(each), min(max(targets[each], starts[each]), ends[each]))
         for each in sorted(targets)

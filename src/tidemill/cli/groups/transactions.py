@@ -1,9 +1,9 @@
-"""`tidemill transactions`: which there are, where they stand, and how to end one that hangs.
+"""`tidemill transactions`: lists and describes transactions, and ends hanging ones.
 
-A transaction hangs when a partition has it open and its coordinator does not know of it: nobody will end it, and
-`read_committed` readers of the partition wait for ever. `list --hanging` finds such, `abort` ends one. One that its
-coordinator knows of needs neither: its timeout ends it, or its own producer when it starts again. But one of a two-phase
-commit has no timeout: when whoever should decide about it never comes back, `end` decides instead.
+A transaction hangs when a partition has it open and its coordinator does not know it. It never ends, and
+`read_committed` consumers of the partition wait for ever. `list --hanging` finds such transactions, `abort` ends one.
+A transaction that its coordinator knows needs neither: its timeout ends it, or its producer does after a restart. A
+two-phase commit has no timeout. When its decision never arrives, `end` decides instead.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.spark.two_phase import query_of, settle
 from tidemill.types import TopicPartition
 
-# The longest that a producer may ask for, unless `transaction.max.timeout.ms` was changed.
+# The largest transaction timeout, unless `transaction.max.timeout.ms` was changed.
 HANGING_MS_MIN = 900_000
-# What a transaction without a timeout has for one.
+# The timeout value of a transaction without a timeout.
 TIMEOUT_NEVER_MS = 2**31 - 1
 _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument(
         "--hanging",
         action="store_true",
-        help="ask partitions instead, for what they have open and no coordinator will end; not written to for "
+        help="list open transactions of partitions that no coordinator will end; not written to for "
         "--min-duration (default 15m)",
     )
     listing.add_argument(
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs,
         "abort",
         _abort,
-        "end a hanging transaction in a partition, so that readers can go on",
+        "end a hanging transaction in a partition, so that consumers can continue",
         "tidemill transactions abort --topic orders --partition 0 --start-offset 1200\n"
         "tidemill transactions abort --topic orders --partition 0 --producer-id 4000 --yes",
     )

@@ -1,7 +1,7 @@
-"""`tidemill demo`: the whole of Tidemill in a minute or two, on this machine, leaving nothing behind.
+"""`tidemill demo`: demonstrates Tidemill in a minute or two on this machine, and leaves nothing behind.
 
-It starts a broker of its own on a free port, writes an order stream, runs two pipelines over it on Spark, and shows what
-they made. Everything is in a temporary directory, which is removed at the end and on Ctrl-C, and so is every process.
+It starts a broker on a free port, writes an order stream, runs two pipelines on Spark, and shows their results. All
+files are in a temporary directory. The directory and every process are removed at the end and on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def _say(step: int, text: str) -> None:
 
 @contextmanager
 def _broker(home: Path) -> Iterator[str]:
-    """A broker's address; the process ends with the block."""
+    """Run a broker and yield its address. The process ends with the block."""
     arguments = ["serve", "--data-dir", str(home / "data"), "--listen", "127.0.0.1:0"]
     with (home / "broker.log").open("wb") as log:
-        # In a session of its own: Ctrl-C at the terminal is for this process, which still needs the broker to stop well.
+        # In a session of its own: Ctrl-C at the terminal goes to this process, which still needs the broker for a
+        # clean stop.
         process = subprocess.Popen(
             [sys.executable, "-m", "tidemill", *arguments],
             stdin=subprocess.DEVNULL,
@@ -136,7 +137,7 @@ def _run_pipelines(bootstrap: str, home: Path) -> None:
                 demo.archive(spark, bootstrap, home, report)
             _check_interrupted(report)
     except TidemillError:
-        # Its line names the log.
+        # The error line names the log.
         raise
     except BaseException:
         log_path.unlink(missing_ok=True)

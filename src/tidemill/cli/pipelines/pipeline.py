@@ -1,12 +1,12 @@
-"""`tidemill pipeline`: which pipelines there are, running one on Spark, beginning one's own, and packing
-what executors need.
+"""`tidemill pipeline`: lists pipelines, runs one on Spark, writes a template for a new one, and packs the executors'
+files.
 
-`run` takes a name or a file that ends in .py. The words after it are parsed by a parser of that pipeline's own, which has
-the options that all pipelines share as well; so `tidemill pipeline run NAME --help` shows exactly what NAME takes.
-Everything that can be checked without Spark is checked first: starting a session takes seconds. Progress is on standard
+`run` takes a name or a file that ends in .py. The words after it go to that pipeline's own parser, which also has the
+options that all pipelines share. So `tidemill pipeline run NAME --help` shows exactly the options of NAME. Everything
+that can be checked without Spark is checked first, because a session takes seconds to start. Progress is on standard
 error, the summary on standard output.
 
-Exit codes are those of every command; a pipeline that Ctrl-C stopped prints its summary and gives 130.
+Exit codes are those of every command. A pipeline that Ctrl-C stopped prints its summary and exits with 130.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new = _add_plain_verb(
         verbs,
         "new",
-        "write a file to begin a pipeline of one's own with",
+        "write a template for a new pipeline",
         "tidemill pipeline new totals.py",
     )
     new.add_argument("file", metavar="FILE.py", type=Path, help="must not exist")
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_plain_verb(verbs: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
-    """One that asks no broker."""
+    """Add a subcommand that does not connect to a cluster."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=summary,
@@ -174,7 +174,7 @@ def _check_reachable(options: argparse.Namespace) -> None:
 def _find(name: str) -> Pipeline:
     if not name.endswith(_FILE_SUFFIX):
         return pipelines.load(name)
-    # A user's file imports pyspark at its top.
+    # A user's file may import pyspark at its top.
     session.check_packages()
     from tidemill.spark.user_pipeline import UserPipeline
 
@@ -191,7 +191,7 @@ def _options(pipeline: Pipeline, arguments: argparse.Namespace) -> argparse.Name
     examples = getattr(pipeline, "EXAMPLES", f"tidemill pipeline run {arguments.name} --help")
     complete(parser, _run, examples)
     _add_common_arguments(parser)
-    # --bootstrap and its like may also stand before the name: those are kept as the defaults.
+    # --bootstrap and similar options may also precede the name; they are kept as defaults.
     options = parse_words(pipeline, parser, arguments.words, argparse.Namespace(**vars(arguments)))
     options.kafka = {
         **security_properties(options),
@@ -256,7 +256,7 @@ def show_status(display: Display, status: Status) -> None:
 
 
 def status_text(status: Status) -> str:
-    """One line of what is known."""
+    """Format the status of a query as one line."""
     parts = [status.phase]
     if status.batch is not None:
         parts.append(f"batch {status.batch}")

@@ -1,7 +1,7 @@
-"""`tidemill consume`: the records of a topic, as they come.
+"""`tidemill consume`: prints the records of a topic.
 
-Without a group, partitions are read directly: nothing is committed and nobody is disturbed. It ends where the topic ended
-when it began, unless --follow is given. With --group it is a member like any other (see `consume_group`).
+Without a group it reads partitions directly and commits nothing. It stops at the end that the topic had at the start,
+unless --follow is given. With --group it joins as a member (see `consume_group`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("--from", dest="start", metavar="WHERE", help=f"{positions.HELP} (default beginning)")
     parser.add_argument(
-        "--partition", metavar="N", type=natural, action="append", help="only this one; repeatable"
+        "--partition", metavar="N", type=natural, action="append", help="read only this partition; repeatable"
     )
     parser.add_argument("--max", metavar="N", type=positive, help="stop after so many records")
     parser.add_argument(
@@ -87,7 +87,7 @@ def _consume(arguments: argparse.Namespace) -> int:
         with connect(arguments) as cluster:
             _print(_records(cluster, arguments, start, follow), write)
     except KeyboardInterrupt:
-        # The usual end of following.
+        # Ctrl-C is the usual way to end --follow.
         if not follow:
             raise
     return 0
@@ -150,7 +150,9 @@ def _partitions(cluster: Cluster, topic: str, indexes: list[int] | None) -> list
 def _checked(
     admin: Admin, begins: dict[TopicPartition, int], ends: dict[TopicPartition, int], start: Position
 ) -> dict[TopicPartition, int]:
-    """An offset that one partition does not hold is an error when it is the only one, else its nearest end."""
+    """Check the start offsets. An offset outside a partition is an error with a single partition, else its nearest
+    end.
+    """
     if not isinstance(start, AtOffset):
         return begins
     starts = admin.start_offsets(list(begins))
@@ -164,7 +166,7 @@ def _checked(
 
 
 def _poll(consumer: Consumer, admin: Admin) -> Iterator[Consumed]:
-    """One round. What retention deleted before it was read is passed over, and said."""
+    """Poll once. Records that retention deleted before they were read are skipped with a message."""
     try:
         yield from consumer.poll(_WAIT_MS)
     except ApiError as error:
@@ -176,5 +178,5 @@ def _poll(consumer: Consumer, admin: Admin) -> Iterator[Consumed]:
             raise
         for each, offset in behind.items():
             lost = plural(offset - consumer.positions[each], "record")
-            print(f"{each}: passed over {lost} that retention has deleted meanwhile", file=sys.stderr)
+            print(f"{each}: skipped {lost} that retention has deleted", file=sys.stderr)
         consumer.positions.update(behind)

@@ -1,10 +1,9 @@
 """`tidemill consume --group`: a member of a consumer group, through confluent-kafka.
 
-An offset is stored when its record was printed and the output flushed, so a record is committed only after it was seen.
-Ctrl-C and SIGTERM let both be done for the records at hand; a second signal does not wait for that. At the end of a
-partition its end is stored: markers of transactions and aborted records are passed over, as the position of Java's consumer
-passes them, and a group that has read everything has no lag. The commands without a group need no other package; this one
-says how to get it.
+An offset is stored after its record was printed and the output flushed, so a record is committed only after it was
+seen. Ctrl-C and SIGTERM finish both for the current records; a second signal ends at once. At the end of a partition
+the end offset is stored, past transaction markers and aborted records, as in the Java consumer. So a group that has
+read everything has no lag. Only this command needs the extra package; without it, the error says how to install it.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ def consume_group(arguments: argparse.Namespace, write: Writer, follow: bool) ->
         with _Stop() as stop:
             _run(consumer, write, follow, arguments.max or sys.maxsize, stop)
     finally:
-        # Leaves the group at once, and commits what was stored.
+        # Leaves the group at once and commits the stored offsets.
         consumer.close()
     return 0
 
 
 class _Stop:
-    """Notes the first signal that ends the command, instead of raising KeyboardInterrupt anywhere."""
+    """Records the first signal that ends the command, instead of raising KeyboardInterrupt anywhere."""
 
     def __init__(self) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
@@ -70,7 +69,7 @@ class _Stop:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            # One that is ignored, as Ctrl-C is for background jobs, stays so.
+            # An ignored signal, such as Ctrl-C in background jobs, stays ignored.
             if callable(signal.getsignal(number)):
                 self._handlers[number] = signal.signal(number, self._note)
         return self
@@ -107,7 +106,7 @@ def _run(consumer: GroupConsumer, write: Writer, follow: bool, left: int, stop: 
                 positions[place] = int(message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended.add(place)
-                # The offset of the end, behind what is no record for a reader.
+                # The end offset, past markers and aborted records.
                 positions[place] = int(message.offset() or 0)
             elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                 raise CommandError(error.str())
@@ -128,7 +127,7 @@ def _store(consumer: GroupConsumer, positions: dict[Place, int]) -> None:
         try:
             consumer.store_offsets(offsets=[Position(topic, partition, offset)])
         except KafkaException as failure:
-            # A rebalance has just taken the partition away: its next owner prints these records again.
+            # A rebalance has revoked the partition: its next owner prints these records again.
             if failure.args[0].code() != KafkaError._STATE:
                 raise CommandError(failure.args[0].str()) from None
 

@@ -1,11 +1,11 @@
-"""`tidemill produce`: records from arguments or from the lines of standard input.
+"""`tidemill produce`: writes records from arguments or from the lines of standard input.
 
-What can be read without waiting is gathered into batches; as soon as the input pauses, everything is written. So a large
-file goes out in large batches, and a line from a slow program goes out at once. Keys and values are bytes: what came in
-is what goes out, whatever its encoding. Standard output stays empty, except with --json.
+Input that is available without waiting is collected into batches; when the input pauses, all of it is written. So a
+large file is written in large batches, and a line of a slow program at once. Keys and values are bytes of any
+encoding. Standard output stays empty, except with --json.
 
-With --json, records are what `tidemill consume --json` prints, and the report is JSON. A record that cannot be read ends the
-command with the number of its line; all records before it have been written then, and none after it.
+With --json, records have the format of `tidemill consume --json`, and the report is JSON. An invalid record ends the
+command with its line number; all records before it have been written, and none after it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --json: place records by key or evenly, whatever partition they name",
     )
     parser.add_argument("--compression", choices=tuple(_CODECS), default="none")
-    parser.add_argument("--acks", choices=tuple(_ACKS), default="all", help="whose word counts (default all)")
+    parser.add_argument(
+        "--acks",
+        choices=tuple(_ACKS),
+        default="all",
+        help="which replicas must have the record: 0, 1 or all (default all)",
+    )
     parser.add_argument(
         "--timestamp", metavar="TIME", help="of every record: ISO, milliseconds, or an age as 15m"
     )
@@ -150,7 +155,7 @@ _Read = tuple[list[NewRecord], bool]
 
 
 def _plain_reader(arguments: argparse.Namespace) -> _Reader:
-    """Values as they are, with the key, headers and time that the options give to all of them."""
+    """A reader of plain values, with the key, headers and time that the options set for all of them."""
     separator = None if arguments.key_separator is None else os.fsencode(arguments.key_separator)
     headers = [Header(key, value.encode()) for key, value in key_values(arguments.header, "--header").items()]
     model = NewRecord(
@@ -183,7 +188,7 @@ def _json_reader(arguments: argparse.Namespace) -> _Reader:
 
 
 def _input(arguments: argparse.Namespace, read: _Reader, partition_count: int) -> Iterator[_Read]:
-    """Records, as many as there are without waiting, and whether a wait comes next."""
+    """Returns the records that are available without waiting, and whether the input has paused."""
     if arguments.tombstone:
         yield [read(b"")._replace(value=None)], True
         return
@@ -200,7 +205,7 @@ def _input(arguments: argparse.Namespace, read: _Reader, partition_count: int) -
                 record = read(line)
                 _check_partition(arguments, record.partition, partition_count)
             except BadRecord as error:
-                # What stands before it is written, so that the number says where to go on.
+                # The records before it are written first, so that the line number says where to continue.
                 yield records, True
                 raise CommandError(f"{what} {number}: {error}; what comes before it is written") from None
             records.append(record)
@@ -246,7 +251,7 @@ class _Progress:
 
 
 def _report(arguments: argparse.Namespace, appended: list[Appended]) -> None:
-    """How many records went where. Also after a failure: these were written before it."""
+    """Report how many records each partition got, also after a failure."""
     counts: dict[int, int] = {}
     offsets: dict[int, list[int]] = {}
     for each in appended:

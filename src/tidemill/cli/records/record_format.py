@@ -1,12 +1,12 @@
-"""How `tidemill consume` writes a record, as a line from a template or as JSON, and how `produce` reads the JSON.
+r"""The formats of records: a template or JSON for `tidemill consume`, and the same JSON as input of `produce`.
 
-A template is text with fields in braces: {topic} {partition} {offset} {timestamp} {time} {key} {value} {headers}. `\\n`,
-`\\t` and `\\0` stand for these characters, `{{` and `}}` for braces. Bytes go out as they came in; only a terminal gets
-control characters as escapes, because a record must not steer it.
+A template is text with fields in braces: {topic} {partition} {offset} {timestamp} {time} {key} {value} {headers}.
+`\n`, `\t` and `\0` are these characters, `{{` and `}}` are braces. Bytes are written unchanged; only a terminal gets
+control characters as escapes.
 
-The JSON of a record loses nothing. Bytes that are UTF-8 stand as text under `key` and `value`, others under `key_base64` and
-`value_base64`; null is null. `read_json` takes what `json_writer` gives, and is strict: a field that is misspelt, missing or
-given twice is an error, because a guess would be a changed record.
+The JSON of a record is lossless. UTF-8 is text under `key` and `value`; other bytes are under `key_base64` and
+`value_base64`; null is null. `read_json` reads the output of `json_writer` and is strict: a misspelt, missing or
+repeated field is an error, because a guess would change the record.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
 
 def template_writer(template: str, *, is_terminal: bool) -> Writer:
-    """Reads the template once. A field that does not exist is a usage error."""
+    """Compile the template. An unknown field is a usage error."""
     try:
         parts = list(string.Formatter().parse(_unescaped(template)))
     except ValueError as error:
@@ -70,7 +70,7 @@ def _safe(field: Writer) -> Writer:
 
 
 def printable_bytes(data: bytes) -> bytes:
-    """Tabs and line ends stay."""
+    """Escape control characters other than tabs and line ends."""
     text = data.decode(errors="backslashreplace")
     return "".join(char if char in "\n\t" else printable(char) for char in text).encode()
 
@@ -88,7 +88,7 @@ def _unescaped(template: str) -> str:
 
 
 def json_writer(consumed: Consumed) -> bytes:
-    """One line. Bytes that are not UTF-8 stand under `key_base64`, `value_base64` instead."""
+    """Format a record as one line of JSON. Bytes that are not UTF-8 are under `key_base64` and `value_base64`."""
     partition, record = consumed
     document: dict[str, object] = {
         "topic": partition.topic,
@@ -118,7 +118,7 @@ def _put(document: dict[str, object], name: str, data: bytes | None) -> None:
 
 
 class NewRecord(NamedTuple):
-    """A record to write. Without a partition its key decides; without a timestamp it is of now."""
+    """A record to write. Without a partition the key decides, and without a timestamp the current time is used."""
 
     key: bytes | None
     value: bytes | None
@@ -128,7 +128,7 @@ class NewRecord(NamedTuple):
 
 
 class BadRecord(Exception):
-    """A line that is not the JSON of a record; the text says why."""
+    """A line that is not the JSON of a record. The text says why."""
 
 
 _RECORD_NAMES = (
@@ -138,7 +138,7 @@ _HEADER_NAMES = ("key", "value", "value_base64")
 
 
 def read_json(line: bytes) -> NewRecord:
-    """The record of one line. `topic` and `offset` are read past: the command and the broker decide on these."""
+    """Parse one line. `topic` and `offset` are ignored: the command and the broker set them."""
     try:
         document = json.loads(line.decode(), object_pairs_hook=_without_repetition)
     except UnicodeDecodeError:

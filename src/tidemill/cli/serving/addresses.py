@@ -1,4 +1,4 @@
-"""Addresses that a command listens on, as people write them, and how one's own process dials them."""
+"""The addresses that a command listens on."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tidemill.client.connection import Address
 from tidemill.config.listeners import parse_listeners
 from tidemill.errors import ConfigError
 
-# A gateway whose broker was killed holds its address until it has ended, which takes it a few seconds at most.
+# A gateway whose broker was killed holds its address for a few seconds until it has ended.
 _PREDECESSOR_S_MAX = 3.0
 _RETRY_S = 0.2
 _LOOPBACKS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def listen_address(key: str, text: str) -> Address:
-    """`HOST:PORT`; no host means every interface, port 0 any free port. `key` is what errors call it."""
+    """Parse `HOST:PORT`. An empty host means every interface, and port 0 any free port. Errors name `key`."""
     (listener,) = parse_listeners(key, (f"HTTP://{text}",), {"HTTP": "PLAINTEXT"})
     return Address(listener.host, listener.port)
 
 
 def dialled(address: Address) -> Address:
-    """Where a process on this machine reaches who listens there: a wildcard cannot be dialled everywhere."""
+    """The address at which a process on this machine reaches a listener: a wildcard becomes a loopback address."""
     return Address(_LOOPBACKS.get(address.host, address.host), address.port)
 
 
 def bind_reason(error: OSError) -> str:
-    """Why an address cannot be listened on. Python adds the address to strerror, in words of its own."""
+    """Why an address cannot be bound. Python adds the address to strerror, which this leaves out."""
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 
 def bound(address: Address, option: str, backlog: int = 128) -> socket.socket:
-    """A socket that listens there; `ConfigError` names the option that gives another address."""
+    """A socket that listens on the address. `ConfigError` names the option that sets another address."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.host, address.port), family=family, backlog=backlog)
@@ -45,7 +45,7 @@ def bound(address: Address, option: str, backlog: int = 128) -> socket.socket:
 
 
 def check_free(address: Address, option: str) -> None:
-    """`ConfigError` when the address cannot be listened on, also after a predecessor had its time to end."""
+    """Raise `ConfigError` when the address cannot be bound, even after a previous process had time to end."""
     deadline_s = time.monotonic() + _PREDECESSOR_S_MAX
     while True:
         try:

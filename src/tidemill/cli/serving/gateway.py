@@ -1,8 +1,9 @@
-"""`tidemill gateway`: the REST gateway and the web console of a cluster, until it is told to stop.
+"""`tidemill gateway`: runs the REST gateway and the web console of a cluster until a signal stops it.
 
-The address is bound before anything else is loaded, so that a taken port is known at once. Standard output gets the line
-`Console at http://HOST:PORT/` as soon as requests are answered; the log goes to standard error. With --until-stdin-closes,
-which `tidemill serve --gateway` uses, it ends when its standard input does: then whoever started it has gone.
+The address is bound before anything else is loaded, so that a port in use is reported at once. Standard output gets
+the line `Console at http://HOST:PORT/` as soon as the gateway serves; the log goes to standard error. With
+--until-stdin-closes, which `tidemill serve --gateway` uses, the gateway ends when its standard input closes: then the
+parent process has ended.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ logger = logging.getLogger(__name__)
 _DEFAULT_LISTEN = "127.0.0.1:8080"
 _LISTEN_OPTION = "--listen"
 _BACKLOG = 1024
-# What is under way gets so long when it is told to stop; with its broker it ends sooner.
+# The time that requests in flight get at shutdown. When the broker has ended, it is shorter.
 _DRAIN_S = 10.0
 _CHILD_DRAIN_S = 2.0
-# An orphan whose loop hangs ends itself after so long.
+# A gateway without a parent whose event loop hangs ends itself after this time.
 _ORPHAN_S_MAX = 5.0
 
 
@@ -82,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auth",
         metavar="MODULE:FUNCTION",
-        help="a function, installed or in a file of this folder, that is asked about every request who may ask "
-        "(default: everybody may)",
+        help="a function, installed or in a file of this folder, that authenticates every request "
+        "(default: no authentication)",
     )
     parser.add_argument(
         "--allow-origin",
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-forwarded",
         action="store_true",
-        help="a proxy stands before the gateway: believe its X-Forwarded-Proto, -Host and -Prefix",
+        help="the gateway is behind a proxy: trust its X-Forwarded-Proto, -Host and -Prefix",
     )
     _add_limits(parser)
     parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
@@ -130,31 +131,31 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--instance-timeout",
         metavar="SECONDS",
         type=positive_seconds,
-        help="how long a consumer instance lives that nobody uses (default 300)",
+        help="how long an idle consumer instance is kept (default 300)",
     )
     limits.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=positive_seconds,
-        help="how long the cluster may take for an answer (default 10)",
+        help="how long to wait for a response of the cluster (default 10)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if missing := missing_packages():
         raise CommandError(f"the gateway needs {', '.join(missing)}: {INSTALL_HINT}")
-    # Whoever reads of a taken port gave the address to `tidemill serve`, if that started us.
+    # The error names the option that the user gave: that of `tidemill serve`, if it started this process.
     option = "--gateway" if arguments.until_stdin_closes else _LISTEN_OPTION
     with bound(listen_address(_LISTEN_OPTION, arguments.listen), option, _BACKLOG) as listening:
         configure_logging(arguments.log_level, arguments.log_format)
         if arguments.log_level != "debug":
-            # It tells of every start and stop what our own lines say.
+            # uvicorn repeats the messages about start and stop.
             logging.getLogger("uvicorn").setLevel(logging.WARNING)
         return _serve(_settings(arguments, listening), listening, arguments.until_stdin_closes)
 
 
 def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settings:
-    # Not at the top: the packages of the extra may be missing.
+    # Imported here because the packages of the extra may be missing.
     from tidemill.gateway.settings import Limits, Settings, load_authenticate
 
     limits = {
@@ -166,7 +167,8 @@ def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settin
         "instance_idle_s": arguments.instance_timeout,
     }
     if arguments.auth:
-        # A console script looks for modules beside itself only; the function may be in a file of the folder at hand.
+        # A console script searches modules beside itself only, but the function may be in a file of the current
+        # folder.
         sys.path.insert(0, os.getcwd())
     host, port = listening.getsockname()[:2]
     settings = Settings(
@@ -190,6 +192,8 @@ def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) 
     from tidemill.gateway.app import Server, create_app, uvicorn_config
 
     class AnnouncedServer(Server):
+        """A uvicorn server that prints its address once it serves."""
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets=sockets)
             if self.started:
@@ -197,12 +201,12 @@ def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) 
 
     if settings.authenticate is None and not settings.is_local:
         logger.warning(
-            "the gateway listens on %s without --auth: whoever reaches it may read and change everything",
+            "the gateway listens on %s without --auth: every client can read and change everything",
             settings.listen_host,
         )
     raise_file_limit()
     server = AnnouncedServer(uvicorn_config(create_app(settings), settings))
-    # uvicorn stops by a signal, and then raises it once more for those who were there before.
+    # uvicorn stops on a signal and raises it again for the previous handlers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _pass)
     if ends_with_stdin:
@@ -221,7 +225,8 @@ def _pass(_number: int, _frame: FrameType | None) -> None:
 
 
 def _end_with_stdin(server: uvicorn.Server) -> None:
-    """Waits in a thread of its own, which works when the loop does not."""
+    """Stop the server when standard input closes. Runs in a thread of its own, so it works when the event loop
+    hangs."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     server.should_exit = True

@@ -1,9 +1,8 @@
-"""The gateway beside a broker: a process of its own, which is started again when it dies and ended with the broker.
+"""The gateway process of a broker: started with it, restarted when it dies, and ended with it.
 
-The broker is never in its hands: it is started once clients are served, its failures are log lines, and nobody waits for it.
-It holds the reading end of a pipe from this process as its standard input and ends when that closes, so it does not
-outlive a broker that was killed. What it logs appears in the broker's log; the one line that a failing command prints
-becomes the reason in ours. A port that the kernel chose is kept for its successors, so that its address stays good.
+The broker never depends on the gateway. It starts the gateway after it serves clients, and a failure is a log line.
+The gateway's standard input is a pipe from this process and ends with it, so the gateway does not outlive a killed
+broker. The gateway's log appears in the broker's log. A restarted gateway keeps the port that the kernel chose first.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 PACKAGES = ("confluent_kafka", "httptools", "starlette", "uvicorn")
 INSTALL_HINT = "pip install 'tidemill[gateway]'"
-# What the child prints when it serves; the address is read from it.
+# The line that the gateway prints once it serves, with its address.
 READY_LINE = re.compile(r"Console at http://(?P<host>\S+):(?P<port>\d+)/")
 
 _FIRST_PAUSE_S = 0.5
 _PAUSE_S_MAX = 30.0
-# Who lived so long has not failed at once: the pauses begin anew.
+# A gateway that lived this long has not failed at once: the restart delay is reset.
 _STEADY_S = 60.0
 _STOP_LIMIT_S = 5.0
 _CHUNK_BYTES = 64 * 1024
@@ -44,7 +43,9 @@ def missing_packages() -> list[str]:
 
 
 class GatewayChild:
-    """`options` are those of `tidemill gateway`, but for --listen; `say` is told once where the console is."""
+    """The gateway process. `options` are those of `tidemill gateway` without --listen; `say` gets the console's
+    address once.
+    """
 
     def __init__(
         self,
@@ -67,12 +68,12 @@ class GatewayChild:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Returns at once; from here on there is a gateway as often as it can be had."""
+        """Start the gateway and return at once. It is restarted until `stop`."""
         self._task = asyncio.get_running_loop().create_task(self._supervise())
         self._task.add_done_callback(_report_crash)
 
     async def stop(self) -> None:
-        """Asks the gateway to end, and ends it when it does not within seconds."""
+        """Terminate the gateway, and kill it when it does not end within seconds."""
         self._is_stopping = True
         if self._task is None:
             return
@@ -97,19 +98,19 @@ class GatewayChild:
             if self._clock() - started_s >= _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
             logger.warning(
-                "the gateway ended (%s): %s; the broker goes on, the gateway is started again in %g s",
+                "the gateway ended (%s): %s; the broker continues, the gateway restarts in %g s",
                 end,
-                self._reason or "it did not say why",
+                self._reason or "no reason given",
                 pause_s,
             )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     async def _live(self) -> str:
-        """One process from its start to its end, and how it ended."""
+        """Run one process from start to end. Returns how it ended."""
         self._reason = ""
         try:
-            # In a session of its own: Ctrl-C at the terminal is for the broker, which tells the gateway.
+            # In a session of its own: Ctrl-C at the terminal goes to the broker, which stops the gateway.
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--listen",
@@ -168,7 +169,7 @@ def _report_crash(task: asyncio.Task[None]) -> None:
 
 
 def _complaint(line: str) -> str:
-    """The words of a line that may say why the process ended: not those of a log that tells what goes well."""
+    """The part of an output line that may explain why the process ended; lines of the regular log are left out."""
     if line.startswith("{"):
         try:
             entry = json.loads(line)
@@ -184,7 +185,7 @@ def _end_text(code: int) -> str:
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines of any length, the longest in pieces: nobody can stop the reading."""
+    """Read lines of any length, the longest in pieces, so that the child never blocks on its output."""
     rest = b""
     while chunk := await reader.read(_CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

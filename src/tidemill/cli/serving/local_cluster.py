@@ -1,12 +1,11 @@
-"""`tidemill cluster start`: a cluster on this machine, in the foreground, one process for each broker.
+"""`tidemill cluster start`: runs a cluster on this machine, in the foreground, one process for each broker.
 
-Every node is broker and voter. Its `server.properties` is written to `DIR/broker-N/` at the first start and used as it
-stands from then on, so that a change made there holds; running the command again continues the cluster. The nodes'
-output appears with their name in front. A node that dies is reported and not restarted: the others go on without it,
-which is what a cluster is for, and it can be started by hand with `tidemill serve --config`.
+Every node is a broker and a voter. The first start writes `DIR/broker-N/server.properties`; later starts use the file
+as it is and continue the cluster. The output of each node is prefixed with its name. A node that dies is reported and
+not restarted, since the other brokers continue. `tidemill serve --config` starts it by hand.
 
-With --status each node has a status listener, on ports in a row. With --gateway there is one gateway for all of them, which
-this process starts when the cluster is up and starts again when it dies: it does not depend on any one broker.
+With --status each node has a status listener, on consecutive ports. With --gateway one gateway serves the whole
+cluster. This process starts it when the cluster is up and restarts it when it dies.
 """
 
 from __future__ import annotations
@@ -42,14 +41,16 @@ _DEFAULT_BASE_PORT = 9092
 _DEFAULT_DATA_DIR = "cluster-data"
 _PROBE_S = 0.2
 _STOP_LIMIT_S = 30.0
-# A log line may hold a long record or a traceback.
+# A log line may contain a long record or a traceback.
 _LINE_BYTES_MAX = 1 << 20
-# What a node prints once its status listener serves.
+# The line that a node prints once its status listener serves.
 _METRICS_LINE = re.compile(rb"Metrics at (http://\S+)/metrics")
 
 
 @dataclass(frozen=True)
 class LocalNode:
+    """One node of the cluster: its id, addresses and configuration file."""
+
     id: int
     config_path: Path
     port: int
@@ -110,7 +111,7 @@ def _start(arguments: argparse.Namespace) -> int:
     gateway = _gateway_address(arguments.gateway)
     status = listen_address("--status", arguments.status) if arguments.status else None
     if status is None and gateway is not None and importlib.util.find_spec("prometheus_client") is not None:
-        # For the gateway alone: throughput and rebalances come from there.
+        # Used by the gateway alone, for throughput and rebalances.
         status = Address(_HOST, 0)
     nodes = prepare(Path(arguments.data_dir), arguments.brokers, arguments.base_port)
     options = [word for setting in arguments.set for word in ("--set", setting)]
@@ -133,7 +134,7 @@ def _gateway_address(text: str | None) -> Address | None:
 
 
 def prepare(data_dir: Path, brokers: int | None, base_port: int | None) -> list[LocalNode]:
-    """The nodes that the directory holds; a directory without any gets them."""
+    """The nodes in the directory. An empty directory gets new ones."""
     existing = sorted(data_dir.glob("broker-*/server.properties"), key=lambda path: _number(path.parent))
     if existing:
         return _existing(data_dir, existing, brokers, base_port)
@@ -216,7 +217,7 @@ def _ports(count: int, base_port: int | None) -> list[int]:
         return list(range(first, first + count))
     held = [socket.socket() for _ in range(count)]
     try:
-        # All at once, so that they differ.
+        # Reserved together, so that they differ.
         for each in held:
             each.bind((_HOST, 0))
         return [each.getsockname()[1] for each in held]
@@ -234,6 +235,8 @@ def _number(home: Path) -> int:
 
 
 class _Runner:
+    """Runs the processes of all nodes and prints their output."""
+
     def __init__(
         self, nodes: list[LocalNode], options: list[str], status: Address | None, gateway: Address | None
     ) -> None:
@@ -275,7 +278,7 @@ class _Runner:
             self._signal(signal.SIGKILL)
 
     async def _live(self, node: LocalNode) -> None:
-        """A node's process from its start to its end, and what it says."""
+        """Run a node's process from start to end, and print its output."""
         command = [
             sys.executable,
             "-m",
@@ -286,7 +289,7 @@ class _Runner:
             *self._status_option(node),
             *self._options,
         ]
-        # In a session of its own: Ctrl-C at the terminal is for this process, which tells the nodes.
+        # In a session of its own: Ctrl-C at the terminal goes to this process, which stops the nodes.
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -302,7 +305,7 @@ class _Runner:
         async for line in process.stdout:
             if served := _METRICS_LINE.match(line):
                 self._status_urls[node] = served[1].decode()
-            # A node's own hint speaks of stopping that node, which is not what Ctrl-C does here.
+            # A node's own hint says that Ctrl-C stops that node, which is wrong here.
             if not line.startswith(b"Try:"):
                 self._say(node.name, line.decode(errors="replace").rstrip("\n"))
         code = await process.wait()
@@ -323,7 +326,7 @@ class _Runner:
         return f"tidemill serve --config {node.config_path} starts it"
 
     async def _announce(self) -> None:
-        """Says once that all brokers are up; until then, asks them."""
+        """Wait until all brokers are up, and print that once."""
         bootstrap = ",".join(node.address for node in self._nodes)
         while not await asyncio.to_thread(_is_up, bootstrap, len(self._nodes)):
             with suppress(TimeoutError):

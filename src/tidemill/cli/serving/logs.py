@@ -1,4 +1,4 @@
-"""The log of the commands that stay: on standard error, a line an entry, as text or as JSON, in UTC."""
+"""Logging of long-running commands: on standard error, one line an entry, as text or JSON, in UTC."""
 
 from __future__ import annotations
 

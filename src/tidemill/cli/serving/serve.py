@@ -1,11 +1,11 @@
-"""`tidemill serve`: run a broker until it is told to stop.
+"""`tidemill serve`: runs a broker until a signal stops it.
 
-Settings come from a `server.properties` file, then `--set`, then the two shorthands `--data-dir` and `--listen`. They are
-checked before the data directory is touched. Standard output gets the address, once it can be dialled; the log goes to
-standard error.
+Settings come from a `server.properties` file, then `--set`, then the shorthands `--data-dir` and `--listen`. They are
+validated before the data directory is touched. Standard output gets the address once clients can connect; the log goes
+to standard error.
 
-A gateway whose address is taken stops the start. Once the broker serves, what people watch it by cannot keep it from
-serving: a status listener whose address is taken and a gateway that dies (see `gateway_child`) are errors in the log.
+When the gateway's address is in use, the broker does not start. After that, monitoring never stops the broker: a
+status listener without a free address and a gateway that dies (see `gateway_child`) are errors in the log.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tidemill.errors import ConfigError
 logger = logging.getLogger("tidemill")
 
 _DEFAULT_LISTENER = "127.0.0.1:9092"
-# Of this process and not of the broker's configuration: no client is told.
+# A key of this process, not of the broker's configuration: clients do not see it.
 _STATUS_KEY = "tidemill.status.listener"
 _GATEWAY_KEY = "tidemill.gateway.listener"
-# Other settings of the gateway, and the options of `tidemill gateway` that they are.
+# Other settings of the gateway, and the `tidemill gateway` options for them.
 _GATEWAY_OPTIONS = {
     "tidemill.gateway.auth": "--auth",
     "tidemill.gateway.allow.origin": "--allow-origin",
     "tidemill.gateway.client.config": "--client-config",
 }
-# For the gateway, when nobody named an address: only this machine, any port.
+# The status listener for the gateway, when no address is given: loopback, any port.
 _PRIVATE_STATUS = Address("127.0.0.1", 0)
-# Few long-lived cycles are made while serving: looking for them often only adds latency.
+# Serving creates few long-lived cycles, and frequent collection only adds latency.
 _GC_THRESHOLDS = (50_000, 20, 100)
 
 
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Faces(NamedTuple):
-    """What people watch the broker by, beside Kafka's protocol."""
+    """The status listener and the gateway of a broker."""
 
     status: Address | None
     gateway: Address | None
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _faces(arguments: argparse.Namespace, properties: dict[str, str]) -> _Faces:
-    """Takes the keys that are not the broker's out of the properties."""
+    """Take the keys of the status listener and the gateway out of the properties."""
     status = arguments.status or properties.pop(_STATUS_KEY, None)
     gateway = arguments.gateway or properties.pop(_GATEWAY_KEY, None)
     options = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
@@ -151,7 +151,7 @@ async def _serve(config: BrokerConfig, faces: _Faces) -> int:
 
 
 async def _open_status(node: Node, faces: _Faces) -> tuple[StatusServer | None, Address | None]:
-    """The status listener that was asked for, or one for the gateway alone."""
+    """Open the requested status listener, or one for the gateway alone."""
     if node.is_stopping:
         return None, None
     wanted = [faces.status] if faces.status else []
@@ -162,7 +162,7 @@ async def _open_status(node: Node, faces: _Faces) -> tuple[StatusServer | None, 
         try:
             return server, address._replace(port=await server.start(*address))
         except ConfigError as error:
-            logger.error("%s; the broker goes on: give --status another address", error)
+            logger.error("%s; the broker continues; give --status another address", error)
     return None, None
 
 
@@ -191,7 +191,7 @@ def _start_gateway(
 
 
 def _say(line: str) -> None:
-    """To who watches standard output; nobody needs to."""
+    """Print a line on standard output. A closed standard output is not an error."""
     try:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
@@ -202,7 +202,7 @@ def _say(line: str) -> None:
 def _announce(
     config: BrokerConfig, addresses: list[tuple[Listener, int]], status_address: Address | None
 ) -> None:
-    """Where clients, and then other controllers, can dial; standard output is read by those who start nodes."""
+    """Print the addresses of the listeners. Programs that start nodes read these lines."""
     controllers = {listener.name for listener in config.network.controller_listeners}
     shown = sorted(addresses, key=lambda address: address[0].name in controllers)
     texts = [f"{_host_text(listener.host)}:{port}" for listener, port in shown]
@@ -220,7 +220,7 @@ def _announce(
             f"Try:  tidemill topics create orders{option}      (or any Kafka client at {texts[0]}; "
             "Ctrl-C stops the broker)\n"
         )
-    # At once: who waits for the first line finds the others.
+    # In one write: a reader that waits for the first line finds the others.
     sys.stdout.write("".join(lines))
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""`tidemill configs`: show and change the settings of topics, brokers, their loggers, groups and client metrics."""
+"""`tidemill configs`: shows and changes the settings of topics, brokers, loggers, groups and client metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESOURCES = {
     "group": ResourceType.GROUP,
     "client-metrics": ResourceType.CLIENT_METRICS,
 }
-# The name for what holds for every broker unless one has its own value.
+# The name of the cluster-wide default of all brokers.
 _ALL_BROKERS = "default"
 _DEFAULT_SOURCE = 5
 _SOURCES = {
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs,
         "unset",
         _unset,
-        "take settings away, so that the default counts again",
+        "remove settings, so that the default applies again",
         "tidemill configs unset topic orders retention.ms",
     )
     _add_resource(unset)

@@ -1,4 +1,4 @@
-"""`tidemill topics elect`: give partitions the leader they should have."""
+"""`tidemill topics elect`: elects preferred leaders, or unclean ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_verb_elect(verbs: Any) -> None:
     )
     parser.add_argument("topics", metavar="TOPIC", nargs="*", help="default: all")
     parser.add_argument(
-        "--partition", metavar="N", type=natural, action="append", help="only this one; repeatable"
+        "--partition", metavar="N", type=natural, action="append", help="only this partition; repeatable"
     )
     parser.add_argument(
         "--unclean",

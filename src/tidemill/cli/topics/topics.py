@@ -1,4 +1,4 @@
-"""`tidemill topics`: list, describe, create, grow and delete topics, and delete records; `elect` is a module of its own."""
+"""`tidemill topics`: lists, describes, creates, extends and deletes topics, and deletes records. See also `elect`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOPIC_SOURCE = 1
 
 
 class _Partition(NamedTuple):
-    """A row of `describe`; offsets and size are None while nobody leads the partition."""
+    """A row of `describe`. Offsets and size are None while the partition has no leader."""
 
     partition: int
     leader: int | None
@@ -45,10 +45,12 @@ class _Partition(NamedTuple):
 
 
 class _Topic(NamedTuple):
+    """A topic as `describe` shows it."""
+
     name: str
     id: str
     is_internal: bool
-    # What was set for this topic, not what it inherits.
+    # The topic's own settings, without inherited ones.
     configs: dict[str, str | None]
     partitions: list[_Partition]
 
@@ -95,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     delete.add_argument("topics", metavar="TOPIC", nargs="+")
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    delete.add_argument("--if-exists", action="store_true", help="pass over topics that do not exist")
+    delete.add_argument("--if-exists", action="store_true", help="skip topics that do not exist")
     add_partitions = add_verb(
         verbs,
         "add-partitions",
@@ -105,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_partitions.add_argument("topic", metavar="TOPIC")
     add_partitions.add_argument(
-        "--to", metavar="TOTAL", type=positive, required=True, help="how many it shall have afterwards"
+        "--to", metavar="TOTAL", type=positive, required=True, help="the new number of partitions"
     )
     _add_delete_records(verbs)
     elect.add_verb_elect(verbs)
@@ -141,7 +143,7 @@ def _add_delete_records(verbs: argparse._SubParsersAction[argparse.ArgumentParse
         "--before", metavar="WHERE", required=True, help=f"what stays begins here: {positions.HELP}"
     )
     delete_records.add_argument(
-        "--partition", metavar="N", type=natural, action="append", help="only this one; repeatable"
+        "--partition", metavar="N", type=natural, action="append", help="only this partition; repeatable"
     )
     delete_records.add_argument("--yes", action="store_true", help="do not ask")
 
@@ -344,7 +346,7 @@ def _delete_records(arguments: argparse.Namespace) -> int:
         partitions = chosen_partitions(cluster, arguments.topic, arguments.partition)
         starts = admin.start_offsets(partitions)
         targets = resolve(admin, partitions, position)
-        # Deleting before the start would be an error; there, nothing is to be done.
+        # Offsets below the log start are left out: deleting there would be an error.
         targets = {each: offset for each, offset in targets.items() if offset > starts[each]}
         count = sum(offset - starts[each] for each, offset in targets.items())
         if targets:
