@@ -1,1 +1,1 @@
-"""The simulated world in which a broker runs unchanged: its disk here, its network and clock beside it."""
+"""The deterministic simulation of a cluster: production nodes on a simulated disk, network and clock."""

@@ -1,4 +1,4 @@
-"""`python -m tidemill.sim`: run one seed, or many in parallel, and say which of them break a promise."""
+"""`python -m tidemill.sim`: runs one seed, or many in parallel, and prints the violations."""
 
 from __future__ import annotations
 

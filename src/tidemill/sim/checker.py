@@ -1,17 +1,16 @@
-"""Judges what clients saw of a broker or a cluster, in simulation, in cluster tests and in long runs alike.
+"""The checker of histories: verifies what clients saw, in simulation, in cluster tests and in long runs alike.
 
-A history is a list of events in the order in which they happened, all stamped by one clock. Whoever drives the clients
-writes it: what producers sent and what was acknowledged, what members of groups were given, processed and committed,
-what was in the logs at the end. The checker knows nothing else: no broker, no client, no file.
+A history is a list of events in the order in which they happened, with the timestamps of one clock. The driver of the
+clients records it: sent and acknowledged messages, the assignments, deliveries and commits of group members, and the
+content of the logs at the end. The checker uses nothing else: no broker, no client, no file.
 
-Each rule is a function from a history to violations, named after what it promises; `check` runs them all. A rule
-judges only what the history lets it know: an acknowledged write is lost only if somebody read the log to its end
-(`LogEnded`) or a group to its end (`Drained`) without it; two owners in one generation show only where clients tell
-their generation.
+Each rule is a function from a history to violations, named after its guarantee; `check` runs them all. A rule judges
+only what the history shows. An acknowledged write is lost only if a log was read to its end (`LogEnded`) or a group
+drained (`Drained`) without it. Two owners in one generation are found only where clients report their generation.
 
-A member owns a partition from `Assigned` to `Revoked`, which it reports *before* it lets go. One that was removed without
-knowing (`Lost`) or that was killed (`Died`) owned until some time before that event, nobody knows which: it may
-overlap with the next owner, for the coordinator refuses what it does under its old generation.
+A member owns a partition from `Assigned` to `Revoked`, which it reports *before* it gives the partition up. A member
+that was removed (`Lost`) or killed (`Died`) owned the partition until some unknown time before that event. It may
+overlap with the next owner, because the coordinator rejects commits of the old generation.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from typing import NamedTuple
 
 from tidemill.types import TopicPartition
 
-# What a violation says about the first of many of its kind; the rest are counted.
+# A violation names the first few of its kind and counts the rest.
 _NAMED_MAX = 3
 
 
 class MessageId(NamedTuple):
-    """Who sent it, and the how manieth of that producer to that partition it is. Every value carries its own."""
+    """The identity of a message: its producer and its sequence number in the partition. Every value contains it."""
 
     producer: str
     number: int
@@ -39,6 +38,8 @@ class MessageId(NamedTuple):
 
 
 class MemberName(NamedTuple):
+    """A member of a consumer group."""
+
     group: str
     member: str
 
@@ -48,7 +49,7 @@ class MemberName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A producer handed over a message; whether it is written is open."""
+    """A producer sent a message; it may or may not be written."""
 
     at_s: float
     message: MessageId
@@ -57,6 +58,8 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
+    """A producer's message was acknowledged."""
+
     at_s: float
     message: MessageId
     partition: TopicPartition
@@ -65,7 +68,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A member of a group processed a message. `generation` is None where the client does not tell it."""
+    """A member processed a message. `generation` is None where the client does not report it."""
 
     at_s: float
     member: MemberName
@@ -77,7 +80,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The member owns these partitions too, from now on."""
+    """The member owns these additional partitions from now on."""
 
     at_s: float
     member: MemberName
@@ -96,7 +99,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The member learnt that these partitions are no longer its own."""
+    """The member learned that it no longer owns these partitions."""
 
     at_s: float
     member: MemberName
@@ -105,7 +108,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The member was killed: it cannot tell when it stopped to own what it had."""
+    """The member was killed. It cannot report when its ownership ended."""
 
     at_s: float
     member: MemberName
@@ -113,6 +116,8 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class CommitSent:
+    """A member sent a commit."""
+
     at_s: float
     member: MemberName
     partition: TopicPartition
@@ -175,6 +180,8 @@ Place = tuple[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
+    """A broken rule and its description."""
+
     rule: str
     text: str
 
@@ -183,7 +190,7 @@ class Violation:
 
 
 def check(history: History) -> list[Violation]:
-    """Everything that is wrong with a history; empty when nothing is."""
+    """Returns every violation in a history."""
     return [Violation(rule.__name__, text) for rule in RULES for text in rule(history)]
 
 
@@ -191,7 +198,7 @@ def check(history: History) -> list[Violation]:
 
 
 def no_acked_write_lost(history: History) -> Iterator[str]:
-    """What was acknowledged is in the log that was read to its end, at the offset of the acknowledgement."""
+    """Every acknowledged message is in the log that was read to its end, at its acknowledged offset."""
     ended = {event.partition for event in history if isinstance(event, LogEnded)}
     found = {(event.partition, event.offset): event.message for event in history if isinstance(event, Found)}
     lost = [
@@ -205,7 +212,7 @@ def no_acked_write_lost(history: History) -> Iterator[str]:
 
 
 def every_acked_write_is_delivered(history: History) -> Iterator[str]:
-    """A group that has read everything has processed everything that was acknowledged, at least once."""
+    """A group that has read everything has processed every acknowledged message at least once."""
     delivered: defaultdict[str, set[MessageId]] = defaultdict(set)
     for event in history:
         if isinstance(event, Delivered):
@@ -223,7 +230,7 @@ def every_acked_write_is_delivered(history: History) -> Iterator[str]:
 
 
 def offsets_agree(history: History) -> Iterator[str]:
-    """One offset of one partition is one message, whoever says so."""
+    """An offset of a partition holds one message, in every event that names it."""
     messages: dict[Place, MessageId] = {}
     for event in history:
         if isinstance(event, Acked | Delivered | Found):
@@ -233,7 +240,7 @@ def offsets_agree(history: History) -> Iterator[str]:
 
 
 def nothing_is_invented(history: History) -> Iterator[str]:
-    """What is delivered or found was sent before."""
+    """Every message that is delivered or found was sent before."""
     sent: set[MessageId] = set()
     for event in history:
         if isinstance(event, Sent):
@@ -243,7 +250,7 @@ def nothing_is_invented(history: History) -> Iterator[str]:
 
 
 def no_duplicate_from_an_idempotent_producer(history: History) -> Iterator[str]:
-    """However often an idempotent producer retried, its message has one offset."""
+    """A message of an idempotent producer has one offset, however often it was retried."""
     idempotent = {event.message for event in history if isinstance(event, Sent) and event.is_idempotent}
     places: dict[MessageId, Place] = {}
     for event in history:
@@ -255,7 +262,7 @@ def no_duplicate_from_an_idempotent_producer(history: History) -> Iterator[str]:
 
 
 def order_is_kept(history: History) -> Iterator[str]:
-    """In a partition the messages of one producer lie in the order of their first sending."""
+    """Within a partition the messages of one producer are in the order of their first sending."""
     idempotent = {
         event.message.producer for event in history if isinstance(event, Sent) and event.is_idempotent
     }
@@ -275,7 +282,7 @@ def order_is_kept(history: History) -> Iterator[str]:
 
 
 def nothing_read_vanishes(history: History) -> Iterator[str]:
-    """What a consumer was shown is still there when the log is read to its end, acknowledged or not."""
+    """Every message that a consumer has read is in the log when it is read to its end, acknowledged or not."""
     ended = {event.partition for event in history if isinstance(event, LogEnded)}
     found = {(event.partition, event.offset) for event in history if isinstance(event, Found)}
     for event in history:
@@ -288,12 +295,12 @@ def nothing_read_vanishes(history: History) -> Iterator[str]:
             return
 
 
-# Groups: who owned what, and what became of it.
+# Groups: ownership of partitions, deliveries and commits.
 
 
 @dataclass(slots=True)
 class _Tenure:
-    """A member's ownership of a partition. An end that the member could not name is not firm."""
+    """A member's ownership of a partition. Its end is not firm when the member could not report it."""
 
     member: MemberName
     partition: TopicPartition
@@ -303,7 +310,7 @@ class _Tenure:
     is_firm: bool = True
 
     def is_held_at(self, at_s: float) -> bool:
-        """False also when nobody knows."""
+        """Whether the member owned the partition at that time; False when it is unknown."""
         return self.is_firm and (self.ended_s is None or self.ended_s > at_s)
 
     def __str__(self) -> str:
@@ -323,7 +330,7 @@ def _tenures(history: History) -> list[_Tenure]:
 
     for event in history:
         if isinstance(event, Assigned):
-            # Given anew without being revoked: the member was told of a new generation and kept it.
+            # Assigned again without a revocation: the member kept it in a new generation.
             end(event.member, event.partitions, event.at_s, is_firm=True)
             for partition in event.partitions:
                 tenure = _Tenure(event.member, partition, event.at_s, event.generation)
@@ -340,7 +347,7 @@ def _tenures(history: History) -> list[_Tenure]:
 
 
 def one_owner_in_a_generation(history: History) -> Iterator[str]:
-    """Within one generation of a group a partition is given to one member only."""
+    """Within one generation of a group a partition is assigned to one member only."""
     owners: dict[tuple[str, int, TopicPartition], MemberName] = {}
     for event in history:
         if isinstance(event, Assigned) and event.generation is not None:
@@ -355,7 +362,7 @@ def one_owner_in_a_generation(history: History) -> Iterator[str]:
 
 
 def one_owner_at_a_time(history: History) -> Iterator[str]:
-    """A partition is given to the next member after the last one has given it up."""
+    """A partition is assigned to the next member after the previous one has given it up."""
     by_partition: defaultdict[tuple[str, TopicPartition], list[_Tenure]] = defaultdict(list)
     for tenure in _tenures(history):
         by_partition[tenure.member.group, tenure.partition].append(tenure)
@@ -371,7 +378,7 @@ def one_owner_at_a_time(history: History) -> Iterator[str]:
 
 
 def only_the_owner_processes(history: History) -> Iterator[str]:
-    """A member processes what it owns, when it owns it."""
+    """A member processes only partitions that it owns at the time."""
     owned: defaultdict[MemberName, set[TopicPartition]] = defaultdict(set)
     for event in history:
         if isinstance(event, Assigned):
@@ -385,10 +392,10 @@ def only_the_owner_processes(history: History) -> Iterator[str]:
 
 
 def one_member_processes_an_offset_in_a_generation(history: History) -> Iterator[str]:
-    """Within one generation nobody processes what another member has processed.
+    """Within one generation a message is processed by one member only.
 
-    The same member may, when it was given the partition anew: who joins again while the group is stable gets its old
-    generation back, and reads again what it has not committed.
+    The same member may process it again after another assignment: a member that rejoins a stable group keeps its
+    generation, and reads again what it has not committed.
     """
     processed: dict[tuple[str, int, TopicPartition, int], Delivered] = {}
     for event in history:
@@ -403,7 +410,7 @@ def one_member_processes_an_offset_in_a_generation(history: History) -> Iterator
 
 
 def a_tenure_reads_in_order(history: History) -> Iterator[str]:
-    """From its assignment on, a member sees growing offsets of a partition."""
+    """After its assignment a member reads rising offsets of a partition."""
     last: dict[tuple[MemberName, TopicPartition], int] = {}
     for event in history:
         if isinstance(event, Assigned):
@@ -419,7 +426,7 @@ def a_tenure_reads_in_order(history: History) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Commits:
-    """Of one partition in one group: the last acknowledged commit, and those since then whose answer is unknown."""
+    """The commits of one group and partition: the last acknowledged one, and later ones without a response."""
 
     offset: int | None = None
     open_offsets: set[int] | None = None
@@ -435,10 +442,9 @@ class _Commits:
 
 
 def resumes_at_the_commit(history: History) -> Iterator[str]:
-    """The first message that a member processes of a partition it was given is the one that the group committed last.
+    """The first message that a member processes after an assignment is the one at the last committed offset.
 
-    A commit whose answer never came may or may not count. A partition without a commit starts wherever the client's reset
-    policy says.
+    A commit without a response may or may not count. A partition without a commit starts at the client's reset policy.
     """
     commits: defaultdict[tuple[str, TopicPartition], _Commits] = defaultdict(_Commits)
     waits: set[tuple[MemberName, TopicPartition]] = set()
@@ -483,7 +489,7 @@ def _place(event: Acked | Delivered | Found) -> str:
 
 
 def _first_of(events: Sequence[Acked], text: Callable[[Acked], str]) -> Iterator[str]:
-    """The first few, and the number of the others: a lost partition is one story, not a million."""
+    """The first few events, and the number of the others."""
     yield from (text(event) for event in events[:_NAMED_MAX])
     if len(events) > _NAMED_MAX:
         yield f"and {len(events) - _NAMED_MAX} more"

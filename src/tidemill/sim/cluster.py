@@ -1,8 +1,8 @@
-"""The machines of a simulated cluster, and what can happen to them.
+"""The machines of a simulated cluster, and the events that can happen to them.
 
-A machine has a disk, a clock and at most one process: a real `Node` on a simulated platform. Killing it leaves the disk
-as it was written; a power failure takes away what was not synced. A node that stops by itself is started again after a
-while, as a supervisor would do it.
+A machine has a disk, a clock and at most one process: a real `Node` on a simulated platform. A kill leaves the disk as
+it was written; a power failure loses what was not synced. A node that stops by itself is restarted after a while, as
+by a supervisor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SKEW_MS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which nodes there are, and what they are."""
+    """The nodes of a cluster and their roles."""
 
     combined: int = 3
     brokers: int = 0
@@ -74,6 +74,8 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Machine:
+    """One machine of the cluster."""
+
     id: int
     host: str
     config: BrokerConfig
@@ -85,7 +87,7 @@ class Machine:
     starts: int = 0
     # How often its power has failed.
     boots: int = 0
-    # A fault that explains why a node cannot start or stops by itself.
+    # Whether an injected fault explains that the node cannot start, or stops by itself.
     is_disk_faulty: bool = False
 
     @property
@@ -94,13 +96,15 @@ class Machine:
 
     @property
     def node(self) -> Node | None:
-        """The running node; None while it is down or not up yet."""
+        """The running node; None while it is down or starting."""
         process = self.process
         return process.node if process is not None and process.is_up else None
 
 
 @dataclass(slots=True)
 class Cluster:
+    """All machines of a world."""
+
     scheduler: Scheduler
     wires: Wires
     trace: Trace
@@ -109,7 +113,7 @@ class Cluster:
     accuse: Callable[[str], None]
     on_exception: OnException
     machines: dict[int, Machine] = field(default_factory=dict)
-    # Loops of processes that are no more; kept so that nothing of theirs is collected before the end.
+    # The loops of ended processes, kept so that none of their objects is collected before the end.
     graveyard: list[SimulatedLoop] = field(default_factory=list)
 
     def build(self, extra: Mapping[str, str]) -> None:
@@ -227,14 +231,14 @@ class Cluster:
     # -- what happens to them --------------------------------------------------------------------------------
 
     def kill(self, machine: Machine) -> None:
-        """kill -9: what was written stays."""
+        """Kill the process with SIGKILL: what was written stays."""
         if machine.process is not None:
             self.trace.add(machine.host, "is killed")
             self._bury(machine, machine.process, is_silent=False)
             machine.disk = machine.disk.kill()
 
     def cut_power(self, machine: Machine) -> None:
-        """What was not synced is lost, torn, or there after all."""
+        """Cut the power: what was not synced is lost, torn, or kept."""
         if machine.process is not None:
             self.trace.add(machine.host, "loses power")
             machine.boots += 1
@@ -243,7 +247,7 @@ class Cluster:
             machine.disk = machine.disk.crash(machine.rng)
 
     def stop(self, machine: Machine) -> None:
-        """SIGTERM; whoever asks starts it again."""
+        """Stop the process with SIGTERM; the caller restarts it."""
         process = machine.process
         if process is not None and process.node is not None and process.is_up:
             self.trace.add(machine.host, "is asked to stop")

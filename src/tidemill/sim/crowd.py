@@ -1,7 +1,7 @@
-"""What every crowd of clients that use transactions has: readers of its topics, upsets, and an end at which nothing is open.
+"""The base of the client groups that use transactions: their readers, their faults, and their final check.
 
-A crowd is all clients of one kind of work. Its topics are its own; in the end every partition has to be stable up to its
-high watermark, or a transaction hangs, and readers of both isolation levels read everything.
+A crowd is all clients of one workload, with topics of its own. At the end every partition must be stable up to its
+high watermark, otherwise a transaction hangs, and readers of both isolation levels read everything.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _STABLE_LIMIT_S = 90.0
 
 
 class Crowd:
+    """The clients of one workload."""
+
     def __init__(
         self, world: World, rng: Random, partitions: list[TopicPartition], reader_kind: str = "reader"
     ) -> None:
-        """`partitions` are those that are read."""
+        """`partitions` are the partitions that the readers read."""
         self._world = world
         self._reader_kind = reader_kind
         self._rng = rng
@@ -64,7 +66,7 @@ class Crowd:
         self._world.scheduler.after(duration_s, loop.resume)
 
     def _lose_touch(self, name: str) -> None:
-        """With one broker, for a while: what it sends there arrives when it has given up long since."""
+        """Cut a client off from one broker for a while: its requests arrive after it has given up."""
         broker = self._rng.choice(self._world.cluster.brokers()).host
         duration_s = self._rng.uniform(1, _OUT_OF_TOUCH_S_MAX)
         self._world.trace.add(name, f"does not reach {broker} for {duration_s:.1f} s")
@@ -86,7 +88,7 @@ class Crowd:
             if machine.node is None:
                 return [f"{machine.host} is not up"]
             for partition in machine.node.broker.replicas.partitions():
-                # What is not replicated yet may belong to a transaction, or be the marker of one.
+                # Records that are not replicated yet may be part of a transaction, or its marker.
                 if partition.leader is None or partition.log is None:
                     continue
                 if partition.last_stable_offset != partition.log.log_end_offset:
@@ -98,7 +100,7 @@ class Crowd:
         return found + [f"{tp} has no leader" for tp in self._read if tp not in led]
 
     def _ends(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """As the leaders know them: everybody has stopped to write here."""
+        """The end offsets as the leaders know them, after all writers have stopped."""
         ends: dict[TopicPartition, int] = {}
         for machine in self._world.cluster.brokers():
             if machine.node is None:

@@ -1,7 +1,7 @@
-"""Judges a two-phase commit: each batch's rows are read once, from the transactions that were decided, and from no others.
+"""The checker of two-phase commits: each batch's rows are read once, from the decided transactions only.
 
-From the same history as `transactions.py`. A row of a batch is the `source` of the messages that tasks made of it, one for
-each time that the batch was tried. What is decided is what anybody read of the decisions, or knows to have written there.
+It uses the same history as `transactions.py`. A row of a batch is the `source` of the messages that tasks made of it,
+one for each attempt. A decision counts when any client has read it, or knows that it wrote it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BATCHES = "batches"
 
 
 def row(batch: int, number: int) -> Place:
-    """No topic holds it: it is what the query reads."""
+    """The id of a row. It is in no topic: the query reads it."""
     return Place(TopicPartition(_BATCHES, batch), number)
 
 
@@ -36,7 +36,7 @@ def check_decisions(history: TransactionHistory) -> list[Violation]:
 
 
 def _decided(history: TransactionHistory) -> dict[int, Decided]:
-    """By batch; the first that anybody knew of."""
+    """The decisions by batch: the first one that any client knew."""
     found: dict[int, Decided] = {}
     for event in history:
         if isinstance(event, Decided):
@@ -61,7 +61,7 @@ def _rows(history: TransactionHistory) -> dict[MessageId, Wrote]:
 
 
 def a_batch_is_decided_once(history: TransactionHistory) -> Iterator[str]:
-    """Drivers fence each other: no two of them decide about one batch, and none leaves one out."""
+    """Drivers fence each other: each batch is decided by exactly one of them."""
     first = _decided(history)
     for event in history:
         if isinstance(event, Decided) and event.writers != first[event.batch].writers:
@@ -81,7 +81,7 @@ def no_decided_transaction_is_aborted(history: TransactionHistory) -> Iterator[s
 
 
 def only_decided_rows_are_read(history: TransactionHistory) -> Iterator[str]:
-    """Nothing of an attempt that came to nothing."""
+    """Rows of failed attempts are never read."""
     decided = {writer for event in _decided(history).values() for writer in event.writers}
     writers, rows = _writers(history), _rows(history)
     for event in history:

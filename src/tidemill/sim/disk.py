@@ -1,7 +1,7 @@
-"""A disk in memory that forgets, tears and fills up as real ones do, and does so again for the same seed.
+"""A simulated disk that loses, tears and runs out of space as real disks do, reproducibly by seed.
 
-`SimulatedDisk` implements `Files` of `log/files.py`. It keeps two truths about everything: what a process sees now, and
-what is durable. The rules are those of a journaling file system, taken at their least generous:
+`SimulatedDisk` implements `Files` of `log/files.py`. It keeps two states of everything: what a process sees, and what
+is durable. The rules are those of a journaling file system at its weakest:
 
 - A file's bytes and size are durable after `sync` (a map's after `flush`). Until then a power failure keeps them, loses
   them, tears them at any byte (with or without zeros behind), or mixes old and new pages.
@@ -9,12 +9,12 @@ what is durable. The rules are those of a journaling file system, taken at their
   first few of them, in order; the order between folders, and between entries and content, is not kept.
 - `replace` is atomic and durable, as its contract says.
 
-Three ways to stop: `crash` is a power failure and `kill` the death of the process (the kernel keeps all that was written);
-both return a new disk, and whatever still holds the old one holds a dead one. `stop_at` stops the process at one exact step:
-before it, or in the middle of a write. `every_cut_point` uses it to stop a scenario everywhere.
+There are three ways to stop. `crash` is a power failure and `kill` the death of the process, after which the kernel
+keeps all writes. Both return a new disk, and the old one is dead. `stop_at` stops the process at an exact step: before
+it, or in the middle of a write. `every_cut_point` uses it to stop a scenario at every step.
 
 Faults: `free_bytes` limits the disk (a write that does not fit is cut short and then fails with ENOSPC), `fail` makes
-operations on matching paths raise, `flip_bit` damages what is stored, `on_step` sees every step first (to log, to delay).
+operations on matching paths raise, `flip_bit` damages stored bytes, and `on_step` is called before every step.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _UNLIMITED = 1 << 62
 
 
 class Stopped(BaseException):
-    """The process died here. Not an `Exception`: no handler of the code under test may survive its own death."""
+    """The process died here. Not an `Exception`, so that no handler of the code under test catches it."""
 
 
 class Step(NamedTuple):
-    """One thing a process did to the disk; reads are no steps."""
+    """One change of the disk by a process; reads are not steps."""
 
     operation: Operation
     path: str
@@ -61,6 +61,8 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Fault:
+    """An injected error."""
+
     operations: frozenset[str]
     pattern: str
     error: int
@@ -68,7 +70,7 @@ class Fault:
 
 
 class SimulatedFile:
-    """An open file. It lives as long as its node does: unlinked files stay readable."""
+    """An open file. It lives as long as its node, so unlinked files stay readable."""
 
     __slots__ = ("_disk", "_node", "_path", "_writable")
     fd = -1
@@ -100,12 +102,14 @@ class SimulatedFile:
 
 
 class SimulatedDisk:
+    """The disk of one machine."""
+
     def __init__(self, *, page_bytes: int = 4096) -> None:
         self.page_bytes = page_bytes
-        # What may still be added; settable at any time.
+        # How many bytes may still be added; settable at any time.
         self.free_bytes = _UNLIMITED
         self.trace: list[Step] = []
-        # Called with each step before it happens.
+        # Called before each step.
         self.on_step: Callable[[Step], None] | None = None
         self._root = FolderNode()
         self._locks: dict[str, str] = {}
@@ -118,13 +122,13 @@ class SimulatedDisk:
     def crash(self, rng: Random, *, keep: Keep = "some") -> SimulatedDisk:
         """The disk as it may be found after a power failure.
 
-        `keep` says what becomes of everything that was not synced: `nothing` and `everything` are the two extremes,
-        `some` lets the random source decide for each file and folder.
+        `keep` decides about everything that was not synced: `nothing` and `everything` are the extremes, and with
+        `some` the random source decides for each file and folder.
         """
         return self._successor(self._root.after_crash(rng, keep, self.page_bytes))
 
     def kill(self) -> SimulatedDisk:
-        """The disk after `kill -9`: all is as written, and what was not durable still is not."""
+        """The disk after `kill -9`: all writes stay, and what was not durable still is not."""
         return self._successor(self._root.copy({}))
 
     def _successor(self, root: FolderNode) -> SimulatedDisk:
@@ -143,7 +147,7 @@ class SimulatedDisk:
     def fail(
         self, *operations: Operation, pattern: str = "*", error: int = errno.EIO, times: int = -1
     ) -> None:
-        """Let operations on matching paths raise, from now on or so many times."""
+        """Make operations on matching paths raise, from now on or so many times."""
         self._faults.append(Fault(frozenset(operations), pattern, error, times))
 
     def heal(self) -> None:
@@ -154,7 +158,7 @@ class SimulatedDisk:
         self._file(path).flip_bit(position, bit)
 
     def check(self, operation: Operation, path: str) -> None:
-        """Raise what an injected fault demands."""
+        """Raise the error of an injected fault."""
         if self._is_dead:
             raise Stopped(f"{operation} {path}: this process is dead")
         for fault in self._faults:
@@ -163,7 +167,7 @@ class SimulatedDisk:
                 raise OSError(fault.error, os.strerror(fault.error), path)
 
     def step(self, step: Step) -> int | None:
-        """Count a step. The number of bytes to write before dying, when this is the one to die at."""
+        """Count a step. Returns the number of bytes to write before dying, when the process dies at this step."""
         self.check(step.operation, step.path)
         if self.on_step is not None:
             self.on_step(step)
@@ -209,7 +213,7 @@ class SimulatedDisk:
         cut = self.step(Step("write", path, len(data)))
         growth = max(0, position + len(data) - len(node.content))
         if growth > self.free_bytes:
-            # A short write first, then the error, as the kernel does it.
+            # A short write first, then the error, as the kernel does.
             node.write(data[: max(0, len(data) - (growth - self.free_bytes))], position)
             self.free_bytes = 0
             raise _no_space(path)
@@ -265,7 +269,7 @@ class SimulatedDisk:
             old_folder.unlink(old_name)
 
     def remove(self, path: str) -> None:
-        """A folder goes file by file, each a step of its own, as a recursive removal does."""
+        """Remove a path. A folder is removed file by file, each as a step, like a recursive removal."""
         node = self._find(path)
         if node is None:
             return
@@ -317,7 +321,7 @@ class SimulatedDisk:
         return _UNLIMITED, self.free_bytes
 
     def contents(self) -> dict[str, bytes]:
-        """Every file and its bytes, as a process sees them: to compare two moments."""
+        """Every file and its bytes, as a process sees them, for comparisons."""
         return {path: bytes(node.content) for path, node in self._root.walk("")}
 
     # -- finding ---------------------------------------------------------------------------------------------
@@ -367,11 +371,11 @@ HistoryT = TypeVar("HistoryT")
 
 @dataclass(slots=True)
 class CutPoint(Generic[HistoryT]):
-    """A scenario that died: the disk it left behind, and what it had noted down until then."""
+    """A scenario that died: the disk that it left, and its history until then."""
 
     disk: SimulatedDisk
     history: HistoryT
-    # None when the scenario ran to its end.
+    # None when the scenario was not cut.
     step: Step | None
     bytes_written: int = 0
 
@@ -390,11 +394,11 @@ def every_cut_point(
     stride_bytes: int = 1,
     page_bytes: int = 64,
 ) -> Iterator[CutPoint[HistoryT]]:
-    """Run a deterministic scenario again and again, dead at a later step each time.
+    """Run a deterministic scenario repeatedly, and let it die at a later step each time.
 
-    `scenario` gets a fresh disk and a fresh history, into which it writes what it did as soon as it is done, so that
-    the history of a cut run says exactly what the survivor must and may hold. Every write numbered in `torn_writes`
-    (counted from the end: -1 is the last) is also cut after each of its bytes.
+    `scenario` gets a new disk and a new history. It records each action when it is done, so the history of a cut run
+    defines what the surviving disk must and may hold. Every write numbered in `torn_writes` (from the end: -1 is the
+    last) is also cut after each of its bytes.
     """
 
     def run(stop: tuple[int, int] | None) -> CutPoint[HistoryT]:

@@ -1,6 +1,6 @@
-"""Files and folders of the simulated disk: what is seen, what is durable, and what a power failure makes of both.
+"""The files and folders of the simulated disk: their visible and durable state, and the effect of a power failure.
 
-`disk.py` gives them names, faults and steps; nothing here knows a path.
+`disk.py` adds paths, faults and steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Keep = Literal["nothing", "some", "everything"]
 
 
 class SimulatedMapping(mmap.mmap):
-    """Anonymous memory that stands for the first bytes of a file until it is closed."""
+    """Memory that represents the first bytes of a file until it is closed."""
 
     _node: FileNode
     _before_flush: Callable[[], object]
@@ -76,7 +76,7 @@ class FileNode:
         self._durable = bytes(self.content)
 
     def sync_mapped(self) -> None:
-        """Flushing a map makes its bytes durable; the file's size only as far as they reach."""
+        """Make the bytes of a flushed map durable, and the file's size as far as they reach."""
         content = self.content
         mapped = len(self._mapping) if self._mapping is not None else 0
         self._durable = bytes(content[:mapped]) + self._durable[mapped:]
@@ -116,7 +116,9 @@ def _kept(_old: bytes, new: bytes, _rng: Random, _page_bytes: int) -> bytes:
 
 
 def _torn(old: bytes, new: bytes, rng: Random, _page_bytes: int) -> bytes:
-    """The new bytes up to anywhere; behind them nothing, or zeros where the size was durable before the bytes."""
+    """The new bytes up to a random position, followed by nothing, or by zeros when the size was durable before the
+    bytes.
+    """
     changed_at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(old))
     cut = rng.randint(min(changed_at, len(new)), len(new))
     return new[:cut] + bytes(rng.choice((0, len(new) - cut)))
@@ -133,14 +135,14 @@ def _mixed_pages(old: bytes, new: bytes, rng: Random, page_bytes: int) -> bytes:
 
 
 class _Entry(NamedTuple):
-    """A change of a folder that is not durable yet: some names appear, some go."""
+    """A change of a folder that is not durable yet: names that are added and removed."""
 
     linked: tuple[str, FileNode | FolderNode] | None
     unlinked: str | None
 
 
 class FolderNode:
-    """Names and what they stand for; `_pending` are the changes since the last sync, in order."""
+    """The names in a folder. `_pending` holds the changes since the last sync, in order."""
 
     __slots__ = ("_durable", "_pending", "entries")
 
@@ -174,7 +176,7 @@ class FolderNode:
                 yield from node.walk(f"{path}/{name}")
 
     def copy(self, copies: dict[int, FileNode | FolderNode]) -> FolderNode:
-        """A twin, down to what is not durable. One node may be reached by two names: it is copied once."""
+        """A copy with its unsynced state. A node with two names is copied once."""
 
         def copy_of(node: FileNode | FolderNode) -> FileNode | FolderNode:
             if id(node) not in copies:

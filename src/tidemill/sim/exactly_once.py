@@ -1,10 +1,10 @@
-"""Judges a topic that was made from another by transactions: every message of the input once, and nothing else.
+"""The checker of a transformed topic: it holds every message of the input once, and nothing else.
 
-Whoever drives the transformers reads three logs to their ends: the input, and the output as `read_committed` and as
-`read_uncommitted` readers see it. An output message carries the id of the input message that it was made from. What only
-the second reader of the output sees was aborted, and is none of the first one's business.
+The driver of the transformers reads three logs to their ends: the input, and the output as a `read_committed` and as a
+`read_uncommitted` consumer sees it. An output message has the id of its input message. Messages that only the second
+consumer sees were aborted.
 
-Each rule is a function from these logs to violations, named after what it promises; `check` runs them all.
+Each rule is a function from these logs to violations, named after its guarantee; `check` runs them all.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Each with its messages in the order of their offsets, partition after partition."""
+    """The three logs, each with its messages in the order of their offsets, partition after partition."""
 
     input: Sequence[Found]
     committed: Sequence[Found]
     uncommitted: Sequence[Found]
 
     def aborted(self) -> list[Found]:
-        """What only a `read_uncommitted` reader sees."""
+        """The messages that only a `read_uncommitted` consumer sees."""
         committed = {(found.partition, found.offset) for found in self.committed}
         return [found for found in self.uncommitted if (found.partition, found.offset) not in committed]
 
 
 def check(logs: Logs) -> list[Violation]:
-    """Everything that is wrong; empty when every input was transformed exactly once."""
+    """Returns every violation; none when every input was transformed exactly once."""
     return [Violation(rule.__name__, text) for rule in RULES for text in rule(logs)]
 
 
@@ -60,7 +60,7 @@ def nothing_is_transformed_twice(logs: Logs) -> Iterator[str]:
 
 
 def nothing_is_invented(logs: Logs) -> Iterator[str]:
-    """Not even in what was aborted."""
+    """Every output message has an input, even an aborted one."""
     known = {found.message for found in logs.input}
     yield from _first_of(
         [
@@ -72,7 +72,7 @@ def nothing_is_invented(logs: Logs) -> Iterator[str]:
 
 
 def order_is_kept(logs: Logs) -> Iterator[str]:
-    """The messages of one producer lie in one partition of the committed output, in the order of their numbers."""
+    """The messages of one producer are in one partition of the committed output, in order."""
     last: dict[str, Found] = {}
     violations = []
     for found in logs.committed:
@@ -86,7 +86,7 @@ def order_is_kept(logs: Logs) -> Iterator[str]:
 
 
 def committed_is_part_of_the_log(logs: Logs) -> Iterator[str]:
-    """What a `read_committed` reader sees, everybody sees, at the same offset."""
+    """A `read_committed` consumer sees a part of the log, at the same offsets."""
     stored = {(found.partition, found.offset): found.message for found in logs.uncommitted}
     yield from _first_of(
         [
@@ -107,7 +107,7 @@ RULES: tuple[Callable[[Logs], Iterator[str]], ...] = (
 
 
 def message_of(value: bytes) -> MessageId:
-    """`producer/number`."""
+    """Parse `producer/number`."""
     producer, _, number = value.decode().rpartition("/")
     return MessageId(producer, int(number))
 

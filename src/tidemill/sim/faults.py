@@ -1,11 +1,10 @@
-"""What goes wrong, and when: chosen by the seed, within what the guarantees allow.
+"""The faults of a world and their schedule: chosen by the seed, within the limits of the guarantees.
 
-Two kinds of faults. *Harmless* ones cost availability at most, so any number may overlap: pauses, cut and slow networks,
-broken connections, slow disks, clocks that jump. *Harmful* ones end a process, or lose what a machine had not synced, or a
-bit of what it had. With three replicas and `min.insync.replicas=2` the cluster promises to survive one such victim at a
-time, where a victim counts until it is back in every ISR. So a harmful fault begins only when every replica of every
-partition is in sync and every node is up, and the next one waits until that is so again. Only killing, which loses nothing
-that was written, may happen before, as long as somebody else is left in every ISR.
+There are two kinds of faults. *Harmless* ones cost at most availability, so any number may overlap: pauses, cut and
+slow networks, broken connections, slow disks, clock jumps. *Harmful* ones end a process, lose unsynced data, or flip a
+stored bit. With three replicas and `min.insync.replicas=2` the cluster survives one such victim at a time, until it is
+back in every ISR. So a harmful fault starts only when every node is up and every replica in sync. Only a kill, which
+loses no written data, may come earlier, as long as every ISR has another member.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ _CUT_S_MAX = 30.0
 _DOWN_S_MAX = 20.0
 _CLOCK_JUMP_MS_MAX = 3_600_000
 _SLOW_DISK_S_MAX = 1.0
-# What a start can tell of a batch's header: its length, and everything from the magic byte and the checksum on.
+# The parts of a batch header that a start can verify: the length, and everything from the magic byte on.
 _LENGTH = slice(8, 12)
 _MAGIC_AT = 16
 
 
 class Faults:
+    """The schedule of faults."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -84,7 +85,7 @@ class Faults:
         self.begin()
 
     def end(self) -> None:
-        """Everything heals, at once."""
+        """Heal everything at once."""
         self._is_over = True
         cluster = self._cluster
         cluster.trace.add("world", "faults end")
@@ -117,7 +118,7 @@ class Faults:
         self._start_later(machine)
 
     def _restart(self, machine: Machine) -> None:
-        """A controlled shutdown; a supervisor that loses patience kills."""
+        """A controlled shutdown. After a timeout the supervisor kills the process."""
         self._cluster.stop(machine)
         process = machine.process
 
@@ -132,7 +133,7 @@ class Faults:
         self._later(1.0, look)
 
     def _full_disk(self, machine: Machine) -> None:
-        """For a while nothing fits; a node that stops over it is started again and again by its supervisor."""
+        """Fill the disk for a while. A node that stops because of it is restarted repeatedly."""
         machine.disk.free_bytes = self._rng.randint(0, 2_000)
         machine.is_disk_faulty = True
         duration_s = self._rng.uniform(1, _DOWN_S_MAX)
@@ -144,10 +145,10 @@ class Faults:
         machine.is_disk_faulty = False
 
     def _bit_rot(self, machine: Machine) -> None:
-        """Power fails, and when it is back one bit of what was on the disk is another one.
+        """Cut the power and flip one stored bit.
 
-        In a log's newest segment, which the next start reads. Nobody reads an older one before a replica asks for it; what
-        a consumer then gets fails its own check of the checksum, as with Apache Kafka.
+        The bit is in a log's newest segment, which the next start reads. Older segments are read only by fetches;
+        their damage fails the consumer's checksum, as with Apache Kafka.
         """
         self._cluster.cut_power(machine)
         places = []
@@ -156,7 +157,7 @@ class Faults:
                 places.append((path, range(start, start + header.size)))
         if places:
             path, batch = self._rng.choice(places)
-            # Offsets and leader epochs are left alone: no checksum covers them.
+            # Not in offsets or leader epochs: the checksum does not cover them.
             position = self._rng.choice((*batch[_LENGTH], *batch[_MAGIC_AT:]))
             bit = self._rng.randrange(8)
             machine.disk.flip_bit(path, position, bit)
@@ -164,7 +165,7 @@ class Faults:
         self._start_later(machine)
 
     def _replicated_logs(self, machine: Machine) -> Iterator[str]:
-        """The newest segments on its disk of the logs that others have too."""
+        """The newest segments on its disk of logs that other machines have too."""
         shape = self._cluster.shape
         newest: dict[str, str] = {}
         for path in machine.disk.contents():
@@ -193,7 +194,7 @@ class Faults:
         self._later(duration_s, process.loop.resume)
 
     def _isolate(self) -> None:
-        """One node from all others, in one direction or both; its clients may reach it still."""
+        """Isolate a node from all others, in one direction or both. Its clients may still reach it."""
         machine = self._any_machine()
         others = [m.host for m in self._cluster.machines.values() if m is not machine]
         if self._rng.random() < 0.3:
@@ -270,7 +271,7 @@ class Faults:
     def _clock_jump(self) -> None:
         machine = self._any_machine()
         jump_ms = self._rng.randint(-_CLOCK_JUMP_MS_MAX, _CLOCK_JUMP_MS_MAX)
-        # Never more than an hour from the truth, whatever came before.
+        # Never more than an hour off.
         machine.clock.skew_ms = max(
             -_CLOCK_JUMP_MS_MAX, min(_CLOCK_JUMP_MS_MAX, machine.clock.skew_ms + jump_ms)
         )

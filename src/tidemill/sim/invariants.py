@@ -1,10 +1,10 @@
-"""Properties of a running cluster that hold at every moment, checked from outside while it runs.
+"""The invariants of a running cluster, checked from outside after every turn of a process.
 
-`after_turn` looks at the process that just ran and compares it with what was ever seen of the others; it remembers where
-it was, so that it reads only what is new. Ledgers hold what must never be contradicted: which batch stands at an offset,
-who led an epoch, whom a voter voted for, what was committed.
+`after_turn` inspects the process that just ran and compares it with everything seen of the others. It keeps its
+position, so that it reads only new batches. Ledgers hold facts that must never be contradicted: the batch at an
+offset, the leader of an epoch, the vote of a voter, the committed batches.
 
-The names are those of the promises: see `ARCHITECTURE.md`.
+The functions are named after the guarantees in `ARCHITECTURE.md`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ Key = tuple[bytes, int]
 
 
 class _Batch(NamedTuple):
+    """A batch as it was seen in a log."""
+
     next_offset: int
     epoch: int
     crc: int
@@ -40,14 +42,14 @@ class _Batch(NamedTuple):
 
 @dataclass(slots=True)
 class _Ledger:
-    """Of one partition: every batch ever seen, and those that were committed."""
+    """The ledger of one partition: every batch ever seen, and the committed ones."""
 
     # (base offset, epoch) -> CRC: log matching.
     crcs: dict[tuple[int, int], int] = field(default_factory=dict)
     committed: dict[int, _Batch] = field(default_factory=dict)
     committed_end: int = 0
     leaders: dict[int, int] = field(default_factory=dict)
-    # How far the log was known to be committed in each epoch of its leader.
+    # The highest committed end in each leader epoch.
     shown: dict[int, int] = field(default_factory=dict)
 
     def show(self, epoch: int, end: int) -> None:
@@ -56,14 +58,14 @@ class _Ledger:
     def committed_before(self, epoch: int) -> int:
         """What a leader of this epoch must have.
 
-        Later epochs do not count: a leader may learn of its election when others have gone on without it.
+        Later epochs do not count: a leader may learn of its election after others have replaced it.
         """
         return max((end for shown, end in self.shown.items() if shown < epoch), default=0)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """How far one process's replica was looked at."""
+    """How far one process's replica has been read."""
 
     log: Log | None = None
     log_end: int = -1
@@ -71,9 +73,9 @@ class _Seen:
     committed_end: int = 0
     led_epoch: int = -1
     isr: tuple[int, ...] = ()
-    # What it held when it was last read.
+    # The batches at the last reading.
     batches: dict[int, _Batch] = field(default_factory=dict)
-    # By the batches up to `committed_end`.
+    # Derived from the batches up to `committed_end`.
     transactions: OpenTransactions = field(default_factory=OpenTransactions)
     stable_offset: int = -1
     stable_epoch: int = -1
@@ -81,6 +83,8 @@ class _Seen:
 
 
 class Invariants:
+    """The checks and their ledgers."""
+
     def __init__(self, cluster: Cluster, accuse: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._accuse = accuse
@@ -89,12 +93,12 @@ class Invariants:
         self._looked_at: dict[Partition, _Seen] = {}
         self._machines = {machine.host: machine for machine in cluster.machines.values()}
         self._quorum_leaders: dict[int, int] = {}
-        # Up to where each voter has said to have the metadata on disk.
+        # The end of the metadata log that each voter has claimed to have on disk.
         self._vouched: dict[int, int] = {}
         self._elections: dict[int, tuple[SimulatedLoop, int, int | None]] = {}
 
     def after_turn(self, loop: SimulatedLoop) -> None:
-        """Everything that the process that ran may have broken."""
+        """Check everything that the process may have changed in its turn."""
         machine = self._machines.get(loop.name)
         if machine is None or machine.process is None or machine.process.loop is not loop:
             return
@@ -103,7 +107,7 @@ class Invariants:
         if node is None:
             return
         quorum = getattr(node, "_quorum", None)
-        # What a replica believes that could not write it down, nobody hears, or not before it is written.
+        # A state that could not be persisted is sent to no other node, or only after it is persisted.
         if quorum is not None and quorum.machine is not None and not self._is_silent(quorum):
             self._check_quorum(machine, process, quorum)
         replicas = getattr(node, "_replicas", None)
@@ -117,7 +121,7 @@ class Invariants:
         return quorum._has_failed or quorum.is_waiting_for_space
 
     def _is_unchanged(self, partition: Partition) -> bool:
-        """Nothing that is looked at has moved since the last look: nearly always."""
+        """Whether the partition has not changed since the last check, as is nearly always the case."""
         seen, log, leader = self._looked_at.get(partition), partition.log, partition.leader
         return (
             seen is not None
@@ -154,14 +158,14 @@ class Invariants:
                 f"to {raft.high_watermark}"
             )
         seen.high_watermark = raft.high_watermark
-        # A follower counts as well: what it has heard was committed in this epoch or an earlier one.
+        # A follower counts too: its high watermark was committed in this epoch or an earlier one.
         self._ledger(_METADATA_KEY).show(epoch, raft.high_watermark)
         self._read_on(machine, _METADATA_KEY, seen, log, raft.high_watermark)
 
     def _nothing_vouched_for_is_lost(self, machine: Machine, log: Log) -> None:
-        """What a voter has told others to be on its disk is there after a power failure.
+        """What a voter has claimed to have on disk is there after a power failure.
 
-        Not so with a log that was found damaged: the node knows it, and takes no part until it has everything again.
+        A log that was found damaged is excepted: the node knows it, and takes no part until it has everything again.
         """
         if log.log_end_offset < self._vouched.get(machine.id, 0):
             self._accuse(
@@ -191,7 +195,7 @@ class Invariants:
             self._accuse(f"quorum epoch {epoch} is led by {leader} and by {node_id}")
 
     def _no_vote_forgotten(self, machine: Machine, process: Process, raft: RaftMachine) -> None:
-        """In an epoch a voter votes once, and a restart does not make it forget."""
+        """A voter votes once in an epoch, also across a restart."""
         election = raft.election
         voted = election.voted.id if election.voted is not None else None
         known = self._elections.get(machine.id)
@@ -248,7 +252,7 @@ class Invariants:
     # -- transactions ----------------------------------------------------------------------------------------
 
     def _check_stable_offset(self, machine: Machine, partition: Partition, seen: _Seen, log: Log) -> None:
-        """The last stable offset is what the committed batches say, and a leader does not take it back."""
+        """The last stable offset equals what the committed batches imply, and a leader never lowers it."""
         stable = partition.last_stable_offset
         where = f"{machine.host}: {partition.name} is stable up to {stable}"
         if stable > seen.high_watermark:
@@ -270,9 +274,9 @@ class Invariants:
             self._aborted_are_known(machine, partition, seen, log)
 
     def _stable_with_hindsight(self, partition: Partition, seen: _Seen, log: Log) -> int:
-        """Up to where a replica may be stable that knew more than the high watermark with which it started again.
+        """The largest stable offset of a replica that knew more than the high watermark with which it restarted.
 
-        It has forgotten transactions whose markers were committed, and is right: they stay decided.
+        It has dropped transactions whose markers were committed; they stay decided.
         """
         committed_end = self._ledger((bytes(partition.topic_id), partition.index)).committed_end
         transactions = deepcopy(seen.transactions)
@@ -282,7 +286,7 @@ class Invariants:
         return min(seen.high_watermark, transactions.stable_offset(seen.high_watermark))
 
     def _aborted_are_known(self, machine: Machine, partition: Partition, seen: _Seen, log: Log) -> None:
-        """The index of aborted transactions holds those of the batches, on every replica."""
+        """The transaction index holds the aborted transactions of the batches, on every replica."""
         end = seen.high_watermark
         known = {
             (each.producer_id, each.first_offset, each.last_offset)
@@ -311,7 +315,7 @@ class Invariants:
             )
 
     def _committed_is_in_sync(self, machine: Machine, partition: Partition, high_watermark: int) -> None:
-        """Whatever is committed is in the log of every member of the ISR, the leader's and the controller's."""
+        """Everything committed is in the log of every ISR member, of the leader's ISR and the controller's."""
         leader = partition.leader
         assert leader is not None
         newer = self._newer_isr(partition, leader)
@@ -328,9 +332,9 @@ class Invariants:
                 )
 
     def _newer_isr(self, partition: Partition, leader: PartitionLeader) -> tuple[int, ...]:
-        """The ISR that the controller has committed last, in the same leader epoch, when the leader does not know it yet.
+        """The ISR that the controller has committed in the same leader epoch, while the leader does not know it yet.
 
-        It may be the first to know: the controller answers it before brokers hear of it.
+        The leader may be the first to know it: the controller responds to it before brokers replay the record.
         """
         found: tuple[int, ...] = ()
         found_epoch = leader.partition_epoch
@@ -347,7 +351,7 @@ class Invariants:
         return found
 
     def _replica_of(self, broker_id: int, leader: Machine, partition: Partition) -> Partition | None:
-        """The other's replica; None unless it is up, in the very incarnation that the leader knows."""
+        """The replica of another broker; None unless it runs in the incarnation that the leader knows."""
         other = self._cluster.machines[broker_id]
         if other is leader or other.node is None or leader.node is None:
             return None
@@ -360,7 +364,7 @@ class Invariants:
     # -- contents --------------------------------------------------------------------------------------------
 
     def _read_on(self, machine: Machine, key: Key, seen: _Seen, log: Log, committed_end: int) -> None:
-        """Compare what this replica holds with what was ever seen elsewhere."""
+        """Compare this replica's new batches with those seen elsewhere."""
         ledger = self._ledger(key)
         end = log.log_end_offset
         if seen.log is not log:
@@ -374,7 +378,7 @@ class Invariants:
             seen.transactions = OpenTransactions()
             seen.aborted_seen = -1
         seen.log_end, seen.log = end, log
-        # What was not committed when it was read may have been replaced since.
+        # Uncommitted batches may have been replaced since they were read.
         offset = max(seen.committed_end, log.log_start_offset)
         try:
             for header, raw in _batches(log, offset, end):
@@ -395,7 +399,7 @@ class Invariants:
     def _nothing_committed_is_cut(
         self, machine: Machine, key: Key, ledger: _Ledger, seen: _Seen, end: int
     ) -> None:
-        """A replica that cuts its log gives up what the leader does not have, and nothing that was committed."""
+        """A truncation removes only batches that the leader does not have, and no committed one."""
         cut = [base for base, batch in seen.batches.items() if batch.next_offset > end]
         for base in cut:
             if seen.batches.pop(base) == ledger.committed.get(base):
@@ -447,7 +451,7 @@ class Invariants:
         return "the metadata log" if key == _METADATA_KEY else key[0].hex()
 
     def check_all(self) -> None:
-        """At the end: everything, on every node."""
+        """Check everything on every node, at the end."""
         for machine in self._cluster.machines.values():
             if machine.process is not None:
                 self.after_turn(machine.process.loop)

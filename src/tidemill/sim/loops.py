@@ -1,16 +1,15 @@
 """Virtual time, and one event loop for each simulated process.
 
-`Scheduler` owns the time. It keeps what is due in one heap, ordered by virtual time and then by the order in which it
-was asked for, and never waits: when nobody has anything to do now, the next due moment becomes now. `SimulatedLoop` is
-what asyncio's coroutines of one process see of that: its own clock, which may run a little fast or slow, and its own
-queue of callbacks.
+`Scheduler` owns the time. A heap holds everything that is due, ordered by virtual time and then by insertion. It never
+waits: when no process can run, time jumps to the next entry. `SimulatedLoop` is the asyncio loop of one process, with
+its own clock, which may run a little fast or slow, and its own queue of callbacks.
 
-A process that dies is a loop that is never run again; `dispose` at the end of the simulation takes its coroutines
-apart, so that no destructor runs code of the dead in between. A process that is paused keeps its queue; timers and
-messages pile up in it until it goes on.
+A dead process is a loop that never runs again. `dispose` closes its coroutines at the end of the simulation, so that
+no destructor runs dead code in between. A paused process keeps its queue; timers and messages accumulate until it
+continues.
 
-Nothing here takes virtual time by itself. A process that is busy for ever without letting time pass would stop the
-world, so too many callbacks in one moment are an error.
+Callbacks take no virtual time. A process that never lets time pass would stop the world, so too many callbacks at one
+time are an error.
 """
 
 from __future__ import annotations
@@ -32,13 +31,15 @@ OnException = Callable[["SimulatedLoop", dict[str, Any]], None]
 
 
 class Livelock(Exception):
-    """A process went round in circles without letting time pass."""
+    """A process ran callbacks without letting time pass."""
 
 
 class Scheduler:
+    """The owner of virtual time."""
+
     def __init__(self, rng: Random) -> None:
         self.now_s = 0.0
-        # Callbacks that ran: a measure of the work done.
+        # The number of callbacks that ran, as a measure of work.
         self.callbacks = 0
         # Called after each turn of a loop.
         self.after_turn: Callable[[SimulatedLoop], None] | None = None
@@ -50,11 +51,11 @@ class Scheduler:
     def new_loop(
         self, name: str, on_exception: OnException, *, started_s: float = 0.0, rate: float = 1.0
     ) -> SimulatedLoop:
-        """`rate` is how many of its own seconds pass in a second of the world."""
+        """Create a loop. `rate` is the number of its own seconds in a second of the world."""
         return SimulatedLoop(self, name, on_exception, started_s, rate)  # type: ignore[abstract]
 
     def at(self, when_s: float, callback: Callable[[], object]) -> None:
-        """Something that happens to the world, whatever state its processes are in."""
+        """Schedule an event of the world, independent of the state of its processes."""
         self._push(when_s, None, callback)
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> None:
@@ -73,12 +74,12 @@ class Scheduler:
         self._runnable.append(loop)
 
     def run_until(self, end_s: float, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass up to `end_s`, or until `is_done` says so after a turn."""
+        """Advance time to `end_s`, or until `is_done` returns true after a turn."""
         due, runnable = self._due, self._runnable
         at_once = 0
         while not is_done():
             if runnable:
-                # Whose turn it is among those that can go on now is chance.
+                # The next process among those that can run is random.
                 index = self._rng.randrange(len(runnable)) if len(runnable) > 1 else 0
                 loop = runnable.pop(index)
                 ran = loop.take_turn()
@@ -105,7 +106,7 @@ class Scheduler:
 
 
 class SimulatedLoop(AbstractEventLoop):
-    """As much of an event loop as code without sockets, threads and signals needs."""
+    """The part of an event loop that code without sockets, threads and signals needs."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class SimulatedLoop(AbstractEventLoop):
     # -- what the world does with it -------------------------------------------------------------------------
 
     def take_turn(self) -> int:
-        """Run what was ready at the beginning of this turn; how much that was."""
+        """Run the callbacks that were ready at the start of this turn. Returns their number."""
         self._is_queued = False
         if self.is_dead or self._is_paused:
             return 0
@@ -150,7 +151,7 @@ class SimulatedLoop(AbstractEventLoop):
         return count
 
     def next_callback(self) -> str:
-        """What would run next, to be read by people."""
+        """A description of the next callback."""
         if not self._ready:
             return "nothing"
         callback = getattr(self._ready[0], "_callback", None)
@@ -174,7 +175,7 @@ class SimulatedLoop(AbstractEventLoop):
         return self._is_paused
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Pause the process, as SIGSTOP does."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -183,12 +184,12 @@ class SimulatedLoop(AbstractEventLoop):
             self._queue()
 
     def kill(self) -> None:
-        """From here on nothing of this process runs, not even a `finally`."""
+        """Stop running this process, including its `finally` blocks."""
         self.is_dead = True
         self._ready.clear()
 
     def dispose(self) -> None:
-        """At the end of the world: free what the process held. Its coroutines see a dead loop and a dead disk."""
+        """Free the process's objects at the end. Its coroutines see a dead loop and a dead disk."""
         self.kill()
         for task in list(self._tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -197,7 +198,7 @@ class SimulatedLoop(AbstractEventLoop):
                 if coroutine is not None:
                     coroutine.close()
             except BaseException as error:
-                # Whatever the dead wanted to do last, it is too late.
+                # Errors of a dead process are irrelevant.
                 del error
         self._tasks.clear()
 
@@ -227,13 +228,13 @@ class SimulatedLoop(AbstractEventLoop):
     ) -> TimerHandle:
         handle = TimerHandle(when, callback, args, self, context)
         if not self.is_dead:
-            # Never early, not even by a rounding error: who finds that it is not time yet would ask again at once.
+            # Never early, not even by a rounding error: the caller would schedule the timer again at once.
             due_s = (when - self._offset_s) / self._rate + _RESOLUTION_S
             self._scheduler.push_timer(due_s, self, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
-        """A cancelled timer is passed over when its time comes."""
+        """A cancelled timer is skipped when it is due."""
 
     def create_future(self) -> Future[Any]:
         return Future(loop=self)
@@ -257,7 +258,7 @@ class SimulatedLoop(AbstractEventLoop):
     async def getaddrinfo(  # type: ignore[override]
         self, host: str, port: int | None, **_: object
     ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        """Here a host's name is its address."""
+        """Resolve a host: in the simulation its name is its address."""
         return [(0, 0, 0, "", (host, port or 0))]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -1,14 +1,13 @@
-"""A network in which anything may be slow and any connection may break, on virtual time.
+"""A simulated network in which any frame may be slow and any connection may break, on virtual time.
 
-Implements `Network` of `broker/net/network.py` for simulated processes. What TCP promises holds: the frames of one direction
-of a connection arrive in order, each once, or the connection breaks. All else is up to chance: how long a frame takes,
-which of two connections is faster, how much of what was under way still arrives when a connection breaks. A lost packet
-shows as delay, a lost connection as a request that its sender repeats on another: that is how requests are dropped and
-duplicated.
+Implements `Network` of `broker/net/network.py` for simulated processes. The guarantees of TCP hold: the frames of one
+direction of a connection arrive in order, each once, or the connection breaks. The rest is random: the latency of a
+frame, the order between connections, and which frames in flight still arrive when a connection breaks. A lost packet
+appears as delay. A lost connection appears as a request that its sender repeats on another one.
 
-Directions between two hosts can be cut, both or one of them. What is under way then stalls and goes on when the cut is
-healed, as retransmission does it. A process that is killed resets its connections; a host that loses power says nothing:
-its peers learn it when they send to it after it is up again, or by their own timeouts.
+Directions between two hosts can be cut, one or both. Frames in flight then stall and continue after the cut is healed,
+like retransmissions. A killed process resets its connections. A host without power sends nothing: its peers learn it
+from a reset after it is up again, or from their own timeouts.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ _EPHEMERAL_PORT_MIN = 40_000
 _CONNECT_TIMEOUT_S = 20.0
 _CONNECT_RETRY_S = 1.0
 _LENGTH_BYTES = 4
-# How long after a cut is healed, or a host is up again, the first retransmission comes.
+# How long after a cut is healed, or a host is up again, the first retransmission arrives.
 _RETRANSMIT_S_MAX = 2.0
 
-# What ends a direction of a connection: in order behind the last frame, or at once.
+# The end of one direction: in order after the last frame, or at once.
 _END = b""
 
 
 @dataclass(slots=True)
 class Weather:
-    """How the network is; may change at any time."""
+    """The properties of the network; they may change at any time."""
 
     latency_s_min: float = 0.0002
     latency_s_max: float = 0.001
@@ -49,10 +48,10 @@ class Weather:
 
 
 class Wires:
-    """The network as the world sees it: hosts, who can reach whom, and every connection."""
+    """The network as the world sees it: hosts, cuts, and every connection."""
 
     def __init__(self, scheduler: Scheduler, rng: Random, note: Callable[[str], None]) -> None:
-        """`note` hears of every frame that arrives."""
+        """`note` is called with every frame that arrives."""
         self.scheduler = scheduler
         self.weather = Weather()
         self.note = note
@@ -62,7 +61,7 @@ class Wires:
         self._connections: dict[Connection, None] = {}
         self._next_port = _EPHEMERAL_PORT_MIN
         self.listeners: dict[Address, _Listener] = {}
-        # Directions in which something waits for a cut to be healed.
+        # Directions with frames that wait for a cut to be healed.
         self.stalled: dict[Pipe, None] = {}
 
     def of(self, loop: SimulatedLoop, host: str) -> ProcessNetwork:
@@ -71,7 +70,7 @@ class Wires:
     # -- faults ----------------------------------------------------------------------------------------------
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing goes from `source` to `target` any more; the other direction is another matter."""
+        """Cut the direction from `source` to `target`; the other direction is not affected."""
         self._cuts[source, target] = None
 
     def heal(self, source: str, target: str) -> None:
@@ -93,7 +92,7 @@ class Wires:
         self._dark[host] = None
 
     def regain_power(self, host: str) -> None:
-        """Peers that sent something meanwhile send it again, and hear that nobody knows them here."""
+        """A host is up again: peers that have sent frames meanwhile retransmit them and get a reset."""
         self._dark.pop(host, None)
         for connection in list(self._connections):
             connection.host_is_back(host, self._rng.uniform(0.05, _RETRANSMIT_S_MAX))
@@ -102,7 +101,7 @@ class Wires:
         return host in self._dark
 
     def reset_some(self) -> str | None:
-        """Break one connection, any; what it was."""
+        """Reset one random connection. Returns its description."""
         if not self._connections:
             return None
         connection = self._rng.choice(list(self._connections))
@@ -176,17 +175,17 @@ class Pipe:
             self._arrive(item)
 
     def drop(self) -> None:
-        """What is under way never arrives."""
+        """Drop all frames in flight."""
         self._on_item = _ignore
         self._stalled.clear()
 
 
 def _ignore(_item: bytes) -> None:
-    """Nobody is there any more."""
+    """Discard a frame: the receiver is gone."""
 
 
 class Connection:
-    """Both ends and both directions, and how it can end."""
+    """A connection with both ends and both directions."""
 
     def __init__(self, wires: Wires, link: SimulatedLink, peer: SimulatedPeer) -> None:
         self._wires = wires
@@ -205,13 +204,13 @@ class Connection:
         if self._is_orphaned:
             self._pushed_to[pipe.target] = None
             if not self._wires.is_dark(pipe.target):
-                # A host that does not know the connection says so.
+                # A host that does not know the connection resets it.
                 self._wires.scheduler.after(2 * self._wires.latency_s(), lambda: self._end_at(pipe.source))
             return
         pipe.push(item)
 
     def break_off(self, keeps_sent: bool) -> None:
-        """Both ends hear it; frames under way arrive first or never."""
+        """Break the connection at both ends. Frames in flight arrive first or never."""
         self._wires.forget(self)
         if keeps_sent:
             self.to_server.push(_END)
@@ -254,7 +253,7 @@ def _end(side: SimulatedLink | SimulatedPeer) -> None:
 
 
 class SimulatedLink:
-    """The end that dialled: a `Link`."""
+    """The client's end: a `Link`."""
 
     def __init__(
         self,
@@ -346,7 +345,7 @@ class SimulatedLink:
 
 
 class SimulatedPeer:
-    """The end that accepted: a `Peer` for dispatch."""
+    """The server's end: a `Peer` for dispatch."""
 
     def __init__(self, listener: _Listener, client_host: str, client_port: int) -> None:
         self.loop = listener.loop
@@ -355,17 +354,17 @@ class SimulatedPeer:
         self.listener_name = listener.name
         self.local_address = (listener.address.host, listener.address.port)
         self.is_closed = False
-        # Nobody measures real time here.
+        # Real time is not measured in the simulation.
         self.received_s = 0.0
         self.close_callbacks: list[Callable[[], None]] = []
         self.connection: Connection | None = None
         self._listener = listener
         self._replies: deque[Reply] = deque()
         self._in_flight = InFlight()
-        # Requests that wait for the answers of earlier ones.
+        # Requests that wait for earlier responses.
         self._held: deque[bytes] = deque()
         self._is_dispatching = False
-        # Frames that arrived before the listener accepted.
+        # Frames that arrived before the listener accepted the connection.
         self._waiting: list[bytes] | None = []
 
     def accept(self) -> None:
@@ -401,7 +400,7 @@ class SimulatedPeer:
             self._is_dispatching = False
 
     def mark_as_node(self) -> None:
-        """Time that a request takes is not simulated, so nobody waits in line."""
+        """Mark the peer as a node. Requests take no simulated time, so there is no queue to bypass."""
 
     def _note_unanswered(self, order: Order) -> None:
         newest = self._replies[-1] if self._replies else None
@@ -458,7 +457,9 @@ def _bytes_of(part: Part) -> bytes:
 
 
 def _hand_over(item: bytes, receiver: Callable[[memoryview], None]) -> None:
-    """The frame without its length. Afterwards its bytes are gone, so that nobody can have kept them unnoticed."""
+    """Pass on the frame without its length. Its bytes are overwritten afterwards, which exposes code that keeps a
+    view.
+    """
     buffer = bytearray(item)
     with memoryview(buffer) as whole, whole[_LENGTH_BYTES:] as frame:
         receiver(frame)
@@ -466,6 +467,8 @@ def _hand_over(item: bytes, receiver: Callable[[memoryview], None]) -> None:
 
 
 class _Listener:
+    """A bound listener."""
+
     __slots__ = (
         "_backlog",
         "_is_accepting",
@@ -527,7 +530,7 @@ class SimulatedListening:
         self._listeners: dict[str, _Listener] = {}
 
     def bind(self, name: str, host: str, port: int) -> int:
-        """Every listener of a process is at its host's one address."""
+        """Bind a listener: all listeners of a process use the one address of its host."""
         if host not in ("", self._host):
             raise OSError(f"{host} is not an address of {self._host}")
         address = Address(self._host, port or self._wires.new_port())

@@ -1,8 +1,7 @@
-"""What a log says of transactions, read from its batches by somebody who is not the log.
+"""An independent model of transactions, derived from the batches of a log.
 
-A transaction of a producer opens with its first transactional batch and closes with the next marker of that producer.
-Nothing under an older epoch may follow a newer one, and no marker of an older coordinator may follow one of a newer. A
-producer whose last word is older than a marker's epoch is gone.
+A producer's transaction opens with its first transactional batch and closes with the producer's next marker. No batch
+of an older producer epoch may follow a newer one, and no marker of an older coordinator epoch a newer one.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from tidemill.protocol.records import BatchHeader, iterate_records
 
 @dataclass(slots=True)
 class OpenTransactions:
+    """The transactions of one log."""
+
     end_offset: int = 0
     # The first offset of each producer's open transaction.
     open: dict[int, int] = field(default_factory=dict)
-    # (producer, first offset, offset of the marker), in the order of the markers.
+    # (producer, first offset, marker offset), in the order of the markers.
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
     _epochs: dict[int, int] = field(default_factory=dict)
     _coordinator_epochs: dict[int, int] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class OpenTransactions:
         return ", ".join(f"{producer} since {offset}" for producer, offset in self.open.items()) or "none"
 
     def take(self, batch: memoryview, header: BatchHeader) -> Iterator[str]:
-        """The next transactional batch; what is wrong with it."""
+        """Add the next transactional batch. Returns its violation, if any."""
         producer_id, epoch = header.producer_id, header.producer_epoch
         self.end_offset = header.next_offset
         known = self._epochs.get(producer_id, -1)
@@ -56,6 +57,6 @@ class OpenTransactions:
 
 
 def _coordinator_epoch(batch: memoryview, header: BatchHeader) -> int:
-    """Of a marker: its value is a version and the epoch."""
+    """The coordinator epoch in a marker, whose value is a version and the epoch."""
     value = next(iterate_records(batch, header)).value or b""
     return int.from_bytes(value[2:6], "big", signed=True)

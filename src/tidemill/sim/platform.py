@@ -1,4 +1,4 @@
-"""A simulated process's `Platform`: its disk, its clock, its network, and blocking work that takes virtual time."""
+"""The `Platform` of a simulated process: its disk, clock and network, and blocking work that takes virtual time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tidemill.sim.disk import SimulatedDisk
 from tidemill.sim.loops import Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
 
-# The wall time at which every simulation begins.
+# The wall time at which every simulation starts.
 EPOCH_MS = 1_800_000_000_000
 
 
 @dataclass(slots=True)
 class DiskSpeed:
-    """How long an operation that blocks takes; may change at any time."""
+    """The duration of blocking operations; it may change at any time."""
 
     s_min: float = 0.0005
     s_max: float = 0.004
 
 
 class WallClock:
-    """A host's wall clock: wrong by some amount, and it may jump."""
+    """A host's wall clock, which is off by some amount and may jump."""
 
     def __init__(self, scheduler: Scheduler, skew_ms: int) -> None:
         self._scheduler = scheduler
@@ -37,9 +37,9 @@ class WallClock:
 
 
 class Blocking:
-    """What a pool of threads does: the work takes effect at some moment, and the loop hears of it at a later one.
+    """A simulated thread pool: work takes effect at some moment, and the loop gets the result later.
 
-    A process that is killed in between has done it and does not know.
+    A process that is killed in between has done the work without a result.
     """
 
     def __init__(self, scheduler: Scheduler, loop: SimulatedLoop, speed: DiskSpeed, rng: Random) -> None:
@@ -57,7 +57,7 @@ class Blocking:
             if self._loop.is_dead:
                 return
             if self._loop.is_paused:
-                # Its threads stand still as well.
+                # The threads of a paused process are paused too.
                 self._scheduler.after(duration_s, work)
                 return
             outcome, error = None, None

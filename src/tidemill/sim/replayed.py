@@ -1,7 +1,7 @@
-"""Whether a transaction coordinator knows what its log says, and nothing else.
+"""The check that a transaction coordinator's state equals its log.
 
-Its partition is replayed into a machine of its own and compared with the one that serves. Once a world is quiet they must be
-equal: whoever takes over finds everything that was decided.
+The partition is replayed into a second machine and compared with the one that serves. Once a world is quiet they must
+be equal, so that a new coordinator finds every decision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a number to a world, and from many numbers to many worlds at once."""
+"""Runs of seeds: maps a seed to a world, and runs many worlds in parallel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from tidemill.sim.cluster import Shape
 from tidemill.sim.world import Outcome, Plan, World
 
-# The shapes that seeds take in turn: mostly three combined nodes, now and then another.
+# The shapes that seeds take in turn: mostly three combined nodes, sometimes another.
 _SHAPES = (
     Shape(combined=3),
     Shape(combined=3),
@@ -27,8 +27,8 @@ _WARM_UP_S = 20.0
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
-    # Transactions double what a seed costs: every other round of the shapes has them. Every fourth has two-phase commits,
-    # which cost as much.
+    # Transactions double the cost of a seed, so every other round of the shapes has them. Every fourth has two-phase
+    # commits.
     round_ = seed // len(_SHAPES)
     return Plan(
         shape=_SHAPES[seed % len(_SHAPES)],
@@ -43,10 +43,10 @@ def run_seed(seed: int, duration_s: float) -> Outcome:
 
 
 def run_seeds(seeds: Iterable[int], duration_s: float, jobs: int) -> Iterator[Outcome]:
-    """The outcomes as they come. A process for each seed: nothing that one world leaves behind can reach the next."""
-    # What every world needs once, codecs above all, is made here and inherited.
+    """Returns the outcomes as they arrive. Each seed runs in its own process, so worlds cannot affect each other."""
+    # Codecs and other shared objects are made here and inherited.
     run_seed(0, _WARM_UP_S)
-    # A world leaves no more garbage in cycles than a process can carry; looking for it costs a sixth of the time.
+    # A world leaves little garbage in cycles, and collecting it costs a sixth of the time.
     gc.collect()
     gc.freeze()
     try:
@@ -59,7 +59,7 @@ def run_seeds(seeds: Iterable[int], duration_s: float, jobs: int) -> Iterator[Ou
 
 
 def _run_to_an_outcome(seed: int, duration_s: float) -> Outcome:
-    """A world that cannot go on is one seed's failure, and not the end of all."""
+    """Run a seed. A world that fails to run is an outcome of its seed."""
     try:
         return run_seed(seed, duration_s)
     except Exception:

@@ -1,7 +1,7 @@
-"""What happened, one line an event, in a form that two runs can be compared by.
+"""The trace of a run, one line an event, in a form that two runs can be compared by.
 
-Every line goes into a running hash: equal digests are equal traces, byte for byte. The last lines are kept to be read
-when something went wrong; frames on the wire, of which there are many, are hashed only.
+Every line is added to a running hash: equal digests mean equal traces, byte for byte. The last lines are kept for
+failure reports. Frames on the wire are hashed only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ _KEPT_LINES = 200
 
 
 class Trace:
+    """The trace of one run."""
+
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.lines = 0
         self.on_line: Callable[[str], None] | None = None
@@ -27,7 +29,7 @@ class Trace:
         self._count(line)
 
     def note(self, what: str) -> None:
-        """An event too small to be read."""
+        """Add an event to the hash only."""
         self._count(f"{self._now_s():.6f} {what}")
 
     def _count(self, line: str) -> None:

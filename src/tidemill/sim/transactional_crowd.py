@@ -1,8 +1,8 @@
-"""The clients of a world that use transactions, what happens to them, and how they come to an end.
+"""The transactional clients of a world, their faults, and their shutdown.
 
-Producers write `payments` in transactions; a group transforms each committed payment into a shipment, exactly once; readers
-of both isolation levels read along. Now and then one is killed, or falls asleep; a successor takes over its transactional
-id, and the sleeper wakes up as a zombie.
+Producers write `payments` in transactions. A group transforms each committed payment into a shipment, exactly once.
+Readers of both isolation levels read along. Sometimes a client is killed or paused; a successor takes over its
+transactional id, and a paused client continues as a zombie.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHIPMENTS = "shipments"
 TRANSACTION_TOPICS = {PAYMENTS: 2, SHIPMENTS: 1}
 _GROUP = "shipping"
 
-# Timed-out transactions are looked for often.
+# Timed-out transactions are searched often.
 TRANSACTION_SETTINGS = {
     "transaction.state.log.num.partitions": "2",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "2000",
@@ -34,11 +34,13 @@ TRANSACTION_SETTINGS = {
 
 
 class TransactionalCrowd(Crowd):
+    """The clients of the payments workload."""
+
     def __init__(self, world: World, rng: Random) -> None:
         self._payments = partitions_of(TRANSACTION_TOPICS, PAYMENTS)
         self._shipments = partitions_of(TRANSACTION_TOPICS, SHIPMENTS)
         super().__init__(world, rng, [*self._payments, *self._shipments])
-        # By the name of the client process: those that were not killed, sleepers and zombies too.
+        # By client process: those that were not killed, including paused ones and zombies.
         self._producers: dict[str, tuple[str, TransactionalProducer]] = {}
         self._transformers: dict[str, tuple[str, Transformer]] = {}
 
@@ -82,10 +84,10 @@ class TransactionalCrowd(Crowd):
         is_producer = rng.random() < 0.6
         crowd = self._producers if is_producer else self._transformers
         self._upset_later(self._upset)
-        # A zombie or a sleeper may be hit too.
+        # A zombie or a paused client may be hit too.
         at_work = [name for name, (_, each) in crowd.items() if not each.is_done]
         if not at_work:
-            # The last one had been fenced without noticing, by a successor that was killed.
+            # The last client was fenced without noticing, by a successor that was killed.
             self._add(crowd, rng.choice([used for used, _ in crowd.values()]))
             return
         name = rng.choice(at_work)
@@ -100,7 +102,7 @@ class TransactionalCrowd(Crowd):
             self._fall_asleep(name)
         has_user = transactional_id in [used for used, each in crowd.values() if not each.is_done]
         if not has_user or chance >= 0.7:
-            # The group alone keeps members with different transactional ids apart.
+            # Otherwise only the group separates members with different transactional ids.
             is_same = is_producer or rng.random() < 0.5
             self._add(crowd, transactional_id if is_same else f"ship-{self._made}")
 
@@ -120,7 +122,7 @@ class TransactionalCrowd(Crowd):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
-        """Whether everything came to a good end."""
+        """Finish the workload. Returns whether it ended well."""
         world = self._world
         producers = [producer for _, producer in self._producers.values()]
         return (

@@ -1,14 +1,13 @@
-"""Judges what clients saw of transactions: which became visible, as a whole, once, in order, and which must never be.
+"""The checker of transactions: which ones are visible, atomically, once and in order, and which never are.
 
-Like `checker.py`, from a history alone. Whoever drives the clients notes when a transaction begins, what it writes, what
-end is asked for, and what end is *known*: a client that was answered knows; one that was killed or never answered does
-not. A transaction whose commit was asked for and whose end nobody knows may be either, but wholly. One whose commit was
-never asked for is never visible.
+Like `checker.py` it uses a history alone. The driver records when a transaction begins, what it writes, which end is
+requested, and which end is *known*: a client with a response knows it; one that was killed or got no response does
+not. A transaction with a requested commit and an unknown end is visible as a whole or not at all. One without a
+requested commit is never visible.
 
-Epochs say who is newer. A transactional id's `Initialised` with a later epoch shuts out all that has an earlier one: what
-that writes afterwards is nowhere, not even in what an uncommitted reader sees, and no end that it asks for afterwards
-commits. A takeover (KIP-939) shuts out ends alone: what the transaction's own producer still writes belongs to it, until
-it has ended.
+Epochs order the processes. `Initialised` with a later epoch fences all earlier ones of a transactional id. What a
+fenced process writes afterwards is in no log, and no end that it requests commits. A takeover (KIP-939) fences ends
+alone: what the transaction's own producer still writes belongs to it until it has ended.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ _NAMED_MAX = 3
 
 
 class Place(NamedTuple):
+    """An offset in a partition."""
+
     partition: TopicPartition
     offset: int
 
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
 
 class TransactionName(NamedTuple):
-    """The how manieth of which process that used this transactional id."""
+    """A transaction: its process and its sequence number among that process's transactions."""
 
     transactional_id: str
     incarnation: int
@@ -47,19 +48,21 @@ class TransactionName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """InitProducerId was answered."""
+    """InitProducerId returned."""
 
     at_s: float
     transactional_id: str
     incarnation: int
     producer_id: int
     producer_epoch: int
-    # A transaction is under way, and stays so.
+    # A transaction is open and stays open.
     is_takeover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
+    """A client began a transaction."""
+
     at_s: float
     transaction: TransactionName
     producer_id: int
@@ -68,7 +71,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """The message is about to be sent. `source` is what it was made of, in a loop that consumes, transforms and produces."""
+    """A client is about to send a message. `source` is the input message in a consume-transform-produce loop."""
 
     at_s: float
     transaction: TransactionName
@@ -79,7 +82,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """By this producer id and epoch: the transaction's own, or one that has taken it over."""
+    """A client requests the end, with this producer id and epoch: the transaction's own, or those of a takeover."""
 
     at_s: float
     transaction: TransactionName
@@ -89,7 +92,7 @@ class EndAsked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A client knows how it ended."""
+    """A client knows how the transaction ended."""
 
     at_s: float
     transaction: TransactionName
@@ -98,7 +101,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Somebody knows what is decided about a batch: these producers' transactions are its rows, so many in all."""
+    """A client knows the decision about a batch: its rows are the transactions of these producers, so many in all."""
 
     at_s: float
     batch: int
@@ -108,6 +111,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Read:
+    """A reader got a message."""
+
     at_s: float
     reader: str
     is_read_committed: bool
@@ -118,7 +123,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReadToEnd:
-    """The reader has seen everything that the partition holds for its isolation level."""
+    """A reader has read everything in the partition at its isolation level."""
 
     at_s: float
     reader: str
@@ -128,7 +133,7 @@ class ReadToEnd:
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """The loop has come to the end of this input: everything below the offset is committed."""
+    """The loop has finished this input: everything below the offset is committed."""
 
     at_s: float
     partition: TopicPartition
@@ -140,12 +145,14 @@ TransactionHistory = Sequence[TransactionEvent]
 
 @dataclass(slots=True)
 class _Transaction:
+    """What is known of one transaction."""
+
     name: TransactionName
     producer_id: int
     producer_epoch: int
     writes: list[Wrote] = field(default_factory=list)
     commits_asked: list[EndAsked] = field(default_factory=list)
-    # None: nobody knows.
+    # None when the end is unknown.
     is_committed: bool | None = None
 
     @property
@@ -198,7 +205,7 @@ def check_transactions(history: TransactionHistory) -> list[Violation]:
 
 
 def committed_transactions_are_read(history: TransactionHistory) -> Iterator[str]:
-    """Who reads a partition to its end sees all that was committed there."""
+    """A reader at the end of a partition has seen all committed messages in it."""
     seen: defaultdict[tuple[str, TopicPartition], set[MessageId]] = defaultdict(set)
     for read in _committed_reads(history):
         seen[read.reader, read.partition].add(read.message)
@@ -215,12 +222,12 @@ def committed_transactions_are_read(history: TransactionHistory) -> Iterator[str
 
 
 def only_committed_transactions_are_read(history: TransactionHistory) -> Iterator[str]:
-    """Nothing of a transaction that was aborted, or that nobody asked to commit."""
+    """No reader sees a message of a transaction that was aborted, or whose commit was never requested."""
     transactions = _by_message(history)
     for read in _committed_reads(history):
         transaction = transactions.get(read.message)
         if transaction is not None and not transaction.may_be_committed:
-            why = "is aborted" if transaction.is_committed is False else "was never asked to commit"
+            why = "is aborted" if transaction.is_committed is False else "has no requested commit"
             yield (
                 f"{read.reader} was shown {read.message} at {_place(read)}, whose transaction {transaction.name} {why}"
             )
@@ -232,11 +239,11 @@ def a_commit_is_asked_for_before_it_is_read(history: TransactionHistory) -> Iter
         transaction = transactions.get(read.message)
         asked_s = transaction.commit_asked_s if transaction is not None else None
         if asked_s is not None and asked_s > read.at_s:
-            yield f"{read.reader} was shown {read.message} at {read.at_s:.3f}, before its commit was asked for"
+            yield f"{read.reader} was shown {read.message} at {read.at_s:.3f}, before its commit was requested"
 
 
 def transactions_are_atomic(history: TransactionHistory) -> Iterator[str]:
-    """Whoever reads all its partitions to their ends sees all of a transaction or nothing, and all see the same."""
+    """A reader at the end of all partitions has seen all of a transaction or nothing, and all readers agree."""
     seen: defaultdict[str, set[MessageId]] = defaultdict(set)
     for read in _committed_reads(history):
         seen[read.reader].add(read.message)
@@ -266,7 +273,7 @@ def nothing_invented_is_read(history: TransactionHistory) -> Iterator[str]:
 
 
 def one_place_for_a_message(history: TransactionHistory) -> Iterator[str]:
-    """However often it was sent, a message has one offset, and an offset one message, whoever reads."""
+    """A message has one offset and an offset one message, for all readers and however often it was sent."""
     places: dict[MessageId, int] = {}
     messages: dict[tuple[TopicPartition, int], MessageId] = {}
     for event in history:
@@ -280,7 +287,7 @@ def one_place_for_a_message(history: TransactionHistory) -> Iterator[str]:
 
 
 def reads_go_forward(history: TransactionHistory) -> Iterator[str]:
-    """A reader is shown growing offsets: nothing twice."""
+    """A reader sees rising offsets, none twice."""
     last: dict[tuple[str, bool, TopicPartition], int] = {}
     for event in history:
         if isinstance(event, Read):
@@ -291,7 +298,7 @@ def reads_go_forward(history: TransactionHistory) -> Iterator[str]:
 
 
 def order_is_kept_across_transactions(history: TransactionHistory) -> Iterator[str]:
-    """In a partition, what one process wrote lies in the order in which it wrote it."""
+    """Within a partition the messages of one process are in the order in which they were written."""
     transactions = _by_message(history)
     placed: defaultdict[tuple[TopicPartition, str, int], dict[int, tuple[int, int]]] = defaultdict(dict)
     for event in history:
@@ -323,7 +330,7 @@ def what_committed_readers_saw_is_in_the_log(history: TransactionHistory) -> Ite
 
 
 def a_transaction_ends_one_way(history: TransactionHistory) -> Iterator[str]:
-    """Whoever knows how it ended knows the same."""
+    """All clients that know the end of a transaction agree on it."""
     known: dict[TransactionName, bool] = {}
     for event in history:
         if (
@@ -334,7 +341,7 @@ def a_transaction_ends_one_way(history: TransactionHistory) -> Iterator[str]:
 
 
 def an_epoch_is_given_to_one_process(history: TransactionHistory) -> Iterator[str]:
-    """Each shuts out the one before, also when it takes over what that has under way."""
+    """An epoch is given to one process; each one fences the one before, also in a takeover."""
     holders: dict[tuple[str, int, int], int] = {}
     for event in history:
         if isinstance(event, Initialised):
@@ -348,7 +355,7 @@ def an_epoch_is_given_to_one_process(history: TransactionHistory) -> Iterator[st
 
 
 def a_fenced_producer_writes_nothing(history: TransactionHistory) -> Iterator[str]:
-    """What is sent under an epoch after a later one was given out is in no log, and no end asked for then commits."""
+    """Messages sent under an epoch after a later one was given out are in no log, and no end requested then commits."""
     given: defaultdict[tuple[str, int], list[Initialised]] = defaultdict(list)
     for event in history:
         if isinstance(event, Initialised):
@@ -384,7 +391,7 @@ def _fenced_s(given: Iterable[Initialised], epoch: int) -> float:
 
 
 def every_input_is_transformed_once(history: TransactionHistory) -> Iterator[str]:
-    """In the committed output each message of the committed input has one offspring: none is missing, none is doubled."""
+    """Each committed input message has exactly one committed output message."""
     sources = {
         event.message: event.source
         for event in history

@@ -1,8 +1,8 @@
-"""The clients of a world that commit in two phases, what happens to them, and how they come to an end.
+"""The two-phase commit clients of a world, their faults, and their shutdown.
 
-One query: a driver at a time, mostly, and two processes that run its tasks. A driver that dies or is killed gets a successor
-while its tasks go on; one that falls asleep wakes up beside its successor. In the end, when all of them are done, what a
-driver that never came back left open is ended by the order that never aborts what is decided.
+There is one query, with mostly one driver at a time and two processes that run its tasks. A driver that dies gets a
+successor while its tasks continue. A paused driver continues beside its successor. At the end, transactions that a
+lost driver left open are ended in the order that never aborts a decided one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _LAST_LIMIT_S = 120.0
 
 
 class TwoPhaseCrowd(Crowd):
+    """The clients of the two-phase workload."""
+
     def __init__(self, world: World, rng: Random) -> None:
         rows = partitions_of(TWO_PHASE_TOPICS, _ROWS)
         super().__init__(world, rng, rows, "row-reader")
         self._query = Query("query", rows, TopicPartition(_DECISIONS, 0), world.trace.add)
-        # By the name of the client process: those that were not killed, sleepers and zombies too.
+        # By client process: those that were not killed, including paused ones and zombies.
         self._drivers: dict[str, Driver] = {}
         self._executors: dict[str, Client] = {}
         self._tasks: list[Task] = []
@@ -64,11 +66,11 @@ class TwoPhaseCrowd(Crowd):
         self._tasks = [each for each in self._tasks if not each.is_done]
         self._tasks.append(task)
         loop = task.client.loop
-        # The process may be killed before it begins.
+        # The process may be killed before it starts.
         loop.call_soon(lambda: loop.create_task(task.run()))
 
     def _look_after_driver(self) -> None:
-        """One that is dead gets a successor."""
+        """Replace a driver that is dead."""
         if self._world.record.is_ending:
             return
         if all(driver.is_done for driver in self._drivers.values()):
@@ -113,7 +115,7 @@ class TwoPhaseCrowd(Crowd):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
-        """Whether everything came to a good end."""
+        """Finish the workload. Returns whether it ended well."""
         drivers = list(self._drivers.values())
         return (
             self._world.wait_for(
@@ -134,7 +136,7 @@ class TwoPhaseCrowd(Crowd):
         return all(task.is_done or task.client.loop.is_dead for task in self._tasks)
 
     def _let_last(self, act: Callable[[Driver], Coroutine[Any, Any, None]], what: str) -> bool:
-        """A driver that nobody disturbs."""
+        """Run the last driver without faults."""
         client = self._client("last-driver")
         driver = Driver(client, self._query, self._start_task, 0.0)
         self._world.spawn(client, act(driver))

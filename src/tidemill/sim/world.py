@@ -1,9 +1,9 @@
-"""A whole world from one seed: a cluster, its clients, what goes wrong, and the verdict.
+"""One simulated world from a seed: a cluster, its clients, its faults, and the verdict.
 
-`World(seed).run()` starts every node on an empty disk, makes topics, lets producers, consumers, a group and an
-administrator work while `faults.py` does its worst, then lets everything heal and asks for what must be true in the end:
-all replicas in sync, all clients done, every log readable to its end. The history goes to `checker.py`; `invariants.py`
-looks while it runs. The same seed gives the same trace, byte for byte.
+`World(seed).run()` starts every node on an empty disk and creates topics. Producers, consumers, a group and an
+administrator work while `faults.py` injects faults. Then everything heals, and the final state is checked: all
+replicas in sync, all clients done, every log readable to its end. `checker.py` checks the history, and `invariants.py`
+checks while it runs. The same seed gives the same trace, byte for byte.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _VIOLATIONS_MAX = 20
 _SNAPSHOT_AFTER_RECORDS = 60
 _MARKERS_TIMEOUT_S = 2.0
 
-# Small files, short timeouts: much happens in ten minutes. Nothing here weakens a guarantee.
+# Small files and short timeouts, so that much happens in ten minutes. No setting weakens a guarantee.
 SETTINGS = {
     "offsets.topic.num.partitions": "2",
     "auto.create.topics.enable": "false",
@@ -78,7 +78,7 @@ _THREE = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How large, how long, how rough."""
+    """The size, duration and fault rate of a world."""
 
     shape: Shape = _THREE
     duration_s: float = 600.0
@@ -90,13 +90,15 @@ class Plan:
     has_transactions: bool = True
     has_two_phase: bool = False
     transaction_pause_s_max: float = 8.0
-    # How often something happens to the clients that use transactions.
+    # The mean interval between faults of the transactional clients.
     mean_upset_interval_s: float = 20.0
     settings: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """The result of a world."""
+
     seed: int
     digest: str
     violations: list[str]
@@ -105,16 +107,18 @@ class Outcome:
     callbacks: int
     ended_s: float
     trace_lines: int
-    # Transactions that were known to be committed.
+    # The number of transactions that are known to be committed.
     committed: int
 
     @classmethod
     def of_failure(cls, seed: int, reason: str) -> Outcome:
-        """Of a world that came to no end."""
+        """The outcome of a world that failed to run."""
         return cls(seed, "", [reason], [], 0, 0, 0.0, 0, 0)
 
 
 class World:
+    """The world of one seed."""
+
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.seed = seed
         self.plan = plan = plan or Plan()
@@ -171,12 +175,12 @@ class World:
                 self.accuse(f"livelock: {error}")
             finally:
                 gc.set_threshold(*thresholds)
-            # A task that failed unseen reports it when it is collected.
+            # A failed task without a reader reports its error when it is collected.
             self._tasks.clear()
             gc.collect()
             history_end_s = self.scheduler.now_s
             if not self.violations:
-                # A history that was cut short says too little: a member may not have heard yet what it lost.
+                # A truncated history shows too little: a member may not know yet what it lost.
                 transactions = self.record.transactions
                 for violation in (
                     *check(self.record.history),
@@ -279,7 +283,7 @@ class World:
         self.spawn(client, member.run())
 
     def _replace_member(self) -> None:
-        """One is killed without a word; another comes."""
+        """Kill a member and start another."""
         if self.record.is_ending:
             return
         name = self._rng.choice(list(self._members))
@@ -305,7 +309,7 @@ class World:
         return not self.violations
 
     def _finish(self) -> None:
-        """Without faults everything comes to a good end, soon."""
+        """Finish all workloads; without faults they must end soon."""
         if not self.wait_for(self.is_healthy, _END_LIMIT_S, "all nodes are up and all replicas in sync"):
             self.accuse(self.health())
             return
@@ -345,7 +349,7 @@ class World:
         return self.health() == ""
 
     def health(self) -> str:
-        """Why the cluster is not whole; empty when every node is up and every replica in sync."""
+        """Why the cluster is not healthy; empty when every node is up and every replica in sync."""
         for machine in self.cluster.machines.values():
             node = machine.node
             if node is None or machine.process is None or machine.process.loop.is_paused:
@@ -378,7 +382,7 @@ class World:
         return None if newest is None or newest.leader < 0 else host_of(newest.leader)
 
     def may_be_killed(self, machine: Machine) -> bool:
-        """Whether every node is up, and every partition has somebody else in its ISR, by whatever anybody knows."""
+        """Whether every node is up, and every partition has another ISR member, in every node's view."""
         for other in self.cluster.machines.values():
             if other.node is None:
                 return False
@@ -395,7 +399,7 @@ class World:
 
 @contextlib.contextmanager
 def _hurry() -> Iterator[None]:
-    """Ten minutes are too few for what a busy cluster does every few hours: snapshots, markers that are sent again."""
+    """Trigger rare events, such as snapshots and repeated markers, which ten minutes would not show."""
     before = driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S
     driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = _SNAPSHOT_AFTER_RECORDS, _MARKERS_TIMEOUT_S
     try:
@@ -405,7 +409,7 @@ def _hurry() -> Iterator[None]:
 
 
 def _safety(shape: Shape) -> dict[str, str]:
-    """Where there is one replica only, an acknowledged write has to be on disk."""
+    """Settings for a single replica: an acknowledged write must be on disk."""
     return {"log.flush.interval.messages": "1"} if shape.replicas == 1 else {}
 
 
@@ -422,7 +426,7 @@ def _described(error: object) -> str:
 
 
 class _LogCapture(logging.Handler):
-    """What the nodes log goes into the trace, under the name of the process that runs."""
+    """Adds the nodes' log lines to the trace, with the name of the running process."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.INFO)

@@ -1,1 +1,1 @@
-"""Clients of a simulated cluster: they speak the real protocol from processes of their own, and write down what they saw."""
+"""The clients of a simulated cluster: they speak the real protocol in processes of their own, and record a history."""

@@ -1,4 +1,4 @@
-"""The simulated administrator: makes the topics, then changes what may be changed while everything runs."""
+"""The simulated administrator: creates the topics, then changes the cluster while it runs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ _PREFERRED = 0
 
 
 class Admin:
+    """The administrator's client."""
+
     def __init__(
         self, client: Client, note: Callable[[str], None], broker_ids: Sequence[int], pause_s_max: float
     ) -> None:
@@ -55,7 +57,7 @@ class Admin:
     async def create(
         self, topics: Mapping[str, int], replicas: int, configs: Mapping[str, Mapping[str, str]]
     ) -> None:
-        """Make the topics that everybody else waits for."""
+        """Create the topics that all other clients wait for."""
         self._topics = list(topics)
         for name, partitions in topics.items():
             await self._create(name, partitions, replicas, configs.get(name, {}))
@@ -83,7 +85,7 @@ class Admin:
             await self._client.back_off()
 
     async def run(self) -> None:
-        """Something every now and then, until the end."""
+        """Make a change from time to time, until the end."""
         actions: list[Callable[[], Awaitable[str]]] = [
             self._elect,
             self._reassign,
@@ -99,7 +101,7 @@ class Admin:
         self.is_done = True
 
     async def _elect(self) -> str:
-        """Every partition to its preferred leader."""
+        """Elect the preferred leader of every partition."""
         request = ElectLeadersRequest(election_type=_PREFERRED, topic_partitions=None, timeout_ms=5_000)
         answer = await self._client.ask_any(request, ElectLeadersResponse)
         return f"preferred leaders: {ErrorCode(answer.error_code).name}"
@@ -125,7 +127,7 @@ class Admin:
         return f"reassign {tp} to {replicas}: {ErrorCode(code).name}"
 
     def _new_replicas(self, tp: TopicPartition) -> list[int]:
-        """As many as before, in another order and, where there are more brokers than replicas, at other brokers."""
+        """As many replicas as before, in another order and, if there are more brokers, on other brokers."""
         count = len(self._client.leaders[tp].replicas)
         return self._client.rng.sample(self._broker_ids, count)
 
@@ -149,7 +151,7 @@ class Admin:
         return f"segment.ms of {name} = {value}: {_first_error(answer.responses)}"
 
     async def _create_and_delete(self) -> str:
-        """A topic that comes, grows and goes; its name comes again."""
+        """Create, extend and delete a topic whose name is used again."""
         name = f"scratch-{self._scratch % 2}"
         self._scratch += 1
         replicas = min(3, len(self._broker_ids))
@@ -168,5 +170,5 @@ class Admin:
 
 
 def _first_error(results: Sequence[Any]) -> str:
-    """Of the one thing that was asked for; a broker that finds no controller in time may answer with nothing."""
+    """The error of a single result. A broker that finds no controller in time may return none."""
     return ErrorCode(results[0].error_code).name if results else "nothing"

@@ -1,7 +1,7 @@
-"""What every simulated client does: find the cluster, know its leaders, ask again when it should.
+"""The base of the simulated clients: finds brokers and leaders, and retries.
 
-A client is a process with an event loop and a host of its own; its requests go through `broker/net/channel.py` over the
-simulated network. It knows the cluster only by what Metadata and FindCoordinator say, and asks anew after every refusal.
+A client is a process with its own event loop and host. Its requests go through `broker/net/channel.py` over the
+simulated network. It knows the cluster only from Metadata and FindCoordinator, and refreshes them after every error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidemill.types import TopicPartition
 REQUEST_TIMEOUT_S = 12.0
 _FRAME_BYTES_MAX = 16 << 20
 _BACKOFF_S = 0.1
-# What FindCoordinator looks for.
+# The key types of FindCoordinator.
 GROUP = 0
 TRANSACTION = 1
 
@@ -42,18 +42,18 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 @dataclass(slots=True)
 class Record:
-    """Where the clients of one world write down what they saw, and whether they should come to an end."""
+    """The shared record of the clients of one world: their histories, and whether they should finish."""
 
     now_s: Callable[[], float]
-    # Something that no client of a working cluster may ever see.
+    # Reports an observation that a correct cluster never causes.
     accuse: Callable[[str], None]
     history: list[Event] = field(default_factory=list)
-    # Set when faults are over: producers stop making new messages.
+    # Set when the faults are over: producers stop creating messages.
     is_ending: bool = False
     transactions: list[TransactionEvent] = field(default_factory=list)
-    # Which broker coordinates a group, by the newest metadata that any node has; None when no broker does.
+    # The coordinator of a group in the newest metadata of any node; None when there is none.
     coordinator_host: Callable[[str], str | None] = lambda _: None
-    # The newest process that uses a transactional id; older ones are zombies, whether they know it or not.
+    # The newest process of a transactional id; older ones are zombies, whether they know it or not.
     incarnations: dict[str, int] = field(default_factory=dict)
     # The last transaction that each producer id and epoch began.
     writers: dict[tuple[int, int], TransactionName] = field(default_factory=dict)
@@ -65,6 +65,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
+    """The leader of a partition."""
+
     id: int
     epoch: int
     replicas: tuple[int, ...]
@@ -106,7 +108,7 @@ class Client:
         timeout_s: float = REQUEST_TIMEOUT_S,
         version_max: int | None = None,
     ) -> ResponseT | None:
-        """The answer; None when there is none, whatever the reason."""
+        """Send a request. Returns the response; None on any failure."""
         try:
             return await self._channels.to(address, purpose).request(
                 message, response_type, timeout_s=timeout_s, version_max=version_max
@@ -115,10 +117,10 @@ class Client:
             return None
 
     async def ask_any(self, message: Request, response_type: type[ResponseT]) -> ResponseT:
-        """Some broker's answer, as soon as there is one."""
+        """Send a request to any broker until one responds."""
         while True:
             known = list(self.brokers.values()) or self._bootstrap
-            # Now and then the addresses it was started with: all it knows may be gone.
+            # Sometimes the bootstrap addresses: all known brokers may be gone.
             choices = known if self.rng.random() < 0.8 else self._bootstrap
             answer = await self.ask(self.rng.choice(choices), message, response_type, timeout_s=5.0)
             if answer is not None:
@@ -145,7 +147,7 @@ class Client:
                 self._learn(TopicPartition(topic.name, partition.partition_index), partition)
 
     async def find_topics(self, topics: Sequence[str]) -> None:
-        """Returns when all of them are known: a topic that was just made is not known everywhere at once."""
+        """Return when all topics are known: a new topic is not known everywhere at once."""
         await self.refresh(topics)
         while any(topic not in self.topic_ids for topic in topics):
             await self.back_off()
@@ -159,7 +161,7 @@ class Client:
             tuple(partition.isr_nodes),  # type: ignore[attr-defined]
         )
         known = self.leaders.get(tp)
-        # KIP-320: metadata from a broker that is behind does not undo what is known.
+        # KIP-320: metadata from a lagging broker does not replace newer metadata.
         if known is None or leader.epoch >= known.epoch:
             self.leaders[tp] = leader
 
@@ -192,8 +194,9 @@ class Client:
                 await self.back_off()
         return self._coordinators[key, key_type]
 
-    def hears_coordinator(self, group: str) -> bool:
-        """Whether whom it takes for the group's coordinator is it. No client knows that; this one has a look."""
+    def knows_coordinator(self, group: str) -> bool:
+        """Whether the assumed coordinator is the real one. A real client cannot know this; the simulation looks it
+        up."""
         known = self._coordinators.get((group, GROUP))
         return known is not None and known.host == self.record.coordinator_host(group)
 

@@ -15,13 +15,13 @@ _WAIT_MS = 5_000
 
 
 class Reader:
-    """Reads partitions from their beginning, along with those who write them."""
+    """Reads partitions from their start while they are written."""
 
     def __init__(self, client: Client, partitions: Sequence[TopicPartition], rack: str = "") -> None:
         self._client = client
         self._member = MemberName(client.name, client.name)
         self._positions = [Position(client, tp, rack=rack) for tp in partitions]
-        # Where to stop; not known before everybody has written everything.
+        # Where to stop; unknown until all messages are written.
         self.end_offsets: dict[TopicPartition, int] | None = None
         self.is_done = False
 
@@ -42,7 +42,7 @@ class Reader:
 
 
 class Auditor:
-    """At the end: finds where each partition ends, then reads all of it."""
+    """Finds the end of each partition at the end of the run, then reads all of it."""
 
     def __init__(self, client: Client, partitions: Sequence[TopicPartition]) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class Auditor:
 
 
 class TransactionReader:
-    """Reads partitions that are written in transactions, from their beginning, at one isolation level."""
+    """Reads transactional partitions from their start, at one isolation level."""
 
     def __init__(
         self, client: Client, partitions: Sequence[TopicPartition], *, is_read_committed: bool, rack: str = ""

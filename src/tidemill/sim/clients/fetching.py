@@ -1,7 +1,7 @@
-"""Reading one partition as a consumer does: at the leader or at a follower, up to the high watermark, never past it.
+"""The fetching of one partition, at the leader or a follower, up to the high watermark.
 
-With `read_committed` it is up to the last stable offset, and what the answer's list of aborted transactions covers is
-left out, as clients do it: from a transaction's first offset to its marker. Markers are not shown to anybody.
+With `read_committed` it reads up to the last stable offset and skips the aborted transactions in the response, from
+their first offset to their marker. Markers are never returned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATEST = -1
 
 
 class Position:
-    """Where a consumer is in a partition, and whom it asks."""
+    """The position of a consumer in a partition, and the broker that it fetches from."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Position:
         self.tp = tp
         self._client = client
         self._rack = rack
-        # Of the last message before the offset; -1 when nobody knows.
+        # The epoch of the last message before the offset; -1 when it is unknown.
         self.epoch = epoch
         self._follower: int | None = None
 
     async def fetch(self, max_wait_ms: int) -> list[tuple[int, MessageId]]:
-        """The messages from here on, as far as one answer goes; none when there are none or nobody answers."""
+        """Fetch messages with one request; none when there are none or the broker does not respond."""
         client = self._client
         address, leader = await client.find_leader(self.tp)
         if leader.epoch < self.epoch:
-            # KIP-320: what was read comes from a later leader than the one that is known here.
+            # KIP-320: the last read message comes from a later leader than the known one.
             await self._look_around()
             return []
         asked_follower = self._follower
@@ -99,7 +99,7 @@ class Position:
             partition=tp.partition,
             current_leader_epoch=leader_epoch,
             fetch_offset=self.offset,
-            # Only a leader can tell whether what was read is still there; a follower may be behind.
+            # Only a leader can check for truncation; a follower may lag.
             last_fetched_epoch=last_fetched_epoch,
             partition_max_bytes=_FETCH_BYTES_MAX,
         )
@@ -119,7 +119,7 @@ class Position:
         await self._client.refresh([self.tp.topic])
 
     def _refused(self, code: ErrorCode, follower: int | None, high_watermark: int) -> None:
-        # Without an epoch this may be a leader of old, which knows less than the one that was read from.
+        # Without an epoch this may be an old leader, which knows less than the one that was read from.
         if code == ErrorCode.OFFSET_OUT_OF_RANGE and follower is None and self.epoch >= 0:
             self._client.record.accuse(
                 f"{self._client.name} read {self.tp} up to {self.offset}, and its leader says OFFSET_OUT_OF_RANGE "
@@ -166,7 +166,7 @@ class Position:
             self.offset = header.next_offset
 
     async def end_offset(self) -> int:
-        """The high watermark or the last stable offset, as the leader tells it."""
+        """The leader's high watermark or last stable offset."""
         while True:
             address, leader = await self._client.find_leader(self.tp)
             request = ListOffsetsRequest(

@@ -1,8 +1,8 @@
 """A simulated member of a consumer group, in the classic protocol with eager rebalances.
 
-One task does everything in turn: poll, process, commit, heartbeat. That keeps what it says about its ownership true: it
-commits and reports `Revoked` before it joins again, and an assignment that took too long to arrive is not taken, since it
-may be somebody else's by then.
+One task polls, processes, commits and sends heartbeats in turn. So its reports of ownership are true: it commits and
+reports `Revoked` before it rejoins. It ignores an assignment that arrived too late, because another member may own it
+by then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tidemill.types import TopicPartition
 
 _SESSION_TIMEOUT_MS = 10_000
 _REBALANCE_TIMEOUT_MS = 12_000
-# Well within the session: what is answered later is not believed.
+# Well within the session timeout: a later response is ignored.
 _ANSWER_TIMEOUT_S = 4.0
 HEARTBEAT_S = 1.5
 POLL_WAIT_MS = 1_200
@@ -57,7 +57,7 @@ _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 class Rejoin(Exception):
-    """This generation is over for us."""
+    """The member must leave this generation."""
 
     def __init__(self, *, is_lost: bool) -> None:
         super().__init__()
@@ -66,14 +66,18 @@ class Rejoin(Exception):
 
 @dataclass(slots=True)
 class Generation:
+    """The member's current generation."""
+
     number: int
     positions: dict[TopicPartition, Position]
-    # When we last asked for what showed that we were in it and that nobody was waiting for us.
+    # When the member sent its last request that confirmed the generation without a rebalance.
     confirmed_s: float
     heartbeat_at_s: float = 0.0
 
 
 class Member:
+    """One member process."""
+
     # Whether it reads committed messages and offsets only.
     _is_read_committed = False
 
@@ -84,7 +88,7 @@ class Member:
         self._name = MemberName(group, client.name)
         self._member_id = ""
         self._owned: tuple[TopicPartition, ...] = ()
-        # What this member has committed of what it owns now.
+        # The committed offsets of the partitions that it owns.
         self.committed: dict[TopicPartition, int] = {}
         self.is_stopping = False
         self.is_done = False
@@ -138,7 +142,7 @@ class Member:
         )
         asked_s = client.loop.time()
         synced = await client.ask(coordinator, request, SyncGroupResponse, timeout_s=_ANSWER_TIMEOUT_S)
-        # Who slept finds the answer when it wakes up, before it finds that its time was up.
+        # A paused process finds the response before it finds the timeout.
         if synced is None or client.loop.time() - asked_s > _ANSWER_TIMEOUT_S:
             client.forget_coordinator(self._group)
             return None
@@ -159,7 +163,7 @@ class Member:
             self._client.forget_coordinator(self._group)
 
     async def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        """Round robin over all partitions of the topics."""
+        """Assign all partitions of the topics round robin."""
         await self._client.refresh(self._topics)
         members = sorted(member.member_id for member in joined.members)
         shares: dict[str, dict[str, list[int]]] = {member: {} for member in members}
@@ -192,7 +196,9 @@ class Member:
         return Position(self._client, tp, offset, epoch=epoch, is_read_committed=self._is_read_committed)
 
     def _is_late(self, generation: Generation) -> bool:
-        """The group waits for its members from when its rebalance begins, not from when they hear of it."""
+        """Whether the member is late: the group waits from the start of its rebalance, not from when a member learns
+        of it.
+        """
         return self._client.loop.time() > generation.confirmed_s + _REBALANCE_TIMEOUT_MS / 1000
 
     def _let_go(self, *, is_lost: bool) -> None:
@@ -238,14 +244,14 @@ class Member:
             generation.confirmed_s = now_s
 
     def _judge(self, code: ErrorCode) -> None:
-        """What an error of the coordinator means for this generation."""
+        """Handle an error of the coordinator for this generation."""
         if code in _FENCED:
             if code != ErrorCode.ILLEGAL_GENERATION:
                 self._member_id = ""
             raise Rejoin(is_lost=True)
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            # A coordinator of old says so too, long after another one has given the partitions to somebody else.
-            raise Rejoin(is_lost=not self._client.hears_coordinator(self._group))
+            # An old coordinator returns it too, long after a new one has assigned the partitions to another member.
+            raise Rejoin(is_lost=not self._client.knows_coordinator(self._group))
         if code in _MOVED:
             self._client.forget_coordinator(self._group)
 
@@ -294,7 +300,7 @@ class Member:
     async def _committed_offsets(
         self, generation: Generation, owned: tuple[TopicPartition, ...]
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Offset and leader epoch of each, -1 and -1 where nothing was committed."""
+        """The committed offset and leader epoch of each partition; -1 and -1 without a commit."""
         client = self._client
         topics: dict[str, list[int]] = {}
         for tp in owned:

@@ -1,8 +1,8 @@
 """Simulated producers, with the rules of librdkafka.
 
-The idempotent one numbers its batches and keeps up to five of a partition under way; whatever is not acknowledged is sent
-again in the same order with the same sequence numbers, to whoever leads then. A sequence number that is refused although
-all before it were acknowledged is something that only a cluster that lost data says.
+The idempotent producer numbers its batches and keeps up to five of a partition in flight. A batch without an
+acknowledgement is sent again in the same order, with the same sequence numbers, to the current leader. An out-of-order
+error after all earlier batches were acknowledged proves that the cluster lost data.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _SEQUENCE_REFUSED = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_P
 
 @dataclass(slots=True)
 class Batch:
+    """A batch that is pending."""
+
     numbers: range
     sequence: int
     data: bytes
@@ -38,7 +40,7 @@ class Batch:
 
 
 class IdempotentProducer:
-    """Writes to one partition, until it is told to end and everything is acknowledged."""
+    """Writes to one partition, until the end, when everything is acknowledged."""
 
     def __init__(self, client: Client, tp: TopicPartition, pause_s_max: float) -> None:
         self._client = client
@@ -98,7 +100,7 @@ class IdempotentProducer:
         )
 
     async def _send_pending(self) -> bool:
-        """Everything once, in order. Whether all of it was acknowledged."""
+        """Send every pending batch once, in order. Returns whether all were acknowledged."""
         client, record = self._client, self._client.record
         address, _ = await client.find_leader(self._tp)
         for batch in self._pending:
@@ -117,7 +119,7 @@ class IdempotentProducer:
         for batch, answer in zip(list(self._pending), answers, strict=True):
             if still or not self._is_acked(batch, answer):
                 still.append(batch)
-        # What was acknowledged behind a failed batch is sent again too: the broker has to know it.
+        # Batches acknowledged after a failed one are sent again too; the broker must detect the duplicates.
         self._pending = still
         return not still
 
@@ -162,7 +164,7 @@ class IdempotentProducer:
 
 
 class CarelessProducer:
-    """acks=1, no retries: nothing is promised about what it writes, except that what a consumer saw of it stays."""
+    """A producer with acks=1 and without retries. Its only guarantee is that messages a consumer saw stay."""
 
     def __init__(self, client: Client, tp: TopicPartition, pause_s_max: float) -> None:
         self._client = client

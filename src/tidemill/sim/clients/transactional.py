@@ -1,8 +1,7 @@
-"""A simulated transactional producer: numbered messages to several partitions, in transactions that end either way.
+"""A simulated transactional producer: numbered messages to several partitions, in transactions that commit or abort.
 
-Now and then it takes longer than the coordinator waits, gives up in the middle of a write, or forgets its transaction and
-begins anew under the same id, as a process that was restarted does. Whoever is fenced by a newer process ends; the newest
-begins anew.
+Sometimes it exceeds the transaction timeout, gives up during a write, or drops its transaction and starts again under
+the same id, like a restarted process. A process that is fenced by a newer one ends; the newest one initialises again.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 
 
 class TransactionalProducer:
+    """The producer's client."""
+
     def __init__(
         self, client: Client, transactional_id: str, partitions: Sequence[TopicPartition], pause_s_max: float
     ) -> None:
@@ -43,7 +44,7 @@ class TransactionalProducer:
         self.is_done = True
 
     async def _transact(self) -> bool:
-        """False when it is left as it is, for whoever comes next under this id."""
+        """Run one transaction. Returns False when it is left open for the next process with this id."""
         rng, transactor = self._client.rng, self._transactor
         await transactor.begin(patience_s=rng.uniform(1, 12))
         try:
@@ -69,5 +70,5 @@ class TransactionalProducer:
         try:
             await self._transactor.abort()
         except Abortable:
-            # Not even that: only a new epoch helps.
+            # The abort failed too: only a new epoch helps.
             raise Fenced from None

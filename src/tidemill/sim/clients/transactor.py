@@ -1,15 +1,15 @@
-"""What a transactional producer says to the cluster: one transactional id, one process, one transaction at a time.
+"""The protocol of a transactional producer: one transactional id, one process, one transaction at a time.
 
-Two manners. *Old* (`transaction.version` 0 and 1): the client adds each partition before it writes there, and an epoch lasts
-until somebody asks for another. *New* (version 2, KIP-890): writing adds, and each end brings the next epoch. In the old
-manner nothing but the epoch keeps a late copy of a request out of the next transaction, so after every doubt a new epoch
-is asked for (KIP-360), as careful clients do.
+There are two protocols. In the *old* one (`transaction.version` 0 and 1) the client adds each partition before it
+writes, and an epoch lasts until InitProducerId. In the *new* one (version 2, KIP-890) a write adds the partition, and
+each end returns the next epoch. In the old protocol only the epoch keeps a delayed request out of the next
+transaction. So after every doubt the client requests a new epoch (KIP-360).
 
-In the new manner it may also take over what is under way under its id (KIP-939), and end that instead of writing.
+With the new protocol it may also take over the open transaction of its id (KIP-939) and end it instead of writing.
 
-An error that only spoils the transaction is `Abortable`; one that means that somebody newer uses the id, or that the
-coordinator gave up on us, is `Fenced`. Everything else is asked again until it is answered. What is not known of an end
-(no answer, then a refusal) is not noted as known.
+An error that only affects the transaction is `Abortable`. `Fenced` means that a newer process uses the id, or that the
+coordinator has aborted. Everything else is retried until there is a response. An unknown end (no response, then an
+error) is not recorded as known.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from tidemill.types import TopicPartition
 
 _PRODUCE_TIMEOUT_MS = 3_000
 _ANSWER_TIMEOUT_S = 4.0
-# Sometimes it loses patience: what it sends again may arrive before what it sent first.
+# Sometimes the timeout is short: a retry may arrive before the first request.
 _SHORT_TIMEOUT_S = 0.3
 _SHORT_SHARE = 0.15
-# The last versions of the old manner.
+# The last versions of the old protocol.
 _OLD_PRODUCE = 11
 _OLD_INIT_PRODUCER_ID = 4
 _OLD_ADD_PARTITIONS = 3
 _OLD_ADD_OFFSETS = 3
 _OLD_OFFSET_COMMIT = 4
 _OLD_END = 4
-# The first version that keeps a transaction.
+# The first version that can keep a transaction.
 _KEEPING_INIT_PRODUCER_ID = 6
 
 _GONE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-# Refusals that say that nothing was done, and that asking again may help.
+# Errors which mean that nothing was done and that a retry may help.
 _NOT_YET = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 _FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
-# Of a transaction that is not there.
+# The producer of a transaction that does not exist.
 _NOBODY = (-1, -1)
 _FORGOTTEN = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID)
 
@@ -73,7 +73,7 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 class Fenced(Exception):
-    """Under this epoch nothing is possible any more."""
+    """This epoch is fenced."""
 
 
 class Abortable(Exception):
@@ -85,10 +85,12 @@ class Abortable(Exception):
 
 
 class Transactor:
+    """One transactional process."""
+
     def __init__(
         self, client: Client, transactional_id: str, timeout_ms: int, *, is_new: bool | None = None
     ) -> None:
-        """`is_new` is the manner; None lets chance decide at each start."""
+        """`is_new` selects the protocol; None selects it at random at each start."""
         self.transactional_id = transactional_id
         self._client = client
         self._timeout_ms = timeout_ms
@@ -103,11 +105,11 @@ class Transactor:
         self._messages = 0
         self._added: dict[TopicPartition | str, None] = {}
         self._deadline_s = 0.0
-        # Whether the coordinator may know of this transaction.
+        # Whether the coordinator may know this transaction.
         self._is_told = False
-        # Whether its commit was asked for and not refused for sure.
+        # Whether its commit was requested and not definitely rejected.
         self._may_be_committed = False
-        # Whether a copy of something may still be on its way.
+        # Whether a copy of a request may still be in flight.
         self._is_doubtful = False
 
     @property
@@ -117,13 +119,13 @@ class Transactor:
 
     @property
     def producer(self) -> tuple[int, int]:
-        """Its id and epoch."""
+        """The producer id and epoch."""
         return self._producer_id, self._epoch
 
     # -- the producer id -------------------------------------------------------------------------------------
 
     async def initialise(self) -> None:
-        """Shut out everybody else. `Fenced` when somebody newer is there."""
+        """Fence all other processes. Raises `Fenced` when a newer one exists."""
         if self._incarnation >= 0 and not self.is_newest:
             raise Fenced
         is_new = self._client.rng.random() < 0.6
@@ -132,9 +134,9 @@ class Transactor:
         await self._next_epoch()
 
     async def take_over(self, *, is_two_phase: bool) -> tuple[int, int] | None:
-        """Shut out everybody else, and keep what is under way: who wrote it; None when there is nothing.
+        """Fence all other processes and keep the open transaction. Returns its writer; None when there is none.
 
-        With `is_two_phase` it has no timeout any more.
+        With `is_two_phase` the transaction has no timeout any more.
         """
         self._is_new = True
         self._begin_incarnation()
@@ -208,12 +210,12 @@ class Transactor:
         record.writers[self.producer] = self.transaction
 
     async def write(self, tp: TopicPartition, count: int, sources: Sequence[Place] = ()) -> None:
-        """Returns when all of it is acknowledged."""
+        """Write messages. Returns when all are acknowledged."""
         messages = [MessageId(f"{self.transaction}@{tp}", self._messages + i) for i in range(count)]
         await self._send(tp, None, messages, sources)
 
     async def write_under(self, tp: TopicPartition, key: str, text: str) -> int:
-        """One message that says something, under a key, to a topic that is compacted; its offset."""
+        """Write one keyed message to a compacted topic. Returns its offset."""
         return await self._send(
             tp, key.encode(), [MessageId(f"{self.transaction}@{tp} {text}", self._messages)], ()
         )
@@ -246,7 +248,7 @@ class Transactor:
         return base_offset
 
     async def _produce(self, tp: TopicPartition, data: bytes) -> int | None:
-        """The offset of the first message; None when it has to be asked again."""
+        """Returns the offset of the first message; None when the request must be retried."""
         client = self._client
         address, _ = await client.find_leader(tp)
         partition = PartitionProduceData(index=tp.partition, records=memoryview(data))
@@ -308,7 +310,7 @@ class Transactor:
     async def send_offsets(
         self, group: str, generation: int, member_id: str, offsets: Mapping[TopicPartition, int]
     ) -> None:
-        """The group's positions become part of the transaction."""
+        """Add the group's offsets to the transaction."""
         client = self._client
         if not self._is_new:
             await self._add_offsets(group)
@@ -373,13 +375,15 @@ class Transactor:
             await self._refused(code)
 
     async def end(self, *, is_commit: bool) -> None:
-        """Returns when it is known to be so. `Abortable` when it cannot be committed, `Fenced` when nobody may end it."""
+        """End the transaction. Raises `Abortable` when it cannot be committed, `Fenced` when this process may not end
+        it.
+        """
         assert self.transaction is not None
         if self._is_told:
             await self._end(self.transaction, is_commit, is_own=True)
 
     async def end_taken(self, writer: tuple[int, int], *, is_commit: bool) -> None:
-        """The same for what was, or may be, taken over. `Fenced`: somebody else has it, and ends it either way."""
+        """End a transaction that was, or may be, taken over. `Fenced` means that another process ends it."""
         await self._end(self._client.record.writers[writer], is_commit, is_own=False)
 
     async def _end(self, transaction: TransactionName, is_commit: bool, *, is_own: bool) -> None:
@@ -412,7 +416,7 @@ class Transactor:
             self._is_doubtful = False
 
     async def abort(self) -> None:
-        """After an error: whatever of it is still on its way must not reach the next transaction."""
+        """Abort after an error. No request in flight may reach the next transaction."""
         self._is_doubtful = True
         await self.end(is_commit=False)
 
@@ -427,7 +431,7 @@ class Transactor:
     ) -> ResponseT | None:
         client = self._client
         address = await client.coordinator_of(self.transactional_id, TRANSACTION)
-        # In the new manner nobody sends AddPartitionsToTxn or AddOffsetsToTxn.
+        # The new protocol has no AddPartitionsToTxn or AddOffsetsToTxn requests.
         answer = await client.ask(
             address,
             request,
@@ -446,7 +450,7 @@ class Transactor:
         return _SHORT_TIMEOUT_S if self._client.rng.random() < _SHORT_SHARE else _ANSWER_TIMEOUT_S
 
     async def _refused(self, code: ErrorCode) -> None:
-        """By the coordinator: look for another, or wait."""
+        """Handle an error of the coordinator: find another one, or wait."""
         if code in _FENCED:
             raise Fenced
         if not code.retriable:
@@ -456,7 +460,7 @@ class Transactor:
         await self._client.back_off()
 
     def _judge(self, code: ErrorCode) -> None:
-        """Returns when asking again may help."""
+        """Raise for an error, or return when a retry may help."""
         if code in _FORGOTTEN:
             self._client.record.accuse(
                 f"{self.transaction}: {code.name}, although it is producer {self._producer_id} epoch {self._epoch}"

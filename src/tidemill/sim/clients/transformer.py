@@ -1,8 +1,8 @@
-"""A simulated member of a group that consumes, transforms and produces, exactly once.
+"""A simulated group member that consumes, transforms and produces, exactly once.
 
-Each poll is one transaction: what was read becomes one message each of the output, and the positions behind it are
-committed in the same transaction, under the group's generation (KIP-447). When it is aborted the member reads again from
-where the group is; when nobody knows how it ended, it joins the group again and asks: pending offsets are waited for.
+Each poll is one transaction. Every input message becomes one output message, and the offsets are committed in the same
+transaction, under the group's generation (KIP-447). After an abort the member reads again from the committed offsets.
+When the end is unknown, it rejoins and fetches the offsets, which waits for pending ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _PATIENCE_S = 8.0
 
 
 class Transformer(Member):
+    """The member's client."""
+
     _is_read_committed = True
 
     def __init__(
@@ -44,7 +46,7 @@ class Transformer(Member):
             await super().run()
         except Fenced:
             self.is_done = True
-        # Somebody newer has the transactional id; or it stops, perhaps after a sleep in which others took over.
+        # A newer process has the transactional id; or this one stops, perhaps after a pause in which others took over.
         self._let_go(is_lost=True)
 
     async def _start_anew(self) -> None:
@@ -73,7 +75,7 @@ class Transformer(Member):
         changed = {p.tp: p.offset for p in positions if p.offset != self.committed.get(p.tp)}
         if changed:
             await self._transform(generation, sources, changed)
-            # Something gathers for the next one.
+            # Messages accumulate for the next transaction.
             await asyncio.sleep(self._client.rng.random() * self._pause_s)
 
     async def _transform(
@@ -86,13 +88,13 @@ class Transformer(Member):
                 self._rewind(generation)
         except Fenced:
             await self._start_anew()
-            # It may have slept for long, and the group gone on without it.
+            # It may have been paused for long, while the group continued without it.
             raise Rejoin(is_lost=True) from None
 
     async def _transact(
         self, generation: Generation, sources: Sequence[Place], offsets: dict[TopicPartition, int]
     ) -> bool:
-        """Whether it was committed."""
+        """Run one transaction. Returns whether it was committed."""
         rng, transactor = self._client.rng, self._transactor
         await transactor.begin(_PATIENCE_S)
         try:

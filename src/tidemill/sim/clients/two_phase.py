@@ -1,20 +1,20 @@
 """A simulated query that writes batches exactly once by two-phase commit (KIP-939): a driver decides, its tasks write.
 
-Each task writes its rows in an open transaction of its own transactional id T, `<query>-<partition>-<attempt>`, and tells
-the driver which producer id and epoch wrote them. The driver commits: it fences other drivers by its own transactional id
-D, reads the last decision, takes every T over without a timeout, compares who wrote it with what the task said, writes
-the decision in a transaction of D, and commits every T. A batch that is repeated has the same rows, in other tasks.
+Each task writes its rows in an open transaction of its own transactional id T, `<query>-<partition>-<attempt>`, and
+reports its producer id and epoch to the driver. To commit, the driver fences other drivers by its own transactional id
+D and reads the last decision. It takes over every T without a timeout and compares the writer with the task's report.
+It writes the decision in a transaction of D, and commits every T. A repeated batch has the same rows, in other tasks.
 
-Whoever wants to abort what it finds in T follows the order that never aborts what is decided: take T over, fence D, read
-the decision, then end T as it says (`Sink.settle`).
+A process that wants to abort a T follows the order that never aborts a decided one: take T over, fence D, read the
+decision, then end T accordingly (`Sink.settle`).
 
-A decision is read behind a *barrier*, a record in a transaction of D that the topic of decisions has to take first. A leader
-that was replaced and does not know it still tells its high watermark and shows what is below: it is not asked how much there
-is, and cannot show as much as the one that took the barrier.
+A decision is read behind a *barrier*, a record in a transaction of D that the topic of decisions must accept first. A
+replaced leader that does not know it still returns its old high watermark. It cannot return as much as the leader that
+accepted the barrier.
 
-A driver dies at the worst moments, or takes longer than the transactions of its tasks may last. Tasks run in processes of
-their own: those of a driver that died go on. One that is told to stop when it has told what it wrote aborts that, unless
-the driver was faster.
+A driver dies at the worst moments, or exceeds the transaction timeout of its tasks. Tasks run in processes of their
+own and outlive a dead driver. A task that is stopped after its report aborts its transaction, unless the driver was
+faster.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Writer = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The batch consists of what these wrote, by transactional id."""
+    """The decision about a batch: its writers by transactional id."""
 
     batch: int
     writers: dict[str, Writer]
@@ -77,7 +77,7 @@ class Died(Exception):
 
 
 class Failed(Exception):
-    """The batch has to be repeated."""
+    """The batch must be repeated."""
 
 
 @dataclass(slots=True)
@@ -87,20 +87,20 @@ class Attempt:
     transactional_id: str
     batch: int
     rows: Sequence[int]
-    # What the task tells when all of it is written.
+    # What the task reports when all rows are written.
     writer: Writer | None = None
     has_failed: bool = False
 
 
 @dataclass(slots=True)
 class Query:
-    """What all drivers and tasks of one query know of it."""
+    """What all drivers and tasks of one query share."""
 
     name: str
     rows: Sequence[TopicPartition]
     decisions: TopicPartition
     note: Callable[[str, str], None]
-    # Every transactional id that a task ever used.
+    # Every transactional id that a task has used.
     task_ids: dict[str, None] = field(default_factory=dict)
     # How many drivers there have been; the last is the newest.
     drivers: int = 0
@@ -111,7 +111,7 @@ class Query:
 
 
 class Sink:
-    """What one process, of a driver or of tasks, does to transactions of the query."""
+    """The transactions of one driver or task process."""
 
     def __init__(self, client: Client, query: Query) -> None:
         self.query = query
@@ -123,24 +123,24 @@ class Sink:
         return Transactor(self._client, transactional_id, TRANSACTION_TIMEOUT_MS, is_new=True)
 
     async def open(self) -> tuple[Transactor, Decision | None]:
-        """Shut out every other driver; the last decision, and a transaction in which the next may be written."""
+        """Fence every other driver and open a transaction for the next decision. Returns the last decision."""
         query, transactor = self.query, self.transactor(self.query.name)
         await transactor.initialise()
         await transactor.begin(patience_s=8.0)
         barrier = await transactor.write_under(query.decisions, query.name, _BARRIER)
         if barrier < 0:
-            # It was there already, and the partition has forgotten where.
+            # It was there already, and the partition has forgotten its offset.
             raise Abortable(None)
         await self._read_to(barrier)
         return transactor, self._last
 
     async def glance(self) -> Decision | None:
-        """The last decision that some broker shows; there may be a later one."""
+        """The last decision that a broker returns; there may be a later one."""
         await self._read_to(await Position(self._client, self.query.decisions).end_offset())
         return self._last
 
     async def _read_to(self, end_offset: int) -> None:
-        """What is open below is waited for."""
+        """Read to the offset; waits for open transactions below it."""
         while self._position.offset < end_offset:
             for _, message in await self._position.fetch(_WAIT_MS):
                 if not message.producer.endswith(_BARRIER):
@@ -153,7 +153,7 @@ class Sink:
         record.transactions.append(Decided(record.now_s(), decision.batch, writers, rows_of(decision.batch)))
 
     async def settle(self, transactional_ids: Iterable[str]) -> None:
-        """End what is under way under these ids: with a commit if that is decided, else with an abort."""
+        """End the open transactions of these ids: commit the decided ones, abort the others."""
         taken = [await self._taken(each) for each in transactional_ids]
         await self.settle_taken([(transactor, writer) for transactor, writer in taken if writer is not None])
 
@@ -162,7 +162,7 @@ class Sink:
         return transactor, await transactor.take_over(is_two_phase=False)
 
     async def settle_taken(self, taken: Sequence[tuple[Transactor, Writer]]) -> bool:
-        """Whether nobody else took any of them over meanwhile."""
+        """Returns whether no other process took any of them over meanwhile."""
         if not taken:
             return True
         driver, decision = await self.open()
@@ -175,7 +175,7 @@ class Sink:
         return all(ended)
 
     async def end(self, transactor: Transactor, writer: Writer, *, is_commit: bool) -> bool:
-        """False when somebody else has taken it over."""
+        """Returns False when another process has taken it over."""
         try:
             await transactor.end_taken(writer, is_commit=is_commit)
         except Fenced:
@@ -186,7 +186,7 @@ class Sink:
         return True
 
     async def finish(self, decision: Decision) -> None:
-        """Returns when all of it is known to have ended. What else is found there is left alone."""
+        """Return when all its transactions are known to have ended. Other transactions are left alone."""
         for transactional_id, decided in decision.writers.items():
             is_ended = False
             while not is_ended:
@@ -195,6 +195,8 @@ class Sink:
 
 
 class Task:
+    """One task process."""
+
     def __init__(self, client: Client, query: Query, attempt: Attempt) -> None:
         self.client = client
         self.is_done = False
@@ -219,7 +221,7 @@ class Task:
             await transactor.end_taken(transactor.producer, is_commit=False)
 
     async def _write(self) -> Transactor:
-        """Whose transaction is open, with all rows in it."""
+        """Write all rows. Returns the writer of the open transaction."""
         rng, attempt, sink = self.client.rng, self._attempt, Sink(self.client, self._query)
         transactor = sink.transactor(attempt.transactional_id)
         found = await transactor.take_over(is_two_phase=False)
@@ -241,6 +243,8 @@ class Task:
 
 
 class Driver:
+    """One driver process."""
+
     def __init__(
         self,
         client: Client,
@@ -263,7 +267,7 @@ class Driver:
         await client.find_topics(self._query.topics)
         try:
             decision = await self._sink.glance()
-            # It may not have noted that its last batch was done.
+            # The driver may not have recorded that its last batch was done.
             batch = decision.batch + rng.randint(0, 1) if decision is not None else 0
             while not client.record.is_ending and not self._is_replaced():
                 batch = await self._run_batch(batch)
@@ -273,7 +277,7 @@ class Driver:
         self.is_done = True
 
     async def run_last(self) -> None:
-        """At the end, when all others are gone: one batch more, whatever they left behind."""
+        """Run one more batch at the end, whatever the others left behind."""
         await self._client.find_topics(self._query.topics)
         decision = await self._sink.glance()
         batch = last = decision.batch + 1 if decision is not None else 0
@@ -282,7 +286,7 @@ class Driver:
         self.is_done = True
 
     async def sweep(self) -> None:
-        """After that: nothing stays open."""
+        """End every open transaction afterwards."""
         await self._client.find_topics(self._query.topics)
         driver, decision = await self._sink.open()
         await driver.end(is_commit=False)
@@ -292,17 +296,17 @@ class Driver:
         self.is_done = True
 
     def _is_replaced(self) -> bool:
-        """There is a newer driver, and it has noticed; a zombie goes on."""
+        """Whether this driver has noticed a newer one; a zombie continues."""
         return self._number != self._query.drivers and self._client.rng.random() < 0.4
 
     async def _run_batch(self, batch: int) -> int:
-        """The batch to go on with."""
+        """Run a batch. Returns the batch to continue with."""
         rng, started = self._client.rng, list[Attempt]()
         try:
             attempts = await self._run_tasks(batch, started)
             return await self._commit(batch, attempts)
         except (Fenced, Abortable, Failed):
-            # What is left as it is ends by its timeout, or waits for whoever comes next.
+            # A transaction that is left open ends by its timeout, or waits for the next driver.
             if rng.random() < 0.6:
                 with contextlib.suppress(Fenced, Abortable):
                     await self._sink.settle([each.transactional_id for each in started])
@@ -325,7 +329,7 @@ class Driver:
     async def _run_task(
         self, batch: int, partition: int, rows: Sequence[int], started: list[Attempt]
     ) -> Attempt | None:
-        """The first attempt that succeeds: while one is slow, another is started."""
+        """Run attempts of a task until one succeeds; while one is slow, another is started."""
         rng, record = self._client.rng, self._client.record
         own: list[Attempt] = []
         for number in range(_ATTEMPTS_MAX):
