@@ -1,11 +1,11 @@
-"""Brokers for tests of Kafka code: the production node, in this process, with a clock and faults that a test controls.
+"""Brokers for tests of Kafka code: production nodes in this process, with a clock and faults that a test controls.
 
 The pytest plugin (`plugin.py`, installed with the package) has the fixtures `tidemill_broker`, `tidemill_cluster` and
-`tidemill_session_broker`. Without pytest, `InProcessBroker` and `InProcessCluster` are context managers. docs/testing.md
-shows both.
+`tidemill_session_broker`. Without pytest, `InProcessBroker` and `InProcessCluster` are context managers.
+docs/testing.md shows both.
 
-Names are imported when they are asked for: pytest loads this package in every project that has it installed, and a
-project that starts no broker should not pay for one.
+Names are imported on first use: pytest loads this package in every project that has it installed, and a project
+without a broker should not pay for it.
 """
 
 from __future__ import annotations

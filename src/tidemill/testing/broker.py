@@ -19,29 +19,29 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tidemill.config import load_broker_config
-from tidemill.testing.hands import Hands
+from tidemill.testing.client_operations import ClientOperations
 from tidemill.testing.network import CLIENT_LISTENER
 from tidemill.testing.node_thread import NodeThread
 from tidemill.testing.ports import HOST, HeldPort
 from tidemill.testing.records import properties_text
 
-# The largest that the keys allow: a day less than twenty-five, and for ever.
+# The largest values of these keys: about 24 days, and for ever.
 _INT_MAX_MS, _LONG_MAX_MS = str(2**31 - 1), str(2**63 - 1)
 
 DEFAULTS: Mapping[str, str] = {
-    # Not waited for in a test, as in Kafka's own quick start.
+    # No delay, as in Kafka's own quick start.
     "group.initial.rebalance.delay.ms": "0",
-    # Fifty partitions take their time, and one coordinates a test's groups as well.
+    # Fifty partitions take time to create, and one is enough for a test's groups.
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
-    # A moved clock must not close the clients' connections, nor take the broker for dead.
+    # A moved clock must neither close client connections nor fence the broker.
     "connections.max.idle.ms": _LONG_MAX_MS,
     "broker.session.timeout.ms": _INT_MAX_MS,
 }
 
 
-class InProcessBroker(Hands):
-    """One broker that is its own controller. Starts in `start` or with the `with` block."""
+class InProcessBroker(ClientOperations):
+    """One broker that is its own controller. Starts with `start` or the `with` block."""
 
     def __init__(
         self, settings: Mapping[str, object] | None = None, *, data_dir: str | Path | None = None
@@ -71,7 +71,7 @@ class InProcessBroker(Hands):
         return self._thread is not None and self._thread.is_alive
 
     def start(self) -> None:
-        """Returns when clients are served. Nothing happens when it runs already."""
+        """Start the broker. Returns when it serves clients; does nothing when it runs already."""
         if self.is_running:
             return
         config, _ = load_broker_config(self._properties())
@@ -89,27 +89,27 @@ class InProcessBroker(Hands):
         }
 
     def stop(self) -> None:
-        """A clean shutdown. The data stays, for `start`."""
-        self._let_go()
+        """Shut down cleanly. The data stays for `start`."""
+        self._drop_connections()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
 
     def crash(self) -> None:
-        """As `kill -9` does it: no answer, no shutdown. What was acknowledged is there after `start`."""
+        """Stop as `kill -9` does, without responses or shutdown. Acknowledged records are there after `start`."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.crash()
-        self._let_go()
+        self._drop_connections()
 
     def restart(self, settings: Mapping[str, object] | None = None) -> None:
-        """Stop and start, on the same port and data; `settings` are changed before."""
+        """Stop and start on the same port and data, with changed `settings`."""
         self.stop()
         self._settings.update(properties_text(settings or {}))
         self.start()
 
     def close(self) -> None:
-        """Stop for good; the folder is removed, unless it was given."""
+        """Stop for good. The folder is removed, unless the caller gave it."""
         try:
             self.stop()
         finally:
@@ -118,6 +118,6 @@ class InProcessBroker(Hands):
                 shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def run_retention(self) -> None:
-        """Delete what retention allows to be deleted now, without waiting for log.retention.check.interval.ms."""
+        """Delete expired segments now, without waiting for log.retention.check.interval.ms."""
         assert self._thread is not None, "the broker does not run"
         self._thread.run_retention()

@@ -1,15 +1,15 @@
-"""Time that a test moves: one offset, added to the wall clock and to the clock of every loop that follows it.
+"""The clock of a test: one offset, added to the wall clock and to the clock of every event loop that follows it.
 
-`TravelClock` is what a test holds and what the nodes of one broker or cluster share. `TravelLoop` is asyncio's own loop
-with that offset in its clock: between two calls of `advance` both run on as usual, so timers fire by themselves, too.
+`TravelClock` is the test's object, shared by the nodes of one broker or cluster. `TravelLoop` is asyncio's loop with
+that offset in its clock. Between calls of `advance` both run as usual, so timers also fire by themselves.
 
-`advance` does not leap. It goes in steps, and after each one waits until every loop has run what had become due and
-everything that followed from it, work in threads included. So what is due first happens first, and a timer that is set
-on the way (a rebalance that begins when a session ends) is due in its turn. Two minutes go in steps of a second; of a
-longer time, all but the first and the last seconds go in fifty large ones, so a week takes no longer than an hour.
+`advance` moves in steps. After each step it waits until every loop has run everything that became due, including work
+in threads. So events happen in order, and a timer that is set on the way is due in its turn. Two minutes pass in steps
+of a second. Of a longer time, all but the first and last seconds pass in fifty large steps, so a week takes no longer
+than an hour.
 
-Clients live in real time. To them it is as if they had been suspended for so long: sessions of theirs end, and they join
-again. They also stamp their records with real time, which is older than the broker's from then on.
+Clients live in real time. To them the broker seems to jump: their sessions end, and they rejoin. Their records have
+real timestamps, which are older than the broker's time from then on.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ from typing import Protocol
 
 _FINE_STEP_S = 1.0
 _FINE_S_MAX = 120.0
-# Of a longer time. What becomes due in a large step and needs a few more turns of the cluster has its time at the end.
+# The small steps at the end of a longer time: events of a large step that need more turns of the cluster complete in
+# them.
 _LAST_S = 10.0
 _COARSE_STEPS = 50
-# Nothing may be due and nobody busy for so many turns of the loop.
+# The loop counts as quiet after this many turns without work.
 _QUIET_TURNS = 3
 _CLUSTER_ROUNDS = 3
 _THREADS_POLL_S = 0.001
-# A cluster under load is never quiet; these are seconds of real time.
+# In real seconds: a cluster under load is never quiet.
 _STEP_S_MAX = 0.1
 _ARRIVAL_S_MAX = 5.0
 _HANGS_S = 60.0
 
 
-class Traveller(Protocol):
-    """Whoever follows the clock: it is told after each step, and once more when the clock has arrived."""
+class ClockFollower(Protocol):
+    """A follower of the clock. It is called after each step, and once at the end."""
 
     def settle(self, *, is_alone: bool, limit_s: float) -> Future[None]:
-        """Done when nothing is left to do at this moment, or when the time is over.
+        """Return when no work is left at this moment, or when the time limit is over.
 
-        Who is not alone waits for what the others may have sent, too.
+        Unless `is_alone`, also wait for what other nodes may have sent.
         """
 
     def arrive(self) -> None:
-        """The clock stands where it was to go: do what is done from time to time, without waiting for that time."""
+        """The clock has reached its target: run periodic work now."""
 
 
 class TravelClock:
-    """The clock of a test broker. `advance(hours=8)` is all there is to it."""
+    """The clock of a test broker, moved with `advance(hours=8)`."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
-        self._travellers: list[Traveller] = []
+        self._travellers: list[ClockFollower] = []
         self._travelling = threading.Lock()
 
     @property
@@ -65,7 +66,7 @@ class TravelClock:
         return self._offset_s
 
     def now_ms(self) -> int:
-        """The broker's wall time."""
+        """The broker's wall time in milliseconds."""
         return time.time_ns() // 1_000_000 + round(self._offset_s * 1000)
 
     def now(self) -> datetime:
@@ -81,9 +82,9 @@ class TravelClock:
         seconds: float = 0.0,
         milliseconds: float = 0.0,
     ) -> None:
-        """Let so much time pass. Returns when everything that became due has run, retention included.
+        """Let time pass. Returns when everything that became due has run, including retention.
 
-        Do not call it on an event loop that the code under test needs: it blocks until the broker is done.
+        It blocks until the broker is done, so do not call it on an event loop that the code under test needs.
         """
         span_s = timedelta(
             days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds
@@ -94,28 +95,28 @@ class TravelClock:
             for step_s in steps(span_s):
                 self._offset_s += step_s
                 self._settle(_STEP_S_MAX)
-            for traveller in list(self._travellers):
-                traveller.arrive()
+            for follower in list(self._travellers):
+                follower.arrive()
             self._settle(_ARRIVAL_S_MAX)
 
     def _settle(self, limit_s: float) -> None:
         travellers = list(self._travellers)
         is_alone = len(travellers) == 1
-        # What one node says to another arrives when both are quiet, perhaps.
+        # A message between nodes may arrive when both are quiet.
         for _ in range(1 if is_alone else _CLUSTER_ROUNDS):
             for waiting in [each.settle(is_alone=is_alone, limit_s=limit_s) for each in travellers]:
-                # One that stops meanwhile has nothing left to do, either.
+                # A node that stops meanwhile has no work left either.
                 with contextlib.suppress(CancelledError):
                     waiting.result(_HANGS_S)
 
-    def follow(self, traveller: Traveller) -> Callable[[], None]:
-        """Tell it of every step. Returns how to stop that."""
-        self._travellers.append(traveller)
-        return lambda: self._travellers.remove(traveller)
+    def follow(self, follower: ClockFollower) -> Callable[[], None]:
+        """Register a follower. Returns a function that removes it."""
+        self._travellers.append(follower)
+        return lambda: self._travellers.remove(follower)
 
 
 def steps(span_s: float) -> Iterator[float]:
-    """The steps that make up a span, as the module's docstring has them."""
+    """The steps of a time span, as described above."""
     if span_s <= _FINE_S_MAX:
         yield from _fine_steps(span_s)
         return
@@ -132,23 +133,23 @@ def _fine_steps(span_s: float) -> Iterator[float]:
 
 
 class TravelLoop(asyncio.SelectorEventLoop):
-    """asyncio's loop, whose seconds a `TravelClock` adds to."""
+    """asyncio's event loop with the offset of a `TravelClock`."""
 
     def __init__(self, clock: TravelClock) -> None:
         self._travel_clock = clock
-        # Work handed to threads that has not come back.
+        # The number of calls in threads that have not returned.
         self.blocking_count = 0
         super().__init__()
-        # In debug mode asyncio would take a step of the clock for a callback that took so long.
+        # In debug mode asyncio would report a step of the clock as a slow callback.
         self.slow_callback_duration = float("inf")
 
     def time(self) -> float:
         return super().time() + self._travel_clock.offset_s
 
     async def settle(self, *, is_alone: bool, limit_s: float) -> None:
-        """Returns when nothing is due, nothing is ready and no thread works, or when the time is over.
+        """Return when nothing is due or ready and no thread works, or when the time limit is over.
 
-        What has come in from sockets does not count for who is alone: clients may send for ever.
+        When `is_alone`, input from sockets does not count: clients may send for ever.
         """
         quiet_turns = 0
         deadline_s = super().time() + limit_s
@@ -157,7 +158,7 @@ class TravelLoop(asyncio.SelectorEventLoop):
             quiet_turns = 0 if self._is_busy(is_alone) else quiet_turns + 1
 
     def _is_busy(self, is_alone: bool) -> bool:
-        # asyncio has no public way to ask; the names are those of every CPython since 3.4.
+        # asyncio has no public API for this; the names exist in every CPython since 3.4.
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
         if self.blocking_count or any(_is_due(timer, self.time()) for timer in scheduled[:1]):
             return True
@@ -168,7 +169,7 @@ class TravelLoop(asyncio.SelectorEventLoop):
         return any(id(handle) not in of_sockets for handle in ready)
 
     def forget_timers(self) -> None:
-        """Of a node that is dead: nothing of it may run again."""
+        """Cancel all timers of a dead node."""
         scheduled = self._scheduled  # type: ignore[attr-defined]
         for timer in list(scheduled):
             timer.cancel()

@@ -1,12 +1,12 @@
-"""Three brokers for tests, in this process: `InProcessCluster`.
+"""A cluster of three brokers for tests, in this process: `InProcessCluster`.
 
-Every node is broker and controller, with a thread and a loop of its own; they speak to each other over TCP as anywhere. They
-share one clock and one book of faults.
+Every node is broker and controller, with its own thread and event loop. They communicate over TCP as usual, and share
+one clock and one set of faults.
 
-Time moves for all of them at once and by leaps, so no node may take another for dead because of it: the timeouts by which
-they would (`DEFAULTS`) are out of reach. In their place a crash is told: the cluster says on behalf of the dead broker what
-it would have said on a clean stop, "fence me" to the controller and, if it led the quorum, "this epoch is over" to the
-other voters. So a failover takes milliseconds, and what clients see of it is the same.
+Time moves for all of them at once and in jumps, so no node may fence another because of it: those timeouts
+(`DEFAULTS`) are out of reach. Instead the cluster announces a crash on behalf of the dead broker, with the requests of
+a clean shutdown. It asks the controller to fence the broker and, if it led the quorum, sends EndQuorumEpoch to the
+other voters. So a failover takes milliseconds and looks the same to clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.brokers import BrokerHeartbeatRequest
 from tidemill.raft import messages
 from tidemill.testing import broker as single
-from tidemill.testing.hands import Hands
+from tidemill.testing.client_operations import ClientOperations
 from tidemill.testing.network import CLIENT_LISTENER
 from tidemill.testing.node_thread import NodeThread
 from tidemill.testing.ports import HOST, HeldPort
@@ -36,17 +36,17 @@ _FAILOVER_S_MAX = 30.0
 
 DEFAULTS: Mapping[str, str] = {
     **single.DEFAULTS,
-    # What makes a cluster worth having.
+    # Replication, as in production.
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
-    # Nobody is taken for dead by the clock; see above.
+    # No node is fenced by the clock; see above.
     "controller.quorum.fetch.timeout.ms": _NEVER_MS,
     "controller.quorum.request.timeout.ms": _NEVER_MS,
     "replica.socket.timeout.ms": _NEVER_MS,
-    # Voters in one process hear of each other at once.
+    # Voters in one process respond at once.
     "controller.quorum.election.timeout.ms": "200",
     "controller.quorum.election.backoff.max.ms": "100",
 }
@@ -75,7 +75,7 @@ class ClusterBroker:
         return self.thread is not None and self.thread.is_alive
 
     def start(self) -> None:
-        """Returns when it serves clients."""
+        """Start the broker. Returns when it serves clients."""
         if not self.is_running:
             self.begin()
             self.await_started()
@@ -90,19 +90,19 @@ class ClusterBroker:
         self.thread.await_started()
 
     def stop(self) -> None:
-        """A clean shutdown: its leaderships are with others when it returns."""
+        """Shut down cleanly: other brokers lead its partitions when this returns."""
         thread, self.thread = self.thread, None
         self._cluster.let_go()
         if thread is not None:
             thread.stop()
 
     def crash(self) -> None:
-        """As `kill -9` does it. Returns when the others go on without it, as far as they can."""
+        """Stop as `kill -9` does. Returns when the others continue without it, as far as they can."""
         thread, self.thread = self.thread, None
         if thread is not None:
             thread.crash()
         self._cluster.let_go()
-        self._cluster.mourn(self.id)
+        self._cluster.announce_crash(self.id)
 
     def restart(self) -> None:
         self.stop()
@@ -113,8 +113,8 @@ class ClusterBroker:
             port.release()
 
 
-class InProcessCluster(Hands):
-    """Brokers 1 to `size`. Starts in `start` or with the `with` block."""
+class InProcessCluster(ClientOperations):
+    """The brokers 1 to `size`. Starts with `start` or the `with` block."""
 
     def __init__(self, size: int = 3, settings: Mapping[str, object] | None = None) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class InProcessCluster(Hands):
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def broker(self, broker_id: int) -> ClusterBroker:
-        """By its id, which is its place in `brokers` plus one."""
+        """The broker with this id, which is its index in `brokers` plus one."""
         for each in self.brokers:
             if each.id == broker_id:
                 return each
@@ -139,7 +139,7 @@ class InProcessCluster(Hands):
     # -- starting and stopping -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """All brokers that do not run. Returns when each of them serves clients and knows the others."""
+        """Start all stopped brokers. Returns when each serves clients and knows the others."""
         starting = [each for each in self.brokers if not each.is_running]
         for each in starting:
             each.begin()
@@ -182,7 +182,7 @@ class InProcessCluster(Hands):
         """Stop for good and remove the data."""
         self.let_go()
         try:
-            # The order of a clean stop is of no use when nobody is left: as one, and without handing anything over.
+            # All at once and without a handover: no broker is left to take over.
             for each in self.brokers:
                 thread, each.thread = each.thread, None
                 if thread is not None:
@@ -193,10 +193,10 @@ class InProcessCluster(Hands):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def let_go(self) -> None:
-        self._let_go()
+        self._drop_connections()
 
-    def mourn(self, broker_id: int) -> None:
-        """Say what the dead can no longer say, until the living have heard it or are too few to agree on anything."""
+    def announce_crash(self, broker_id: int) -> None:
+        """Announce a crash on behalf of the dead broker, until the others know it or have lost their majority."""
         living = [each.thread for each in self.brokers if each.thread is not None and each.is_running]
         if len(living) * 2 <= len(self.brokers):
             return
@@ -214,14 +214,14 @@ class InProcessCluster(Hands):
     # -- leaders ---------------------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """The id of the broker that leads the partition; waits for one as long as there is none."""
+        """The id of the partition's leader; waits until there is one."""
         with self._lock:
             cluster = self._cluster
             cluster.forget()
             return cluster.retrying(lambda: next(iter(cluster.leaders([TopicPartition(topic, partition)]))))
 
     def isr_of(self, topic: str, partition: int = 0) -> list[int]:
-        """The replicas in sync."""
+        """The in-sync replicas."""
         return self._replicas(topic, partition)[1]
 
     def _replicas(self, topic: str, partition: int) -> tuple[list[int], list[int]]:
@@ -262,7 +262,7 @@ class InProcessCluster(Hands):
         return False
 
     def elect_another_leader(self, topic: str, partition: int = 0) -> int:
-        """Take the leadership from the present leader; returns the id of the new one, a replica in sync."""
+        """Move the leadership to another in-sync replica. Returns its id."""
         leader = self.leader_of(topic, partition)
         others = [each for each in self.isr_of(topic, partition) if each != leader]
         if not others:
@@ -271,14 +271,14 @@ class InProcessCluster(Hands):
         return others[0]
 
     def run_retention(self) -> None:
-        """On every broker: delete what retention allows to be deleted now."""
+        """Delete expired segments on every broker now."""
         for each in self.brokers:
             if each.thread is not None and each.is_running:
                 each.thread.run_retention()
 
 
 def _unfenced(thread: NodeThread) -> set[int]:
-    """The brokers that a node takes for alive."""
+    """The brokers that are not fenced in a node's view."""
     return thread.call(
         lambda node: {each.id for each in node.broker.controller.image.brokers.values() if each.is_active}
     )

@@ -1,12 +1,11 @@
-"""Scripted faults: what a test says should go wrong, and the book in which it is noted what did.
+"""Scripted faults: a test arms them, and checks that they struck.
 
-A fault is armed by the call that names it, and ends when it has struck as often as it was to, when its `with` block ends,
-or when the test does. One that never struck is a test that did not test what it says: leaving its block, or the end of
-the test, raises `UnusedFault`, unless it was armed with `optional=True`.
+A fault is armed by the call that names it. It ends when it has struck the given number of times, when its `with` block
+ends, or with the test. A fault that never struck means that the test did not test it: the end of its block, or of the
+test, raises `UnusedFault`, unless it was armed with `optional=True`.
 
-Faults strike requests of clients at the network's seam (`network.py`); the broker behind it is the production one and knows
-nothing of them. The fixture's own helpers (`produce`, `records` and so on) and what brokers say to each other are never
-struck.
+Faults strike client requests at the network seam (`network.py`); the broker behind it is the production one. They
+never strike the fixture's own operations (`produce`, `records` and so on) or requests between brokers.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _PRODUCE, _FETCH = ProduceRequest.api_key, FetchRequest.api_key
 
 
 class UnusedFault(AssertionError):
-    """A fault was armed and nothing ran into it."""
+    """A fault was armed and never struck."""
 
 
 class Strike(Enum):
-    """What happens to a request."""
+    """The effect of a fault on a request."""
 
     LOSE_ANSWER = auto()
     REFUSE = auto()
@@ -39,7 +38,7 @@ class Strike(Enum):
 
 
 class Host(Protocol):
-    """A running node, as far as faults reach it."""
+    """A running node, as far as faults affect it."""
 
     def disconnect_all(self) -> int: ...
     def set_disk_full(self, is_full: bool) -> None: ...
@@ -69,7 +68,7 @@ class Fault:
         self.error = error
         self.delay_s = delay_s
         self.is_optional = is_optional
-        # How often it is still to strike; None as long as it is armed.
+        # How often it can still strike; None means without a limit.
         self._left = times
         # How often it has struck.
         self.hits = 0
@@ -98,7 +97,7 @@ class Fault:
             self._left -= 1
 
     def end(self) -> None:
-        """Disarm it. It still counts as unused at the test's end when it never struck."""
+        """Disarm the fault. It still counts as unused when it never struck."""
         self._left = 0
         self._book.ended(self)
 
@@ -116,7 +115,7 @@ def _unused_text(faults: list[Fault]) -> str:
 
 
 class Faults:
-    """What is to go wrong with a broker, or with any broker of a cluster."""
+    """The faults of a broker, or of all brokers of a cluster."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,7 +128,7 @@ class Faults:
     def lose_next_ack(
         self, topic: str | None = None, *, api: str = "Produce", times: int = 1, optional: bool = False
     ) -> Fault:
-        """The next request is carried out, but the connection is closed before its answer."""
+        """Carry out the next request, but close the connection before its response."""
         key = api_key_of(api)
         text = f"lose the next answer to {_request_text(key, topic)}"
         return self._arm(
@@ -145,7 +144,7 @@ class Faults:
         times: int = 1,
         optional: bool = False,
     ) -> Fault:
-        """The next request of that API is not carried out: it is answered with an error, such as "NOT_ENOUGH_REPLICAS"."""
+        """Reject the next request of that API with an error, such as "NOT_ENOUGH_REPLICAS"."""
         key = api_key_of(api)
         check_refusable(key)
         code = ErrorCode[error] if isinstance(error, str) else ErrorCode(error)
@@ -155,7 +154,7 @@ class Faults:
         )
 
     def slow(self, topic: str, seconds: float, *, optional: bool = False) -> Fault:
-        """Answers to whoever produces to the topic or fetches from it come so much later, until the fault is ended."""
+        """Delay the responses to produce and fetch requests of the topic, until the fault ends."""
         text = f"slow down {topic} by {seconds:g} s"
         return self._arm(
             Strike.DELAY,
@@ -169,7 +168,7 @@ class Faults:
     def slow_api(
         self, api: str, seconds: float, *, times: int | None = None, optional: bool = False
     ) -> Fault:
-        """Answers of that API come so much later: the next few, or until the fault is ended."""
+        """Delay the responses of that API: the next few, or until the fault ends."""
         key = api_key_of(api)
         text = f"slow down {apis.API_NAMES[key]} by {seconds:g} s"
         return self._arm(
@@ -177,18 +176,18 @@ class Faults:
         )
 
     def fill_disk(self, *, optional: bool = False) -> Fault:
-        """No write succeeds any more, until the fault is ended."""
+        """Fail every write, as on a full disk, until the fault ends."""
         fault = self._arm(Strike.FILL_DISK, "fill the disk", is_optional=optional)
         for host in list(self._hosts):
             host.set_disk_full(True)
         return fault
 
     def disconnect_all(self) -> int:
-        """Close every connection of a client, now. Returns how many there were."""
+        """Close every client connection now. Returns how many there were."""
         return sum(host.disconnect_all() for host in list(self._hosts))
 
     def allow_unused(self) -> None:
-        """Whatever was armed so far may stay unused."""
+        """Allow all faults armed so far to stay unused."""
         for fault in self._all:
             fault.is_optional = True
 
@@ -205,7 +204,7 @@ class Faults:
         return fault
 
     def forget(self, fault: Fault) -> None:
-        """Its block has checked it."""
+        """Stop tracking a fault that its block has checked."""
         with self._lock:
             if fault in self._all:
                 self._all.remove(fault)
@@ -223,11 +222,11 @@ class Faults:
         return bool(self._armed)
 
     def concerns(self, api_key: int) -> bool:
-        """Whether a look into such a request is worth it."""
+        """Whether a request of this API may be struck, so that decoding it is worth the cost."""
         return any(api_key in fault.api_keys for fault in self._armed)
 
     def take(self, api_key: int, topics: Callable[[], set[str]]) -> Fault | None:
-        """The first armed fault that the request runs into; it has struck then."""
+        """Returns the first armed fault that matches the request, and counts the strike."""
         with self._lock:
             for fault in self._armed:
                 if api_key in fault.api_keys and (fault.topic is None or fault.topic in topics()):
@@ -244,7 +243,7 @@ class Faults:
                     fault.hit()
 
     def check_all_used(self) -> None:
-        """At the end of a test: `UnusedFault` names what was armed and never struck."""
+        """Raise `UnusedFault` at the end of a test for faults that never struck."""
         unused = []
         for fault in self._all:
             try:
@@ -255,7 +254,7 @@ class Faults:
             raise UnusedFault(_unused_text(unused))
 
     def attach(self, host: Host) -> Callable[[], None]:
-        """A node that runs. Returns how to take it off the list when it does no longer."""
+        """Register a running node. Returns a function that removes it."""
         self._hosts.append(host)
         if any(fault.strike is Strike.FILL_DISK for fault in self._armed):
             host.set_disk_full(True)

@@ -1,10 +1,9 @@
-"""The file system under a test broker: real files, since the kernel sends from them, but nobody waits for a disk.
+"""The file system of a test broker: real files for `sendfile`, without waiting for the disk.
 
-What is written stays readable when the node is killed, because the kernel has it; a power failure, against which `sync`
-is there, does not happen to a process. So syncing does nothing, and index files are holes until they are written. `fill`
-makes every write fail as a full disk does. Once the node is dead, whatever is left of it writes nothing. `close` is what
-the kernel does at the end of a process: a node is a ring of objects that would keep its files open until they are collected,
-and a run of many tests would end for want of descriptors.
+Written data stays readable after a kill, because the kernel has it, and a power failure does not happen in a test. So
+syncing does nothing, and index files are sparse. `fill` makes every write fail as on a full disk. A dead node writes
+nothing more. `close` closes all descriptors, as the kernel does at the end of a process. Otherwise the node's
+reference cycles would keep them open, and a run of many tests would exhaust them.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from tidemill.log.files import DiskFile, DiskFiles
 
 
 class ScratchFiles:
-    """A `Files`."""
+    """A `Files` for tests."""
 
     def __init__(self) -> None:
         self._disk = DiskFiles()
         self.is_full = False
         self.is_dead = False
         self._open: weakref.WeakSet[ScratchFile | mmap.mmap] = weakref.WeakSet()
-        # Called when a write was refused because the disk is full.
+        # Called when a write fails because the disk is full.
         self.on_refused: Callable[[], None] = lambda: None
 
     def check_writable(self) -> None:
@@ -57,10 +56,10 @@ class ScratchFiles:
         return mapped
 
     def close(self) -> None:
-        """Nothing runs any more that could use a file."""
+        """Close every file: no code uses them any more."""
         self.is_dead = True
         for file in list(self._open):
-            # A map of which a view is left goes with the view.
+            # A map with a view closes with that view.
             with suppress(BufferError):
                 file.close()
 
@@ -91,7 +90,7 @@ class ScratchFiles:
             self._disk.truncate(path, size)
 
     def sync_folder(self, path: str) -> None:
-        """No power failure, no need."""
+        """Does nothing: there is no power failure."""
 
     def read(self, path: str) -> bytes:
         return self._disk.read(path)
@@ -112,7 +111,7 @@ class ScratchFiles:
 
 
 class ScratchFile:
-    """A `File` that knows whether its disk takes more."""
+    """A `File` that fails when its disk is full."""
 
     __slots__ = ("__weakref__", "_disk", "_file", "fd")
 
@@ -122,7 +121,7 @@ class ScratchFile:
         self.fd = file.fd
 
     def close(self) -> None:
-        """The descriptor goes with the file; whatever comes after this fails, and does not reach a stranger's file."""
+        """Close the descriptor. Later calls fail instead of reaching a file that reuses the number."""
         self.fd = -1
         del self._file
 
@@ -138,7 +137,7 @@ class ScratchFile:
             self._file.truncate(size)
 
     def sync(self) -> None:
-        """No power failure, no need."""
+        """Does nothing: there is no power failure."""
 
     def size(self) -> int:
         return self._file.size()

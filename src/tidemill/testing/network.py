@@ -1,8 +1,8 @@
-"""The network's seam, where faults strike: between a client's connection and the broker's dispatcher.
+"""The network seam of a test broker: applies faults between a client's connection and the dispatcher.
 
-A request that runs into no armed fault goes on untouched. One that does is handed on with a connection that looks like its
-own but whose place for the answer behaves as the fault wants, or is answered here without the broker hearing of it.
-Only the clients' listener is watched: what brokers say to each other has listeners of its own.
+A request without a matching fault passes unchanged. Otherwise it is dispatched with a wrapped connection that loses,
+delays or changes the response, or it is rejected here and never reaches the broker. Only the clients' listener is
+wrapped; requests between brokers have their own listeners.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from tidemill.broker.net.network import Reply
 
 CLIENT_LISTENER = "PLAINTEXT"
-# Of the fixture's own helpers: the test's hands, not the code under test.
+# The client id of the fixture's own operations, which faults do not strike.
 HELPER_CLIENT_ID = "tidemill.testing"
 
 Dispatch = Callable[[Peer, memoryview], None]
 
 
 class FaultyNetwork:
-    """A `Network`: the real one, watched."""
+    """A `Network` that wraps the real one."""
 
     def __init__(
         self, network: Network, faults: Faults, name_of: NameOf, session_topics: Callable[[int], set[str]]
     ) -> None:
-        """`session_topics` tells what an incremental fetch, which names nothing, is about."""
+        """`session_topics` returns the topics of an incremental fetch, which names none."""
         self._network = network
         self._faults = faults
         self._name_of = name_of
@@ -104,7 +104,7 @@ class FaultyNetwork:
 
 
 def _decoded(api_key: int, version: int, frame: memoryview, position: int) -> Request | None:
-    """None for what the dispatcher will refuse by itself."""
+    """The decoded request; None when the dispatcher will reject it."""
     request = apis.REQUESTS.get(api_key)
     if request is None or version not in request.versions:
         return None
@@ -115,7 +115,7 @@ def _decoded(api_key: int, version: int, frame: memoryview, position: int) -> Re
 
 
 class _StruckPeer:
-    """A connection whose next answer is lost, late or changed."""
+    """A connection whose next response is lost, delayed or changed."""
 
     def __init__(self, peer: Peer, fault: Fault, version: int) -> None:
         self._peer = peer
@@ -187,6 +187,6 @@ class _LateReply:
         self._delay_s = delay_s
 
     def send(self, parts: Sequence[Part]) -> None:
-        # A slice of a file stays readable; everything else may be a view of what changes meanwhile.
+        # A slice of a file stays readable; everything else may be a view of a buffer that changes meanwhile.
         kept = [bytes(part) if isinstance(part, memoryview) else part for part in parts]
         asyncio.get_running_loop().call_later(self._delay_s, self._reply.send, kept)

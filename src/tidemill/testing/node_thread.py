@@ -1,10 +1,10 @@
-"""One node in this process: a thread, a loop of its own, and the production `Node` on it.
+"""One node in this process: a thread with its own event loop, which runs the production `Node`.
 
-The platform under the node is the real one, except for three parts: the test's clock, files that wait for no disk, and a
-network at which faults strike. Everything that touches the node runs on its loop; who calls from another thread waits.
+The platform of the node is the real one, except for three parts: the test's clock, files without syncs, and a network
+with faults. Everything that touches the node runs on its loop; a call from another thread waits.
 
-A crash is what `kill -9` does, as far as a thread can: connections end in the middle, timers and tasks of the node never
-run again, nothing more is written, and the directory keeps the mark of an unclean end.
+A crash equals `kill -9` as far as a thread can. Connections end in the middle, timers and tasks of the node never run
+again, nothing more is written, and the directory has no clean-shutdown file.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class BrokerFailed(TidemillError):
 
 
 class NodeThread:
+    """The thread of one node."""
+
     def __init__(self, config: BrokerConfig, clock: TravelClock, faults: Faults) -> None:
         self._config = config
         self._clock = clock
@@ -66,7 +68,7 @@ class NodeThread:
         self._thread.start()
 
     def await_started(self) -> None:
-        """Returns when clients are served; raises what kept the node from that."""
+        """Return when the node serves clients. Raises the error that prevented it."""
         try:
             self._started.result(START_S_MAX)
         except TimeoutError:
@@ -82,11 +84,11 @@ class NodeThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """As SIGTERM does: leaderships are given away, what is under way is answered, the directory is marked clean."""
+        """Stop as on SIGTERM: hand over leaderships, answer requests in flight, write the clean-shutdown file."""
         self._end(lambda node: node.request_stop())
 
     def crash(self) -> None:
-        """As SIGKILL does."""
+        """Stop as on SIGKILL."""
         self._end(self._kill)
 
     def _end(self, how: Callable[[Node], None]) -> None:
@@ -101,7 +103,7 @@ class NodeThread:
             raise BrokerFailed(f"broker {self._config.node_id} did not stop in {STOP_S_MAX:g} s")
 
     def call(self, function: Callable[[Node], T]) -> T:
-        """Run something on the node's loop."""
+        """Run a function on the node's loop."""
 
         async def run() -> T:
             assert self.node is not None
@@ -110,7 +112,7 @@ class NodeThread:
         return self._submit(run()).result(STOP_S_MAX)
 
     def run(self, function: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
-        """Run something on the node's loop and wait for its end."""
+        """Run a coroutine function on the node's loop and wait for its end."""
 
         async def run() -> T:
             assert self.node is not None
@@ -140,7 +142,7 @@ class NodeThread:
             self.run_retention()
 
     def run_retention(self) -> None:
-        # Otherwise it runs by itself, every log.retention.check.interval.ms.
+        # Otherwise retention runs every log.retention.check.interval.ms.
         self.call(lambda node: node._replicas._log_manager.apply_retention())
 
     def disconnect_all(self) -> int:
@@ -190,7 +192,7 @@ class NodeThread:
         self._is_killed = True
         self._files.is_dead = True
         self._loop.set_exception_handler(lambda *_: None)
-        # A node has no door for this: it is what the kernel does to a process. A start that failed has made only some.
+        # A node has no method for this, since the kernel does it. A failed start has created only some of the parts.
         for part, close in (("_listening", "close"), ("_channels", "close"), ("_data_dir", "unlock")):
             if hasattr(node, part):
                 getattr(getattr(node, part), close)()

@@ -73,7 +73,7 @@ def tidemill_cluster(request: pytest.FixtureRequest) -> Iterator[InProcessCluste
 
 @pytest.fixture(scope="session")
 def tidemill_session_broker(request: pytest.FixtureRequest) -> Iterator[InProcessBroker]:
-    """One broker for all tests of the run; they have to use topic names of their own."""
+    """One broker for all tests of the run, which must use different topic names."""
     from tidemill.testing.broker import InProcessBroker
 
     with InProcessBroker(_ini_settings(request.config)) as broker:

@@ -1,8 +1,8 @@
-"""Ports for brokers that are told them before they listen, and that keep them over a restart.
+"""Ports for brokers that must know them before they listen, and that keep them over a restart.
 
-A socket that is bound and never listens holds the port: the kernel gives it to nobody who asks for any port, while the
-broker, which asks for this one and allows the address to be reused, gets it. Where the system does not allow that (it is
-Linux's rule), the port is only chosen here, and let go.
+A socket that is bound and never listens reserves the port. The kernel does not hand it out as an ephemeral port, while
+the broker, which binds it with address reuse, gets it. Only Linux allows that; elsewhere the port is chosen here and
+released.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _MAY_HOLD = sys.platform.startswith("linux")
 
 
 class HeldPort:
+    """A reserved port."""
+
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What a topic holds, as tests compare it, and how what tests write down becomes bytes and settings."""
+"""The records of a topic in a form that tests compare, and the conversion of test values to bytes and settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encoded_headers(headers: Headers | None) -> tuple[tuple[str, bytes | None], 
 
 
 def properties_text(settings: Mapping[str, object]) -> dict[str, str]:
-    """Values as a properties file has them: `True` is `true`."""
+    """Format settings as a properties file: `True` becomes `true`."""
     return {
         key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()
     }

@@ -1,10 +1,10 @@
-"""What an answer looks like that holds nothing but an error, for each API that a test may have refused.
+"""The error responses of the APIs that a test may have rejected.
 
-Where the error stands depends on the API: `protocol/error_responses.py` knows. Fetch and AddPartitionsToTxn get it per
-partition here, although they also have a place for it at the top. The answer to Metadata also tells where the brokers are,
-without which a client is lost: there the broker answers, and only the topics are struck out (`refused_metadata`).
+`protocol/error_responses.py` knows where each API carries its error. Fetch and AddPartitionsToTxn carry it per
+partition here, although they also have a top-level error. A Metadata response must still name the brokers, so the
+broker answers it and only the topics are replaced (`refused_metadata`).
 
-Also here: which topics a request names, however it names them.
+The module also finds the topics that a request names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tidemill.protocol.schema import NO_UUID, Request, Response
 
 NameOf = Callable[[bytes], str | None]
 
-# Fields in which requests list topics, or what lists topics in turn.
+# The fields of requests that list topics.
 _TOPIC_FIELDS = ("topics", "topic_data", "topic_names", "v3_and_below_topics", "groups", "transactions")
 _CANNOT_BE_REFUSED = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")
 
 
 def topics_of(request: Request, name_of: NameOf) -> set[str]:
-    """The names of the topics in a request; ids are looked up."""
+    """The names of the topics in a request; topic ids are looked up."""
     return set(_names(request, name_of))
 
 
@@ -48,16 +48,16 @@ def _names(struct: Struct, name_of: NameOf) -> Iterable[str]:
 
 
 def refusal(request: Request, version: int, code: ErrorCode) -> Response:
-    """The answer that carries out nothing and says why."""
+    """The response that rejects the whole request with an error."""
     build = _BUILDERS.get(type(request))
     if build is not None:
         return build(request, int(code))
-    # A request that names nothing gets an answer about nothing.
+    # A request without partitions gets an empty response.
     return error_response(request, version, code, code.message) or apis.RESPONSES[request.api_key]()
 
 
 def refused_metadata(answer: bytes, version: int, topic: str | None, code: ErrorCode) -> bytes:
-    """The frame of an answer to Metadata, in which a topic, or every one, has nothing but an error."""
+    """The frame of a Metadata response in which a topic, or every topic, has only an error."""
     correlation_id, response = parse_response(
         cluster.MetadataResponse, version, memoryview(answer)[LENGTH_BYTES:]
     )
@@ -69,7 +69,7 @@ def refused_metadata(answer: bytes, version: int, topic: str | None, code: Error
 
 
 def api_key_of(name: str) -> int:
-    """The key of an API by its name in Kafka's documentation; `ValueError` for one that cannot be refused."""
+    """The key of an API by its name in Kafka's documentation. Raises `ValueError` for one that cannot be rejected."""
     for key, known in apis.API_NAMES.items():
         if known.lower() == name.lower():
             return key
@@ -85,7 +85,7 @@ def check_refusable(api_key: int) -> None:
 
 
 def _fetch(request: Any, code: int) -> Response:
-    # An incremental fetch names only what changed: what it is about, its session knows.
+    # An incremental fetch names only changed partitions; its session knows the others.
     return data.FetchResponse(
         error_code=0 if request.topics else code,
         responses=[

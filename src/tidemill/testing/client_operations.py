@@ -1,7 +1,7 @@
-"""The test's own hands at a broker or a cluster: topics, records, offsets, through `tidemill.client`.
+"""The test's own operations on a broker or cluster: topics, records and offsets, through `tidemill.client`.
 
-`Hands` is what `InProcessBroker` and `InProcessCluster` have in common. The connections are kept from call to call and made
-anew after a stop. Faults do not strike them.
+`InProcessBroker` and `InProcessCluster` inherit them. Connections are kept between calls and renewed after a stop.
+Faults do not strike them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _POLL_S = 0.01
 _TIMEOUT_S = 30.0
 
 
-class Hands:
+class ClientOperations:
+    """The operations that brokers and clusters share."""
+
     def __init__(self) -> None:
-        # The broker's time, for the test to move.
+        # The broker's clock, which the test moves.
         self.clock = TravelClock()
-        # What is to go wrong.
+        # The faults that the test arms.
         self.faults = Faults()
         self._lock = threading.RLock()
         self._client: Cluster | None = None
@@ -73,7 +75,7 @@ class Hands:
 
     @property
     def bootstrap(self) -> str:
-        """What a client has as `bootstrap.servers`."""
+        """The value for a client's `bootstrap.servers`."""
         raise NotImplementedError
 
     @property
@@ -82,8 +84,8 @@ class Hands:
             self._client = Cluster(self.bootstrap, client_id=HELPER_CLIENT_ID, timeout_s=_TIMEOUT_S)
         return self._client
 
-    def _let_go(self) -> None:
-        """The brokers end the connections: the next call makes new ones."""
+    def _drop_connections(self) -> None:
+        """Drop the connections, which the brokers close; the next call makes new ones."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -100,7 +102,7 @@ class Hands:
         configs: Any = None,
         **more_configs: object,
     ) -> str:
-        """Returns the name once the topic has its leaders.
+        """Create a topic. Returns its name once its partitions have leaders.
 
         Configurations are a mapping, `configs={"retention.ms": 1000}`, or `**{"retention.ms": 1000}`.
         """
@@ -119,7 +121,7 @@ class Hands:
             Admin(self._cluster).delete_topic(name)
 
     def topics(self) -> list[str]:
-        """The names of all topics but internal ones."""
+        """The names of all topics except internal ones."""
         with self._lock:
             found = Admin(self._cluster).topics()
         return [topic.name for topic in found if topic.name and not topic.is_internal]
@@ -135,9 +137,9 @@ class Hands:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> StoredRecord:
-        """Write one record and return it as it is stored, acknowledged by all replicas in sync.
+        """Write one record, acknowledged by all in-sync replicas. Returns it as it is stored.
 
-        Text is encoded as UTF-8. A topic that is not there is created. Without a timestamp it is the broker's time.
+        Text is encoded as UTF-8. A missing topic is created. The default timestamp is the broker's time.
         """
         stamp = self.clock.now_ms() if timestamp_ms is None else timestamp_ms
         pairs = encoded_headers(headers)
@@ -169,9 +171,9 @@ class Hands:
         count: int | None = None,
         timeout_s: float = 10.0,
     ) -> list[StoredRecord]:
-        """What the topic holds now, by partition and offset.
+        """The records of the topic, by partition and offset.
 
-        With `count`, waits until it holds at least so many; `AssertionError` shows what was there when the time was over.
+        With `count`, waits until it holds at least so many; `AssertionError` shows what was there at the timeout.
         """
         if isolation not in _ISOLATION_LEVELS:
             raise ValueError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
@@ -231,7 +233,7 @@ class Hands:
     # -- groups ----------------------------------------------------------------------------------------------
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
-        """The offsets that a group has committed; empty for one that nobody knows."""
+        """The committed offsets of a group; empty for an unknown group."""
         with self._lock:
             return GroupAdmin(self._cluster).committed(group)
 
@@ -248,7 +250,8 @@ class Hands:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def wait_until(self, condition: Callable[[], T], what: str, timeout_s: float = 10.0) -> T:
-        """The first true value of `condition`, asked again and again; `AssertionError` with `what` when it stays false."""
+        """Poll `condition` until it is true and return its value. Raises `AssertionError` with `what` at the
+        timeout."""
         deadline_s = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() >= deadline_s:
