@@ -26,11 +26,11 @@ from tidemill.protocol.wire import Buffer
 
 
 class DecompressionFailed(ProtocolError):
-    """Bytes that their codec does not accept, or that become more than the caller allows."""
+    """Bytes that their codec rejects, or that exceed the caller's limit."""
 
 
 class TooLarge(DecompressionFailed):
-    """More bytes than the caller allows."""
+    """The decompressed bytes exceed the caller's limit."""
 
 
 class CompressionType(IntEnum):
@@ -43,14 +43,14 @@ class CompressionType(IntEnum):
     ZSTD = 4
 
 
-# What Rust's standard library says when an output buffer is full, and nothing else does.
+# The message of Rust's standard library for a full output buffer.
 _DOES_NOT_FIT = "failed to write whole buffer"
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _BLOCK_LENGTH = struct.Struct(">i")
 
-# The library's own default is of the high-compression kind: a sixth of the speed for an eighth less space.
+# The library's default is high compression: a sixth of the speed for an eighth less space.
 _LZ4_FAST = 1
 # The densest element of the format is a copy, which yields at most 64 bytes.
 _SNAPPY_RATIO_MAX = 64
@@ -59,7 +59,7 @@ _GUESS_BYTES_MIN = 64 * 1024
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """`level` is the codec's own scale; None is what Kafka's clients use, and none and snappy have no levels."""
+    """Compress with a codec. `level` is the codec's own scale; None uses the default of Kafka's clients."""
     match codec:
         case CompressionType.NONE:
             return bytes(data)
@@ -97,7 +97,7 @@ def decompress(codec: int, data: Buffer, limit: int) -> bytes:
 
 
 def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
-    """Decompress to the front of `out`: how many bytes it were, or None when they are more than fit."""
+    """Decompress to the front of `out`. Returns the number of bytes; None when they do not fit."""
     match codec:
         case CompressionType.NONE:
             if len(data) > len(out):
@@ -121,18 +121,18 @@ def _stream_into(into: Callable[[Any, Any], int], data: Buffer, out: memoryview 
     try:
         return into(data, out)
     except cramjam.DecompressionError as error:
-        # Garbage must fail at once: trying again with more room would cost a forged batch nothing and us much.
+        # Invalid data must fail at once: a retry with a larger buffer would let a forged batch cost much.
         if str(error) != _DOES_NOT_FIT:
             raise DecompressionFailed(f"not decompressed: {error}") from None
         return None
 
 
 class _Room:
-    """Memory to decompress into that becomes `bytes` without being cleared, copied or even touched in between.
+    """An output buffer for decompression that becomes `bytes` without being cleared or copied.
 
-    All of that would be done with the interpreter held: for 100 MB some 100 ms in which nothing else runs, although the
-    decompression itself does not hold it. `bytes(n)` is memory that the system clears when it is first used, a `BytesIO`
-    that nobody shares it with writes into it, and gives it out as it is.
+    Clearing and copying would hold the interpreter: about 100 ms for 100 MB, while the decompression itself does not
+    hold it. `bytes(n)` is memory that the system clears on first use. A `BytesIO` that owns it writes into it and
+    returns it unchanged.
     """
 
     __slots__ = ("_buffer",)
@@ -144,7 +144,7 @@ class _Room:
         return self._buffer.getbuffer()
 
     def taken(self, size: int) -> bytes:
-        """The first bytes. No view may be left."""
+        """The first bytes of the buffer. No view of it may exist."""
         self._buffer.truncate(size)
         return self._buffer.getvalue()
 
@@ -233,7 +233,7 @@ def _snappy_block_into(data: Buffer, out: memoryview) -> int | None:
 
 
 def _snappy_block_size(data: Buffer) -> int:
-    """What the block says that it holds, which is the sender's claim: held against the format's best ratio."""
+    """The size that a block claims, limited by the format's best ratio."""
     try:
         size: int = cramjam.snappy.decompress_raw_len(data)
     except cramjam.DecompressionError as error:

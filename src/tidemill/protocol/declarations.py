@@ -1,4 +1,4 @@
-"""What a message class may say about itself.
+"""The declaration of messages: annotated classes, and the vocabulary of their fields.
 
 A message is a class whose annotations are its wire format:
 
@@ -49,7 +49,7 @@ Bool: TypeAlias = Annotated[bool, Primitive("bool", "?", 1)]
 Uuid: TypeAlias = Annotated[bytes, Primitive("uuid", "16s", 16)]
 String: TypeAlias = Annotated[str, Primitive("string")]
 Bytes: TypeAlias = Annotated[bytes, Primitive("bytes")]
-# Decodes to a memoryview of the received buffer, because records are large and are only passed on.
+# Decodes to a memoryview of the received buffer: records are large and only passed on.
 Records: TypeAlias = Annotated[bytes | bytearray | memoryview, Primitive("records")]
 
 NO_UUID = bytes(16)
@@ -74,21 +74,25 @@ class NullableSince(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """The field travels in the tagged section, and only when it differs from its default."""
+    """The field is in the tagged section, and is written only when it differs from its default."""
 
     number: int
 
 
 class _Factory(NamedTuple):
+    """The factory of a field's default."""
+
     make: Callable[[], object]
 
 
 def field(*, default_factory: Callable[[], T]) -> T:
-    """The default of a list or struct field, which each instance needs for itself."""
+    """The default of a list or struct field, created for each instance."""
     return typing.cast(T, _Factory(default_factory))
 
 
 class ArrayOf(NamedTuple):
+    """An array type."""
+
     element: Kind
 
 
@@ -96,6 +100,8 @@ Kind: TypeAlias = "Primitive | ArrayOf | type[Struct]"
 
 
 class FieldSpec(NamedTuple):
+    """One field of a struct: its name, type, versions and default."""
+
     name: str
     kind: Kind
     default: object
@@ -113,7 +119,7 @@ class FieldSpec(NamedTuple):
 
 @dataclass_transform(kw_only_default=True, eq_default=True, field_specifiers=(field,))
 class StructType(type):
-    """Turns a class body of annotated names with defaults into a slotted class."""
+    """The metaclass that turns annotated names with defaults into a slotted class."""
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any

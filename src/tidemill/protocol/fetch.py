@@ -1,8 +1,8 @@
-"""Fetch responses without messages in between: records leave as slices of files and arrive as views, never as copies.
+"""Fetch responses without message objects: records are sent as file slices and received as views, never copied.
 
-`pack_fetched` lays out the response of every version as a list of parts, in which a partition's records are whatever
-payload the caller has, as long as it knows its length. `walk_fetched` reads what a follower or a client gets, in place.
-The message classes in `api/data.py` describe the same layout and are what this is tested against.
+`pack_fetched` builds the response of every version as a list of parts; a partition's records are any payload with a
+length. `walk_fetched` reads the response of a follower or client in place. The message classes in `api/data.py`
+describe the same layout, and tests compare both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from tidemill.protocol.api.data import FetchResponse, NodeEndpoint
 from tidemill.protocol.schema import encode
 from tidemill.protocol.wire import read_uvarint, skip_tagged_fields, write_uvarint
 
+# The first versions of Fetch with these parts of the response.
+_LOG_START_OFFSET = 5
+_SESSIONS = 7
+_PREFERRED_READ_REPLICA = 11
+_FLEXIBLE = 12
+_CURRENT_LEADERS = 16  # KIP-951
+
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _TOP = struct.Struct(">ihi")
 _PARTITION_V4 = struct.Struct(">ihqq")
 _PARTITION_V5 = struct.Struct(">ihqqq")
 _ABORTED = struct.Struct(">qq")
-# Tag, size of the field, the field with no tags of its own.
+# The tag, the size of the field, and the field without tags of its own.
 _DIVERGING = struct.Struct(">BBiqB")
 _CURRENT_LEADER = struct.Struct(">BBiiB")
 _EPOCH_END = struct.Struct(">iq")
@@ -30,6 +37,8 @@ _NO_TAGS = b"\0"
 
 
 class Payload(Protocol):
+    """The records of a partition: any object with a length."""
+
     @property
     def length(self) -> int: ...
 
@@ -38,19 +47,19 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 
 class Fetched(NamedTuple):
-    """One partition's part of the response, but for its records."""
+    """One partition of the response, without its records."""
 
     partition: int
     error_code: int = 0
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    # None, not an empty list, unless the client asked to read committed records only.
+    # None, not an empty list, unless the fetch is read_committed.
     aborted: list[tuple[int, int]] | None = None
-    # (epoch, end offset) where the reader's log parts from this one.
+    # (epoch, end offset) where the follower's log diverges from this one.
     diverging: tuple[int, int] | None = None
     preferred_read_replica: int = -1
-    # (leader, epoch) for a client that asked the wrong broker.
+    # (leader, epoch) for a client that sent the request to another broker.
     current_leader: tuple[int, int] | None = None
 
 
@@ -62,12 +71,12 @@ def pack_fetched(
     session_id: int = 0,
     node_endpoints: Sequence[NodeEndpoint] = (),
 ) -> list[bytearray | PayloadT]:
-    """The response body. Topics are named by what the version names them by."""
-    flexible = version >= 12
+    """Build the response body. Topics are named as the version requires."""
+    flexible = version >= _FLEXIBLE
     grouped = list(topics)
     out = bytearray()
     parts: list[bytearray | PayloadT] = [out]
-    if version >= 7:
+    if version >= _SESSIONS:
         out += _TOP.pack(0, error_code, session_id)
     else:
         out += _INT32.pack(0)
@@ -97,7 +106,7 @@ def pack_fetched(
 
 
 def _endpoint_tags(endpoints: Sequence[NodeEndpoint], version: int) -> bytes:
-    """KIP-951: where the leaders are that the partitions name. As the last field of an otherwise empty response."""
+    """KIP-951: the endpoints of the leaders that the partitions name, as the last tagged field."""
     if version < 16:
         return _NO_TAGS
     empty = len(encode(FetchResponse(), version)) - len(_NO_TAGS)
@@ -117,8 +126,8 @@ def _write_topic(out: bytearray, name: str | bytes, flexible: bool) -> None:
 
 
 def _write_partition(out: bytearray, fetched: Fetched, version: int) -> None:
-    flexible = version >= 12
-    if version >= 5:
+    flexible = version >= _FLEXIBLE
+    if version >= _LOG_START_OFFSET:
         out += _PARTITION_V5.pack(*fetched[:5])
     else:
         out += _PARTITION_V4.pack(*fetched[:4])
@@ -131,7 +140,7 @@ def _write_partition(out: bytearray, fetched: Fetched, version: int) -> None:
             out += _ABORTED.pack(producer_id, first_offset)
             if flexible:
                 out += _NO_TAGS
-    if version >= 11:
+    if version >= _PREFERRED_READ_REPLICA:
         out += _INT32.pack(fetched.preferred_read_replica)
 
 
@@ -146,7 +155,7 @@ def _partition_tags(fetched: Fetched, version: int) -> bytes:
     tags = []
     if fetched.diverging:
         tags.append(_DIVERGING.pack(0, 13, *fetched.diverging, 0))
-    if fetched.current_leader and version >= 16:  # KIP-951
+    if fetched.current_leader and version >= _CURRENT_LEADERS:
         tags.append(_CURRENT_LEADER.pack(1, 9, *fetched.current_leader, 0))
     return bytes((len(tags),)) + b"".join(tags)
 
@@ -158,7 +167,7 @@ WALKED_SINCE = 13
 
 
 class FetchedRecords(NamedTuple):
-    """One partition's part of a response, with its records where they lie."""
+    """One partition of a response, with a view of its records."""
 
     topic_id: bytes
     partition: int
@@ -168,18 +177,20 @@ class FetchedRecords(NamedTuple):
     diverging: tuple[int, int] | None
     records: memoryview
     last_stable_offset: int = -1
-    # (producer id, first offset) of each aborted transaction in it; none unless committed records were asked for.
+    # (producer id, first offset) of each aborted transaction; empty unless the fetch is read_committed.
     aborted: tuple[tuple[int, int], ...] = ()
 
 
 class FetchWalk(NamedTuple):
+    """The result of `walk_fetched`."""
+
     error_code: int
     session_id: int
     partitions: Iterator[FetchedRecords]
 
 
 def walk_fetched(body: memoryview, version: int) -> FetchWalk:
-    """The response of a version from 13 on; `ProtocolError` now, or while its partitions are read."""
+    """Read a response of version 13 or later. Raises `ProtocolError` now, or while its partitions are read."""
     if version < WALKED_SINCE:
         raise ProtocolError(f"a Fetch response of version {version} names no topic ids")
     try:

@@ -35,6 +35,8 @@ _flexible_since: dict[int, int] = {
 
 
 class RequestHeader(NamedTuple):
+    """The header of a request."""
+
     api_key: int
     api_version: int
     correlation_id: int
@@ -51,7 +53,7 @@ def parse_frame_length(buffer: Buffer, position: int, limit: int) -> int:
 
 
 def parse_request_header(frame: Buffer) -> RequestHeader:
-    """`frame` begins after the length prefix."""
+    """Parse the header. `frame` starts after the length prefix."""
     try:
         api_key, api_version, correlation_id, length = _HEADER.unpack_from(frame)
     except struct.error:
@@ -97,7 +99,7 @@ def has_flexible_response_header(api_key: int, api_version: int) -> bool:
 
 
 def request_frame(message: Request, version: int, correlation_id: int, client_id: str | None = None) -> bytes:
-    """A whole request as a client sends it, length prefix included."""
+    """A request as a client sends it, with its length prefix."""
     out = _request_head(type(message), version, correlation_id, client_id)
     encode_into(message, version, out)
     return _with_length(out)
@@ -106,7 +108,7 @@ def request_frame(message: Request, version: int, correlation_id: int, client_id
 def request_frame_parts(
     api: type[Request], version: int, correlation_id: int, client_id: str | None, body: Sequence[Buffer]
 ) -> list[Buffer]:
-    """The same for a body that is there already, in pieces; nothing of it is copied."""
+    """A request frame around an encoded body in pieces, which are not copied."""
     head = _request_head(api, version, correlation_id, client_id)
     size = len(head) - LENGTH_BYTES + sum(len(part) for part in body)
     wire.INT32.pack_into(head, 0, size)
@@ -114,7 +116,7 @@ def request_frame_parts(
 
 
 def _request_head(api: type[Request], version: int, correlation_id: int, client_id: str | None) -> bytearray:
-    """Room for the length prefix, and the header."""
+    """Space for the length prefix, and the header."""
     out = bytearray(LENGTH_BYTES)
     out += _HEADER_FIXED.pack(api.api_key, version, correlation_id)
     wire.write_nullable_string(out, client_id)
@@ -124,7 +126,7 @@ def _request_head(api: type[Request], version: int, correlation_id: int, client_
 
 
 def response_frame(message: Response, version: int, correlation_id: int) -> bytes:
-    """A whole response as a broker sends it, length prefix included."""
+    """A response as a broker sends it, with its length prefix."""
     out = bytearray(LENGTH_BYTES)
     out += response_header(message.api_key, version, correlation_id)
     encode_into(message, version, out)
@@ -137,7 +139,7 @@ def _with_length(out: bytearray) -> bytes:
 
 
 def parse_response(cls: type[ResponseT], version: int, frame: Buffer) -> tuple[int, ResponseT]:
-    """The correlation id and the message of a frame that begins after the length prefix."""
+    """The correlation id and the message in a frame without its length prefix."""
     correlation_id, position = wire.read_int32(frame, 0)
     if has_flexible_response_header(cls.api_key, version):
         position = wire.skip_tagged_fields(frame, position)

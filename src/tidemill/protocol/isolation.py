@@ -1,8 +1,8 @@
-"""What a reader with `read_committed` leaves out of the batches that a fetch gave it.
+"""The filter of a `read_committed` consumer: which batches of a fetch response it skips.
 
-The broker gives nothing above the last stable offset, so every transaction in an answer is decided; which of them were
-aborted it lists by producer and first offset. A reader goes through the batches in order: from an aborted transaction's
-first offset to its marker, that producer's transactional batches are not shown. Markers are shown to nobody.
+The broker returns nothing above the last stable offset, so every transaction in a response is decided. The response
+lists the aborted ones by producer and first offset. From an aborted transaction's first offset to its marker, that
+producer's transactional batches are skipped. Markers are never returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMMIT = 1
 
 
 class AbortedBatches:
-    """Of one answer of one partition: (producer id, first offset) of each aborted transaction."""
+    """The aborted transactions of one partition in one response: (producer id, first offset) each."""
 
     def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
         self._coming = sorted(
@@ -26,7 +26,7 @@ class AbortedBatches:
         self._open: set[int] = set()
 
     def includes(self, batch: memoryview, header: BatchHeader) -> bool:
-        """Asked of every batch, in their order."""
+        """Whether a batch is aborted. Must be called for every batch, in order."""
         while self._coming and self._coming[-1][0] <= header.last_offset:
             self._open.add(self._coming.pop()[1])
         if header.is_control:
@@ -37,8 +37,8 @@ class AbortedBatches:
 
 
 def is_commit_marker(batch: memoryview, header: BatchHeader) -> bool:
-    """Of a control batch: its record's key is a version and a type, two bytes each."""
+    """Whether a control batch is a commit marker: its record's key is a version and a type, two bytes each."""
     record = next(iterate_records(batch, header), None)
-    # Compaction leaves markers without their record behind, which say nothing.
+    # Compaction may leave a marker without its record, which has no effect.
     key = record.key or b"" if record is not None else b""
     return int.from_bytes(key[2:4], "big") == _COMMIT

@@ -1,7 +1,7 @@
-"""Reads what clients push as telemetry: OpenTelemetry's metrics in protobuf, as far as Kafka clients use it.
+"""The reader of client telemetry: OpenTelemetry metrics in protobuf, as far as Kafka clients use them.
 
-Gauges and sums of numbers; of histograms the count and the sum. Unknown fields are skipped. The number of points is
-limited before anything is kept, and a message that does not parse is a `ProtocolError`.
+It reads gauges and sums of numbers, and count and sum of histograms. Unknown fields are skipped. The number of points
+is limited before any is kept, and an invalid message is a `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DELTA = 1
 _VARINT_BYTES_MAX = 10
 _DOUBLE, _SIGNED64, _UNSIGNED64 = struct.Struct("<d"), struct.Struct("<q"), struct.Struct("<Q")
-# Field numbers of Metric.
+# The field numbers of Metric.
 _GAUGE, _SUM, _HISTOGRAM = 5, 7, 9
 
 
 class Point(NamedTuple):
+    """One measured value with its labels."""
+
     name: str
     attributes: tuple[tuple[str, str], ...]
     value: float
-    # Whether the value is what was added since the last push.
+    # Whether the value is the increase since the last push.
     is_delta: bool
 
 
@@ -33,7 +35,7 @@ _Field = tuple[int, int, int | memoryview]
 
 
 def read_points(data: bytes, limit: int) -> list[Point]:
-    """At most `limit` points: what follows is not read."""
+    """Read at most `limit` points and skip the rest."""
     found: list[Point] = []
     for metric in _inner(memoryview(data), 1, 2, 2):
         for point in _points(metric):
@@ -138,7 +140,7 @@ def _text(data: memoryview) -> str:
 
 
 def _fields(data: memoryview) -> Iterator[_Field]:
-    """Number, wire type and value of each field."""
+    """The number, wire type and value of each field."""
     position, end = 0, len(data)
     while position < end:
         tag, position = _varint(data, position)

@@ -1,8 +1,8 @@
-"""Produce requests and responses without messages in between: the hot path's own reading and writing.
+"""Produce requests and responses without message objects, for the hot path.
 
-A request is walked where it lies: nothing is copied but the topics' names, and each partition's records are given as
-positions in the frame. A response in which nothing went wrong is packed directly. Everything else about Produce goes
-through the message classes in `api/data.py`, against which both are tested.
+A request is read in place: only the topics' names are copied, and each partition's records are positions in the frame.
+A response without errors is packed directly. Everything else about Produce uses the message classes in `api/data.py`,
+against which both are tested.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from tidemill.protocol.wire import (
     write_uvarint,
 )
 
+# The first versions of Produce with these parts.
+_LOG_START_OFFSET = 5
+_FLEXIBLE = 9
+_TOPIC_IDS = 13
+
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _PARTITION_AND_LENGTH = struct.Struct(">ii")
@@ -32,13 +37,17 @@ _NO_ERRORS = {8: b"\0\0\0\0\xff\xff", 9: b"\x01\x00\x00"}
 
 
 class ProducedTopic(NamedTuple):
-    # The name or, from version 13 on, the id, as it stands in the request.
+    """One topic of a request."""
+
+    # The name or, from version 13 on, the topic id, in its encoded form.
     wire_name: bytes
     # (partition, start of the records, end of the records); start is -1 for null.
     partitions: list[tuple[int, int, int]]
 
 
 class ProduceWalk(NamedTuple):
+    """The result of `walk_produce`."""
+
     acks: int
     timeout_ms: int
     transactional_id: str | None
@@ -46,7 +55,7 @@ class ProduceWalk(NamedTuple):
 
 
 class TopicToProduce(NamedTuple):
-    """What a client sends to one topic: for each partition a batch, in as many pieces as it is stored in."""
+    """The batches that a client sends to one topic, one for each partition, in any number of pieces."""
 
     name: str
     topic_id: bytes
@@ -54,7 +63,7 @@ class TopicToProduce(NamedTuple):
 
 
 class ProduceResult(NamedTuple):
-    """What became of one partition's batch. The first five fields are those of the response, in its order."""
+    """The result of one partition's batch. The first five fields are those of the response, in its order."""
 
     partition: int
     error: ErrorCode
@@ -62,26 +71,26 @@ class ProduceResult(NamedTuple):
     log_append_time_ms: int = -1
     log_start_offset: int = -1
     message: str | None = None
-    # (index within the batch, what is wrong with that record)
+    # (index within the batch, error text)
     record_errors: Sequence[tuple[int, str]] = ()
-    # The log end that must be synced before the producer may hear of success; None when it need not wait.
+    # The log end offset that must be synced before the response; None when there is no need to wait.
     sync_to: int | None = None
-    # The offset that the high watermark must reach first; None when it need not wait.
+    # The offset that the high watermark must reach before the response; None when there is no need to wait.
     commit_to: int | None = None
 
 
 def produce_request_parts(
     version: int, transactional_id: str | None, acks: int, timeout_ms: int, topics: Sequence[TopicToProduce]
 ) -> list[Buffer]:
-    """The body of a request, in pieces that follow each other; the batches are not copied."""
-    is_flexible = version >= 9
+    """The body of a request in pieces; the batches are not copied."""
+    is_flexible = version >= _FLEXIBLE
     text = bytearray()
     _write_text(text, transactional_id, is_flexible)
     text += _ACKS_AND_TIMEOUT.pack(acks, timeout_ms)
     _write_count(text, len(topics), is_flexible)
     parts: list[Buffer] = []
     for name, topic_id, partitions in topics:
-        if version >= 13:
+        if version >= _TOPIC_IDS:
             text += topic_id
         else:
             _write_text(text, name, is_flexible)
@@ -115,17 +124,17 @@ def _write_count(out: bytearray, count: int, is_flexible: bool) -> None:
 
 
 def walk_produce(frame: memoryview, position: int, version: int) -> ProduceWalk:
-    """Find every batch of the request without copying anything but the topics' names."""
+    """Find every batch of the request. Only the topics' names are copied."""
     try:
-        if version >= 9:
-            return _walk_flexible(frame, position, names_are_ids=version >= 13)
+        if version >= _FLEXIBLE:
+            return _walk_flexible(frame, position, names_are_ids=version >= _TOPIC_IDS)
         return _walk_classic(frame, position)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise ProtocolError(f"a Produce request is malformed: {error}") from None
 
 
 def _walk_flexible(frame: memoryview, position: int, *, names_are_ids: bool) -> ProduceWalk:
-    # Most lengths fit one byte; reading those here spares a call for each.
+    # Most lengths fit one byte; reading those here saves a call for each.
     length = frame[position]
     if length < 0x80:
         position += 1
@@ -157,7 +166,7 @@ def _walk_flexible(frame: memoryview, position: int, *, names_are_ids: bool) -> 
             else:
                 position = start + length - 1
                 partitions.append((index, start, position))
-            # A read past the end fails here: at least the tag section follows every batch.
+            # Reading past the end fails here, because at least the tag section follows every batch.
             position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
         position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
         topics.append(ProducedTopic(wire_name, partitions))
@@ -165,7 +174,7 @@ def _walk_flexible(frame: memoryview, position: int, *, names_are_ids: bool) -> 
 
 
 def _walk_classic(frame: memoryview, position: int) -> ProduceWalk:
-    """Versions 3 to 8, with lengths of a fixed size."""
+    """Read versions 3 to 8, which have lengths of a fixed size."""
     length = _INT16.unpack_from(frame, position)[0]
     transactional_id = None
     position += 2
@@ -214,8 +223,8 @@ def _check_count(frame: memoryview, count: int, position: int) -> None:
 
 
 def pack_produced(results: Sequence[tuple[bytes, Sequence[ProduceResult]]], version: int) -> bytearray:
-    """The response when nothing went wrong."""
-    flexible = version >= 9
+    """Build the response when no partition has an error."""
+    flexible = version >= _FLEXIBLE
     out = bytearray()
     after = _NO_ERRORS.get(min(version, 9), b"")
     _append_count(out, len(results), flexible)
@@ -226,7 +235,7 @@ def pack_produced(results: Sequence[tuple[bytes, Sequence[ProduceResult]]], vers
             out += wire_name
         _append_count(out, len(partitions), flexible)
         for result in partitions:
-            if version >= 5:
+            if version >= _LOG_START_OFFSET:
                 out += _PARTITION_RESULT.pack(*result[:5])
             else:
                 out += _PARTITION_RESULT_V3.pack(*result[:4])

@@ -1,7 +1,7 @@
-"""The records of a batch as a broker looks at them: their places, keys and timestamps; never their values and headers.
+"""A walk over the records of a batch that reads their positions, keys and timestamps, but no values or headers.
 
-Each record costs the same, whatever it holds, so the work of a batch is known from its header. What a batch may
-become is limited before it is decompressed: by the records that it claims, and by a ratio that no real batch has.
+Each record costs the same, so the header of a batch tells the work. The decompressed size is limited in advance: by
+the claimed number of records, and by a ratio that no real batch reaches.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from tidemill.protocol.records import (
 )
 from tidemill.protocol.steps import Steps
 
-# About half a millisecond's work.
+# About half a millisecond of work.
 RECORDS_A_STEP = 500
-# What is decompressed and compressed within a step.
+# The number of bytes that are decompressed or compressed within a step.
 _BYTES_A_STEP = 64 * 1024
 _EXPANSION_MAX = 128
 _EXPANDED_BYTES_MIN = 16 * 1024 * 1024
 
-# (start, end, timestamp delta, offset delta, key, is a tombstone): where a record lies in the decompressed records of its
-# batch, and the little that is asked of it. A plain tuple: one is made for every record.
+# (start, end, timestamp delta, offset delta, key, is a tombstone) of a record in the decompressed bytes. A plain
+# tuple, because one is made for every record.
 RawRecord = tuple[int, int, int, int, bytes | None, bool]
 
 
 def records_of(batch: memoryview, header: BatchHeader) -> bytes:
-    """The records' bytes, decompressed; for work that may take its time."""
+    """The decompressed records, for callers that may block."""
     body = batch[HEADER_SIZE : header.size]
     return compression.decompress(header.codec, body, DECOMPRESSED_BYTES_MAX) if header.codec else bytes(body)
 
 
 def records_in_steps(batch: memoryview, header: BatchHeader) -> Steps[bytes]:
-    """The records' bytes, decompressed; in a thread when there is much of it."""
+    """The decompressed records, in a thread when there are many bytes."""
     body = batch[HEADER_SIZE : header.size]
     if not header.codec:
         return bytes(body)
-    # A claim that cannot be true costs nothing.
+    # An impossible claim is rejected before any work.
     check_fits(header.record_count, _expanded_max(body))
     if len(body) <= _BYTES_A_STEP:
         try:
@@ -67,9 +67,9 @@ def compress_in_steps(codec: int, body: bytes) -> Steps[bytes]:
 
 
 def walk(body: bytes, header: BatchHeader) -> Iterator[RawRecord]:
-    """Every record of a batch, without its value and its headers; `ProtocolError` when they make no sense.
+    """Returns every record of a batch without value and headers. Raises `ProtocolError` for invalid records.
 
-    Most varints have one byte: those are decoded in place, because a call costs more than all the rest.
+    Most varints have one byte. They are decoded in place, because a call costs more than all the rest.
     """
     position, size = 0, len(body)
     check_fits(header.record_count, size)
@@ -104,7 +104,7 @@ def walk(body: bytes, header: BatchHeader) -> Iterator[RawRecord]:
             if key_length >= 0:
                 key = body[position : position + key_length]
                 position += key_length
-            # Of the value only the sign of its length is asked; a varint's first byte has it.
+            # Only the sign of the value's length is needed, which is in the first byte of the varint.
             if position >= end:
                 raise ProtocolError("a key does not fit its record")
             yield start, end, timestamp_delta, offset_delta, key, bool(body[position] & 1)

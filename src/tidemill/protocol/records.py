@@ -1,13 +1,12 @@
-"""Record batches as they stand on the wire and on disk: Kafka's message format v2.
+"""Record batches on the wire and on disk: Kafka's message format v2.
 
-The broker lives on the 61-byte header. It reads one, checks the CRC over what follows it, and stamps the base
-offset and the leader epoch in place: both lie before the checksummed part, so a batch goes from the producer to
-the disk to the consumer without being decoded. Only the few who must look inside (compaction, recompression,
-timestamp search: `record_walk.py`; the metadata log: `iterate_records`) pay for it.
+The broker works with the 61-byte header. It verifies the CRC over the bytes after it, and stamps base offset and
+leader epoch in place: both precede the checksummed part. So a batch goes from producer to disk to consumer without
+being decoded. Only compaction, recompression and timestamp search (`record_walk.py`) and the metadata log
+(`iterate_records`) decode records.
 
-Two kinds of failure: `ProtocolError` from `iterate_records` means that the records cannot be decoded. In a batch whose
-checksum is right that is the fault of the client that wrote it, never damage. `InvalidBatch` carries the error code that
-a producer gets.
+There are two kinds of failure. `ProtocolError` from `iterate_records` means that records cannot be decoded; under a
+right checksum the client wrote them so. `InvalidBatch` carries the error code for a producer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tidemill.protocol import compression
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
-# What `batch_length` does not count: the base offset and the length itself.
+# The bytes that `batch_length` does not count: the base offset and the length itself.
 LENGTH_PREFIX = 12
 MAGIC = 2
 
@@ -41,19 +40,19 @@ DELETE_HORIZON = 0x40
 
 NO_SEQUENCE = -1
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
-# A length, attributes, two deltas, two more lengths and a count: each has at least one byte.
+# A length, attributes, two deltas, two more lengths and a count have at least one byte each.
 RECORD_BYTES_MIN = 7
-# What a compressed batch may claim: its records differ in their offsets, so that none of them vanishes altogether.
+# The number of records that a compressed batch may claim freely: their offsets differ, so none compresses to nothing.
 _RECORDS_FREE = 100_000
 _RECORDS_A_BYTE_MAX = 16
-# A bound on what one batch may become when decompressed: a bomb is refused, not unpacked.
+# The largest decompressed size of one batch. A larger one is rejected.
 DECOMPRESSED_BYTES_MAX = 1 << 28
 
 
 class InvalidBatch(Exception):
-    """A batch that is refused, with the code and the reason that its producer hears.
+    """A rejected batch, with the error code and message for its producer.
 
-    `record_errors` are (index within the batch, reason), where single records are to blame.
+    `record_errors` are (index within the batch, message) of single invalid records.
     """
 
     def __init__(self, code: ErrorCode, reason: str, record_errors: Sequence[tuple[int, str]] = ()) -> None:
@@ -64,7 +63,7 @@ class InvalidBatch(Exception):
 
 
 class BatchHeader(NamedTuple):
-    """The fields in the order of the wire, and what follows from them."""
+    """The header fields in the order of the wire, and values derived from them."""
 
     base_offset: int
     batch_length: int
@@ -94,7 +93,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequences wrap to zero after the largest int32."""
+        """The last sequence number. Sequence numbers wrap to zero after the largest int32."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
@@ -117,11 +116,15 @@ class BatchHeader(NamedTuple):
 
 
 class Header(NamedTuple):
+    """A record header."""
+
     key: str
     value: bytes | None
 
 
 class Record(NamedTuple):
+    """A decoded record."""
+
     offset: int
     timestamp: int
     key: bytes | None
@@ -130,7 +133,7 @@ class Record(NamedTuple):
 
 
 def header_at(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
-    """The header at a position that holds at least 61 bytes."""
+    """The header at a position with at least 61 bytes."""
     return BatchHeader._make(HEADER.unpack_from(buffer, position))
 
 
@@ -139,7 +142,7 @@ def checksum_matches(batch: memoryview, header: BatchHeader) -> bool:
 
 
 def is_plausible(header: BatchHeader) -> bool:
-    """Whether these bytes can be a batch header at all: what a scan checks before it trusts the length."""
+    """Whether these bytes can be a batch header: the check of a scan before it trusts the length."""
     return (
         header.magic == MAGIC
         and header.batch_length >= HEADER_SIZE - LENGTH_PREFIX
@@ -149,9 +152,9 @@ def is_plausible(header: BatchHeader) -> bool:
 
 
 def split_batches(data: memoryview) -> list[BatchHeader]:
-    """The headers of the whole, checksummed batches in `data`; `InvalidBatch` when something else is there.
+    """The headers of the whole, verified batches in `data`. Raises `InvalidBatch` for anything else.
 
-    A first batch that is cut off is no batch at all: the list is empty then.
+    The list is empty when the first batch is truncated.
     """
     headers = []
     for position, header in _walk_batches(data):
@@ -162,7 +165,7 @@ def split_batches(data: memoryview) -> list[BatchHeader]:
 
 
 def sole_batch(data: memoryview) -> BatchHeader:
-    """The header of the one whole, checksummed batch that a producer may send; `InvalidBatch` for all else."""
+    """The header of the single, verified batch that a producer may send. Raises `InvalidBatch` otherwise."""
     size = len(data)
     if size >= HEADER_SIZE:
         header = BatchHeader._make(HEADER.unpack_from(data))
@@ -170,7 +173,7 @@ def sole_batch(data: memoryview) -> BatchHeader:
             if crc32c(data[_CRC_START:]) != header.crc:
                 raise _wrong_checksum()
             return header
-    # As Kafka: batches are counted before their checksums are looked at.
+    # As in Kafka, batches are counted before their checksums are verified.
     count = sum(1 for _ in _walk_batches(data))
     raise InvalidBatch(
         ErrorCode.INVALID_RECORD, f"exactly one batch a partition is allowed, {count} were sent"
@@ -178,7 +181,7 @@ def sole_batch(data: memoryview) -> BatchHeader:
 
 
 def _walk_batches(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
-    """Positions and headers of the whole batches in `data`; nothing when the first is cut off."""
+    """The positions and headers of the whole batches in `data`; none when the first is truncated."""
     position, end = 0, len(data)
     while position < end:
         following = end + 1
@@ -211,7 +214,7 @@ def _not_a_batch(header: BatchHeader) -> InvalidBatch:
 
 
 def check_produced(header: BatchHeader) -> None:
-    """What a producer may not send although its checksum is right; `InvalidBatch` says what."""
+    """Raise `InvalidBatch` for a batch that a producer must not send although its checksum is right."""
     attributes = header.attributes
     if (
         header.base_offset == 0 < header.record_count == header.last_offset_delta + 1
@@ -220,7 +223,7 @@ def check_produced(header: BatchHeader) -> None:
         and attributes & COMPRESSION_MASK <= compression.CompressionType.ZSTD
         and (header.producer_id < 0 or header.base_sequence >= 0)
     ):
-        return  # as nearly every batch
+        return  # nearly every batch
     if header.base_offset:
         raise InvalidBatch(
             ErrorCode.INVALID_RECORD,
@@ -259,7 +262,7 @@ def check_produced(header: BatchHeader) -> None:
 
 
 def stamp(buffer: memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Give the batch its place in the log. Both fields lie before the checksummed part."""
+    """Set the base offset and the leader epoch of a batch. Both precede the checksummed part."""
     _OFFSET.pack_into(buffer, position, base_offset)
     _INT32.pack_into(buffer, position + 12, leader_epoch)
 
@@ -281,7 +284,7 @@ def _decompressed(batch: memoryview, header: BatchHeader) -> memoryview:
 
 
 def check_fits(record_count: int, body_bytes: int) -> None:
-    """`ProtocolError` when so many records cannot stand in so many bytes, whatever they are."""
+    """Raise `ProtocolError` when this many records cannot fit into this many bytes."""
     if not 0 <= record_count * RECORD_BYTES_MIN <= body_bytes:
         raise ProtocolError(f"{record_count} records do not fit {body_bytes} bytes")
 
@@ -298,7 +301,7 @@ def _iterate(body: memoryview, header: BatchHeader) -> Iterator[Record]:
             end = position + length
             if length < 0 or end > len(body):
                 raise ProtocolError(f"a record of {length} bytes does not fit its batch")
-            position += 1  # the record's attributes, unused so far
+            position += 1  # the record's attributes, which are unused
             timestamp_delta, position = _varint(body, position)
             offset_delta, position = _varint(body, position)
             key, position = _bytes(body, position, end)
@@ -330,7 +333,7 @@ def build_batch(
     base_sequence: int = NO_SEQUENCE,
     last_offset_delta: int | None = None,
 ) -> bytearray:
-    """A batch of these records. Their offsets are absolute; the first one's is at least `base_offset`."""
+    """Build a batch. The records' offsets are absolute, and the first is at least `base_offset`."""
     records = list(records)
     base_timestamp = records[0].timestamp if records else -1
     max_timestamp = max((record.timestamp for record in records), default=-1)
@@ -363,14 +366,14 @@ def build_batch(
 
 
 def assemble(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
-    """Header and (compressed) records as one batch, with length and checksum filled in."""
+    """Header and (compressed) records as one batch, with length and checksum."""
     batch = batch_head(header, payload)
     batch += payload
     return batch
 
 
 def batch_head(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
-    """What stands before the (compressed) records of a batch, with length and checksum filled in."""
+    """The header of a batch, with length and checksum, for separate (compressed) records."""
     head = bytearray(HEADER_SIZE)
     HEADER.pack_into(
         head, 0, *header._replace(batch_length=HEADER_SIZE - LENGTH_PREFIX + len(payload), crc=0)
@@ -379,15 +382,15 @@ def batch_head(header: BatchHeader, payload: bytes | bytearray | memoryview) -> 
     return head
 
 
-def stamp_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
-    """LogAppendTime: the broker's clock replaces the batch's timestamps, in place."""
+def stamp_append_time(batch: memoryview, header: BatchHeader, wall_ms: int) -> BatchHeader:
+    """LogAppendTime: replace the batch's timestamps by the broker's clock, in place."""
     return restamp(
-        batch, header._replace(attributes=header.attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
+        batch, header._replace(attributes=header.attributes | LOG_APPEND_TIME, max_timestamp=wall_ms)
     )
 
 
 def restamp(batch: memoryview, header: BatchHeader) -> BatchHeader:
-    """Put a changed header, and the checksum that it then needs, into a batch in place."""
+    """Write a changed header and its checksum into a batch, in place."""
     HEADER.pack_into(batch, 0, *header)
     crc = crc32c(batch[_CRC_START : header.size])
     _UINT32.pack_into(batch, _CRC_POSITION, crc)

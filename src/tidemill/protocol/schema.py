@@ -79,6 +79,8 @@ __all__ = [
 
 
 class VersionRange(NamedTuple):
+    """A range of versions."""
+
     min: int
     max: int
 
@@ -87,7 +89,7 @@ class VersionRange(NamedTuple):
 
 
 class Message(Struct):
-    """A struct that stands alone on the wire or in a log."""
+    """A struct that is sent or stored by itself."""
 
     api_key: ClassVar[int]
     versions: ClassVar[VersionRange]
@@ -120,11 +122,11 @@ class Message(Struct):
 
 
 class Request(Message):
-    """What a client, a broker or a controller asks."""
+    """A request of a client, broker or controller."""
 
 
 class Response(Message):
-    """The answer to the request with the same API key and version."""
+    """The response to the request with the same API key and version."""
 
 
 class DataMessage(Message):
@@ -137,12 +139,12 @@ _MALFORMED = (struct.error, IndexError, UnicodeDecodeError)
 
 
 def decode(cls: type[MessageT], version: int, buffer: Buffer, position: int = 0) -> MessageT:
-    """The message at `position`; bytes after it are ignored."""
+    """Decode the message at `position`; bytes after it are ignored."""
     return decode_from(cls, version, buffer, position)[0]
 
 
 def decode_exact(cls: type[MessageT], version: int, buffer: Buffer, position: int = 0) -> MessageT:
-    """The message that takes up the rest of the buffer."""
+    """Decode the message that fills the rest of the buffer."""
     message, end = decode_from(cls, version, buffer, position)
     if end != len(buffer):
         raise ProtocolError(f"{cls.__name__} v{version}: {len(buffer) - end} bytes too many")
@@ -150,7 +152,7 @@ def decode_exact(cls: type[MessageT], version: int, buffer: Buffer, position: in
 
 
 def decode_from(cls: type[MessageT], version: int, buffer: Buffer, position: int = 0) -> tuple[MessageT, int]:
-    """The message at `position`, and where it ends."""
+    """Decode the message at `position`. Returns it and its end."""
     decoder, views = cls._decoders.get(version) or _decoder(cls, version)
     try:
         if views:
@@ -158,7 +160,7 @@ def decode_from(cls: type[MessageT], version: int, buffer: Buffer, position: int
             return decoder(view, position, len(view))
         if isinstance(buffer, bytes):
             return decoder(buffer, position, len(buffer))
-        # One copy, after which every slice of it is a value.
+        # One copy, whose slices are ready values.
         copied = bytes(memoryview(buffer)[position:])
         message, end = decoder(copied, 0, len(copied))
         return message, position + end
@@ -173,7 +175,7 @@ def encode(message: Message, version: int) -> bytes:
 
 
 def encode_into(message: Message, version: int, out: bytearray) -> None:
-    """Appends the message. After a ValueError `out` may end in a part of it."""
+    """Append the message. After a ValueError `out` may end in a part of it."""
     encoder = message._encoders.get(version) or _encoder(type(message), version)
     try:
         encoder(message, out)

@@ -1,8 +1,8 @@
-"""Long work that gives way: a generator that its driver advances a step at a time.
+"""Long work in steps: a generator that its driver advances one step at a time.
 
-A step takes well under a millisecond. Between two steps it yields None, or a function that blocks without holding the
-interpreter (decompression): the driver calls it in a thread and sends the result back, or throws what it raised. What
-the generator returns is the result.
+A step takes well under a millisecond. Between steps the generator yields None, or a function that blocks without
+holding the interpreter (decompression). The driver calls that function in a thread and sends the result back, or
+throws its error. The generator's return value is the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NotAtOnce(Exception):
 
 
 def run_first_step(steps: Steps[T]) -> T:
-    """The result of what takes one step; `NotAtOnce`, and the rest is given up, when it takes more."""
+    """The result of work that takes one step. Raises `NotAtOnce` and drops the rest when it takes more."""
     try:
         next(steps)
     except StopIteration as end:
@@ -31,7 +31,7 @@ def run_first_step(steps: Steps[T]) -> T:
 
 
 def run_steps(steps: Steps[T]) -> T:
-    """All of it, now."""
+    """Run all steps now."""
     value = None
     while True:
         try:

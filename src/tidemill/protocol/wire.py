@@ -27,7 +27,7 @@ UINT32 = struct.Struct(">I")
 FLOAT64 = struct.Struct(">d")
 
 NULL_LENGTH = -1
-# The int16 length of classic strings; Kafka holds compact strings to it as well.
+# The int16 length of classic strings. Kafka applies it to compact strings too.
 STRING_BYTES_MAX = 0x7FFF
 
 
@@ -211,7 +211,7 @@ def write_nullable_compact_string(out: bytearray, value: str | None) -> None:
 
 
 def read_array_length(buffer: Buffer, position: int, element_size_min: int = 1) -> tuple[int | None, int]:
-    """The number of elements, None for a null array. Refuses more than the rest of the buffer can hold."""
+    """The number of elements; None for a null array. Rejects more than the rest of the buffer can hold."""
     length, position = read_int32(buffer, position)
     return _check_array_length(buffer, position, length, element_size_min)
 
@@ -235,7 +235,7 @@ def _check_array_length(
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
-    """Steps over a whole tagged section, whatever it holds."""
+    """Skip a whole tagged section."""
     count, position = read_uvarint(buffer, position)
     end = len(buffer)
     if count > end - position:

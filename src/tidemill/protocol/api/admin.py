@@ -39,7 +39,7 @@ class CreatableTopicConfig(Struct):
 
 class CreatableTopic(Struct):
     name: String = ""
-    # -1 with an empty assignment asks for the broker's default.
+    # -1 with an empty assignment means the broker's default.
     num_partitions: Int32 = 0
     replication_factor: Int16 = 0
     assignments: list[CreatableReplicaAssignment] = field(default_factory=list)

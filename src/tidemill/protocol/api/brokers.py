@@ -1,6 +1,4 @@
-"""What brokers and controllers tell the active controller: registration, heartbeats, ISR changes, and
-requests that are forwarded to it in an Envelope.
-"""
+"""The messages between brokers and the active controller: registration, heartbeats, ISR changes, Envelope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client asks first: which APIs, which brokers, which topics, and who coordinates."""
+"""The messages of discovery: API versions, brokers, topics, coordinators."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MetadataRequestTopic(Struct):
 
 
 class MetadataRequest(Request, api_key=3, versions=(0, 13), flexible=9):
-    # Null asks for every topic; in version 0 that is the empty list.
+    # Null means every topic; in version 0 the empty list does.
     topics: Annotated[list[MetadataRequestTopic] | None, NullableSince(1)] = field(default_factory=list)
     allow_auto_topic_creation: Annotated[Bool, Since(4)] = True
     include_cluster_authorized_operations: Annotated[Bool, Since(8), Until(10)] = False

@@ -1,10 +1,4 @@
-"""What the coordinators keep in `__consumer_offsets`, `__transaction_state` and `__share_group_state`, in
-Kafka's own formats.
-
-A record's key is an int16 that says what the record is (once the version of the key, now its type), then
-the key message, always version 0. Its value is an int16 version, then the value message; no value is a
-tombstone.
-"""
+"""The records of `__consumer_offsets`, `__transaction_state` and `__share_group_state`, in Kafka's formats."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The data path: Produce, Fetch, and what clients and followers ask to find their position in a log.
-
-Produce and Fetch requests are walked by hand on the hot path; these classes are their reference, and
-serve every other use: fetch sessions, followers, tests.
-"""
+"""The messages of the data path: Produce, Fetch, and the search for offsets."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class NoOpRecord(DataMessage, api_key=20, versions=(0, 0), flexible=0):
 
 
 class ClusterIdRecord(DataMessage, api_key=20_000, versions=(0, 0), flexible=0):
-    """Where the cluster's id stood before: read from old logs and snapshots, never written. Kafka's tools refuse it."""
+    """A former record of the cluster id: read from old logs and snapshots, never written. Kafka's tools reject it."""
 
     cluster_id: String = ""
 

@@ -82,7 +82,7 @@ class OffsetFetchRequestGroup(Struct):
 
 class OffsetFetchRequest(Request, api_key=9, versions=(1, 10), flexible=6):
     group_id: Annotated[String, Until(7)] = ""
-    # Null asks for every topic of the group.
+    # Null means every topic of the group.
     topics: Annotated[list[OffsetFetchRequestTopic] | None, Until(7), NullableSince(2)] = field(
         default_factory=list
     )

@@ -1,4 +1,4 @@
-"""Administration of where replicas live and who leads: log directories, reassignments, elections."""
+"""The administration of replicas and leaders: log directories, reassignments, elections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the group coordinator asks the share coordinator, which keeps the delivery state of share groups."""
+"""The messages between the group coordinator and the share coordinator, which keeps the delivery state of share
+groups.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idempotent and transactional producers, and what is told about them."""
+"""The messages of idempotent and transactional producers, and their administration."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ from tidemill.protocol.wire import Buffer
 
 
 class DecoderSource(Source):
+    """Generates the source of a decoder."""
+
     def __init__(self, version: int, flexible: bool, views: bool) -> None:
         super().__init__(version, flexible)
         self.views = views
@@ -91,7 +93,7 @@ class DecoderSource(Source):
             self.variable(kind, target, nullable, name)
 
     def length(self, kind: Kind, var: str) -> None:
-        """Leaves the length in `var`, −1 for null."""
+        """Read a length into `var`; −1 for null."""
         self.pending.append((self.length_code(kind), var))
         self.flush()
         if self.flexible:

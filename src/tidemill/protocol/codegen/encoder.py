@@ -24,6 +24,8 @@ from tidemill.protocol.declarations import (
 
 
 class EncoderSource(Source):
+    """Generates the source of an encoder."""
+
     def __init__(self, version: int, flexible: bool) -> None:
         super().__init__(version, flexible)
         self.out = "out"
@@ -83,7 +85,7 @@ class EncoderSource(Source):
         self.line(f"else: {long_form}({self.out}, n)")
 
     def null_branch(self, var: str, kind: Kind, nullable: bool, name: str) -> None:
-        """Opens the branch for a value that is there; the caller closes it."""
+        """Open the branch for a value that is not null; the caller closes it."""
         if not nullable:
             self.line(f"if {var} is None: raise null_value({name!r}, {self.version})")
             return
@@ -174,7 +176,7 @@ class EncoderSource(Source):
         self.line(f"{outer} += {body}")
 
     def differs(self, spec: FieldSpec, source: str) -> str:
-        """An expression, a bool, that is true when the value must be written."""
+        """A boolean expression that is true when the value must be written."""
         if default_factory_of(spec) is list:
             return f"({source} is None or len({source}) > 0)"
         if spec.default is None:

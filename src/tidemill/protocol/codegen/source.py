@@ -1,4 +1,4 @@
-"""What decoders and encoders share: lines of source, constants, and which fields a version has."""
+"""The base of decoder and encoder generation: source lines, constants, and the fields of a version."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from tidemill.protocol.declarations import ArrayOf, FieldSpec, Kind, Primitive, Struct, field_specs
 
 STRING = Primitive("string")
-# Arrays shorter than this (replicas, partitions) have their `struct` layouts ready.
+# The `struct` layouts of arrays shorter than this (replicas, partitions) are prepared.
 SMALL_ARRAY = 12
 
 
 class ArrayLayouts(NamedTuple):
+    """The `struct` layouts of small arrays."""
+
     unpackers: tuple[Callable[..., tuple[Any, ...]], ...]
     packers: tuple[Callable[..., bytes], ...]
 
@@ -28,7 +30,7 @@ def small_arrays(code: str) -> ArrayLayouts:
 
 
 class Source:
-    """Lines of a function being written, and the constants it refers to."""
+    """The lines of a generated function, and its constants."""
 
     def __init__(self, version: int, flexible: bool) -> None:
         self.version = version
@@ -52,12 +54,12 @@ class Source:
         return name
 
     def fresh(self, prefix: str) -> str:
-        """A variable that no pending value can be waiting for."""
+        """A variable name that no pending value uses."""
         self.variables += 1
         return f"{prefix}{self.variables}"
 
     def build(self, header: str, name: str) -> Any:
-        """The compiled function; `name` is what a traceback through it shows."""
+        """Compile the function; `name` appears in tracebacks."""
         namespace = dict(self.constants)
         exec(compile("\n".join([header, *self.lines]), name, "exec"), namespace)
         return namespace["codec"]
@@ -72,7 +74,7 @@ class Source:
         return sorted(specs, key=lambda spec: spec.tag or 0)
 
     def size_min(self, kind: Kind) -> int:
-        """The fewest bytes that a value of this kind takes, at least one."""
+        """The smallest number of bytes of a value of this kind, at least one."""
         if isinstance(kind, ArrayOf) or (isinstance(kind, Primitive) and not kind.code):
             if self.flexible:
                 return 1
