@@ -1,10 +1,10 @@
-"""What can go wrong, and who is told.
+"""The error hierarchy, and Kafka's error codes.
 
     TidemillError
     ├── ProtocolError    bytes from a peer that do not parse: its connection is closed
-    ├── ApiError         an outcome the API provides for: the client gets its ErrorCode
+    ├── ApiError         an outcome that the API defines: the client gets its ErrorCode
     ├── ConfigError      a setting that is unknown or not allowed: nothing is started or changed
-    └── StorageError     a failing disk or corrupt data: that log stops, the others go on
+    └── StorageError     a failing disk or corrupt data: that log goes offline, the others continue
 
 `ErrorCode` is Kafka's table. `retriable` tells a client whether the same request may succeed later.
 """
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 
 class ErrorCode(IntEnum):
+    """Kafka's table of error codes."""
+
     retriable: bool
     message: str
 
-    if not TYPE_CHECKING:  # A checker would otherwise ask for three arguments in ErrorCode(3).
+    if not TYPE_CHECKING:  # A type checker would otherwise require three arguments in ErrorCode(3).
 
         def __new__(cls, code: int, retriable: bool, message: str) -> ErrorCode:
             member = int.__new__(cls, code)
@@ -180,12 +182,12 @@ class ProtocolError(TidemillError):
     """Bytes from a peer that do not parse. The connection is closed."""
 
 
-# A text names what the client sent, which may fill a string of the protocol by itself.
+# The text may contain input of the client, which could exceed the limit of a protocol string.
 _MESSAGE_CHARACTERS_MAX = 1000
 
 
 class ApiError(TidemillError):
-    """An expected outcome, told to the client as an error code and, where the API has room for it, a text."""
+    """An expected outcome, returned to the client as an error code and, where the API has a field for it, a text."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
         self.code = code
@@ -200,8 +202,8 @@ def _shortened(message: str) -> str:
 
 
 class ConfigError(TidemillError):
-    """A setting that is not allowed. The text names the key, the value and what would be right."""
+    """A setting that is not allowed. The text names the key, the value and the allowed values."""
 
 
 class StorageError(TidemillError):
-    """The disk failed or what it holds is damaged."""
+    """The disk failed, or its content is damaged."""

@@ -1,15 +1,14 @@
-"""Regular expressions that clients send: RE2's syntax, in linear time.
+"""Regular expressions from clients, in RE2's syntax and linear time.
 
-A client's expression is a program that runs in the broker: over every topic name for members that subscribe
-with one, over transactional ids, over what clients say of themselves. Kafka uses RE2 for subscriptions because
-it never backtracks; Python's `re` does, and an expression like `(a+)+b` would stop the broker. So expressions
-are compiled here, to the classic list of instructions (a character, a split, an anchor), which is stepped with
-all threads at once. The sets of threads that come up are remembered as the states of an automaton, so that
-most steps are one dictionary look-up.
+A client's expression runs in the broker: over topic names for subscriptions, over transactional ids, and over client
+facts. Kafka uses RE2 for subscriptions because it never backtracks. Python's `re` does, and `(a+)+b` would block the
+broker. So expressions are compiled to a list of instructions (a character, a split, an anchor), which is stepped with
+all threads at once. The sets of threads are cached as the states of an automaton, so most steps are one dictionary
+lookup.
 
-An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist
-in RE2 and are refused; so are word boundaries, which RE2 has. Names consist of few characters, so a class is
-the set of those that it admits, and a character outside the alphabet matches nothing.
+An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist in RE2 and
+are rejected; so are word boundaries, which RE2 has. Names use few characters, so a class is the set of characters that
+it admits, and a character outside the alphabet matches nothing.
 """
 
 from __future__ import annotations
@@ -47,21 +46,27 @@ _BEGIN, _END = "begin", "end"
 
 
 class _Char(NamedTuple):
+    """Matches one character of a class."""
+
     accepts: frozenset[str]
     next: int
 
 
 class _Split(NamedTuple):
+    """Continues at two instructions."""
+
     nexts: tuple[int, ...]
 
 
 class _Anchor(NamedTuple):
+    """Matches the start or the end of the name."""
+
     where: str
     next: int
 
 
 class _Match(NamedTuple):
-    pass
+    """The expression has matched."""
 
 
 _Instruction = _Char | _Split | _Anchor | _Match
@@ -70,10 +75,10 @@ _Node = tuple[str, object]
 
 
 class Regex:
-    """A compiled expression; `ApiError(INVALID_REGULAR_EXPRESSION)` when it cannot be compiled."""
+    """A compiled expression. Raises `ApiError(INVALID_REGULAR_EXPRESSION)` when it cannot be compiled."""
 
     def __init__(self, text: str, alphabet: frozenset[str] = _NAME) -> None:
-        """`alphabet` is what the names consist of; those of topics, unless told otherwise."""
+        """`alphabet` is the set of characters in names; the default is that of topic names."""
         if len(text) > REGEX_LENGTH_MAX:
             raise _invalid(text[:40] + "…", f"it is longer than {REGEX_LENGTH_MAX} characters")
         self._text = text
@@ -85,7 +90,7 @@ class Regex:
 
     def matches(self, name: str) -> bool:
         if not name:
-            # Here alone a beginning may come after an end.
+            # Only in an empty name may a start anchor follow an end anchor.
             return 0 in self._closure([self._begin], at_begin=True, at_end=True)
         state = self._start
         for char in name:
@@ -135,7 +140,7 @@ class Regex:
                 todo.append(instruction.next)
         return frozenset(seen)
 
-    # Compilation: from the end to the beginning, so that every instruction knows its successor.
+    # Compiled from the end to the start, so that every instruction knows its successor.
 
     def _emit(self, instruction: _Instruction) -> int:
         if len(self._program) >= _INSTRUCTIONS_MAX:
@@ -144,7 +149,7 @@ class Regex:
         return len(self._program) - 1
 
     def _compile(self, node: _Node, after: int) -> int:
-        """Where the node begins when `after` is what follows it."""
+        """Compile a node followed by `after`. Returns its first instruction."""
         kind, operand = node
         if kind == "char":
             assert isinstance(operand, frozenset)
@@ -181,6 +186,8 @@ class Regex:
 
 
 class _Parser:
+    """Parses an expression into a syntax tree."""
+
     def __init__(self, text: str, alphabet: frozenset[str]) -> None:
         self._text = text
         self._alphabet = alphabet
@@ -331,7 +338,8 @@ class _Parser:
         return node
 
     def _group_options(self) -> bool:
-        """What follows `(?`. True for flags that hold until the end of the group around, as in `(?i)`."""
+        """Parse what follows `(?`. Returns True for flags that apply to the rest of the enclosing group, as in
+        `(?i)`."""
         name_begins = "P<" if self._peek(2) == "P<" else "<"
         if self._text.startswith(name_begins, self._position) and self._peek(2) not in ("<=", "<!"):
             end = self._text.find(">", self._position)

@@ -1,4 +1,4 @@
-"""The ids and small values that every layer speaks of, each its own type."""
+"""The ids and small values that all layers share, each with its own type."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import NamedTuple, NewType
 
 BrokerId = NewType("BrokerId", int)
 BrokerEpoch = NewType("BrokerEpoch", int)
-PartitionIndex = NewType("PartitionIndex", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 PartitionEpoch = NewType("PartitionEpoch", int)
 Offset = NewType("Offset", int)
 ProducerId = NewType("ProducerId", int)
-ProducerEpoch = NewType("ProducerEpoch", int)
-TimestampMs = NewType("TimestampMs", int)
 
-# The 16 raw bytes, as they stand on the wire: a slice of a request is a dictionary key without parsing.
+# The 16 raw bytes of the wire, so that a slice of a request is a dictionary key without parsing.
 TopicId = NewType("TopicId", bytes)
 
 NO_TOPIC_ID = TopicId(bytes(16))
@@ -23,10 +20,12 @@ NO_BROKER = BrokerId(-1)
 NO_LEADER_EPOCH = LeaderEpoch(-1)
 NO_OFFSET = Offset(-1)
 NO_PRODUCER_ID = ProducerId(-1)
-NO_TIMESTAMP = TimestampMs(-1)
+NO_TIMESTAMP = -1
 
 
 class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
     topic: str
     partition: int
 
@@ -35,7 +34,7 @@ class TopicPartition(NamedTuple):
 
 
 def uuid_text(raw: bytes) -> str:
-    """How Kafka prints a uuid: URL-safe base64 without padding, 22 characters."""
+    """Format a uuid as Kafka does: URL-safe base64 without padding, 22 characters."""
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 

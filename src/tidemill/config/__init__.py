@@ -1,8 +1,8 @@
 """Configuration: every key once in a table, text parsed into typed frozen dataclasses, no I/O.
 
-`definitions` says what a key is; `topic_keys` and `broker_keys_*` are the tables; `layers` finds the text in
-force; `topics` and `brokers` give the typed results; `describe` tells clients where each value comes from.
-Reading files, the command line or the environment is the caller's business.
+`definitions` defines what a key is; `keys` holds the tables; `layers` finds the value in force; `topics` and `brokers`
+build the typed results; `describe` reports the source of each value to clients. The caller reads files, the command
+line and the environment.
 """
 
 from tidemill.config.brokers import (

@@ -1,9 +1,8 @@
-"""The broker's own configuration, typed and checked before anything is touched.
+"""The broker's own configuration, typed and validated before any file is touched.
 
-`load_broker_config` turns properties into one `BrokerConfig`, or raises ConfigError. What it reads is what
-has an effect: a key that Kafka knows and that nothing here reads is reported as such when it is set to
-something other than its default, and an unknown key is reported by name. A key that asks for protection which is not
-there is an error (`protection`).
+`load_broker_config` turns properties into one `BrokerConfig`, or raises ConfigError. A Kafka key without an effect
+here causes a warning when it differs from its default, and an unknown key a warning with its name. A key that requests
+a missing protection is an error (`protection`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
 from tidemill.types import BrokerId
 
-# Defaults of topic keys that are stored and described, but that no code acts upon yet.
+# Topic keys that are stored and described, but have no effect yet.
 _TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
     {
         "local.retention.bytes",
@@ -43,6 +42,8 @@ _TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
+    """The settings of storage."""
+
     log_dirs: tuple[str, ...]
     metadata_log_dir: str
     log_cleaner_backoff_ms: int
@@ -58,7 +59,7 @@ class StorageConfig:
 
 @dataclass(frozen=True, slots=True)
 class TopicsConfig:
-    """How topics come into being; `defaults` is the configuration of a topic that sets nothing itself."""
+    """The settings of topic creation. `defaults` is the configuration of a topic without own values."""
 
     auto_create_topics_enable: bool
     default_replication_factor: int
@@ -69,6 +70,8 @@ class TopicsConfig:
 
 @dataclass(frozen=True, slots=True)
 class FetchConfig:
+    """The settings of fetches."""
+
     fetch_max_bytes: int
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
@@ -76,6 +79,8 @@ class FetchConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
+    """All settings of a node."""
+
     node_id: BrokerId
     process_roles: tuple[str, ...]
     rack: str | None
@@ -101,12 +106,12 @@ class BrokerConfig:
 
     @property
     def layers(self) -> BrokerLayers:
-        """The layers without anything dynamic."""
+        """The layers without dynamic values."""
         return BrokerLayers(static=self.properties)
 
 
 def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
-    """The configuration and the warnings: keys that do nothing, values that are allowed but doubtful."""
+    """The configuration, and warnings about keys without effect and doubtful values."""
     complete = {"process.roles": "broker,controller", **_with_node_id(properties)}
     known = {name: text for name, text in complete.items() if name in BROKER_KEYS}
     for name, text in known.items():
@@ -147,7 +152,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
 
 
 def _with_node_id(properties: Mapping[str, str]) -> dict[str, str]:
-    """Both names of the node's number, whichever is set; 1 when none is."""
+    """The properties with both names of the node id set; the default is 1."""
     node_id, broker_id = properties.get("node.id"), properties.get("broker.id")
     number = next((text for text in (node_id, broker_id) if text is not None and text.strip() != "-1"), "1")
     if node_id is not None and broker_id is not None and broker_id.strip() not in ("-1", node_id.strip()):

@@ -1,4 +1,4 @@
-"""Settings of a client-metrics subscription (KIP-714): which metrics, how often, of which clients.
+"""The settings of a client-metrics subscription (KIP-714): metrics, interval and client patterns.
 
 A subscription exists while it has settings. Its name is the name of the configuration resource.
 """
@@ -23,9 +23,9 @@ from tidemill.regex import Regex
 
 INTERVAL_MS_DEFAULT = 300_000
 _INTERVAL_MS_MIN, _INTERVAL_MS_MAX = 100, 3_600_000
-# What clients say of themselves; a client id with other characters matches no pattern.
+# The characters of client facts; a client id with other characters matches no pattern.
 _ALPHABET = frozenset(string.printable)
-# What a pattern may be about.
+# The client facts that a pattern may match.
 MATCHED = (
     "client_instance_id",
     "client_id",
@@ -62,6 +62,8 @@ CLIENT_METRICS_KEYS: dict[str, ConfigKey] = {
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
+    """One subscription."""
+
     metrics: tuple[str, ...]
     interval_ms: int
     match: tuple[tuple[str, Regex], ...]
@@ -72,7 +74,9 @@ class Subscription:
 
 
 def validate_client_metrics(configs: Mapping[str, str]) -> None:
-    """As Kafka: INVALID_REQUEST for a key or interval, INVALID_CONFIG for what does not parse."""
+    """Validate settings as Kafka does: INVALID_REQUEST for a key or interval, INVALID_CONFIG for a value that does not
+    parse.
+    """
     for name in configs:
         if name not in CLIENT_METRICS_KEYS:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
@@ -89,7 +93,7 @@ def validate_client_metrics(configs: Mapping[str, str]) -> None:
 
 
 def subscription(configs: Mapping[str, str]) -> Subscription:
-    """Of settings that were validated."""
+    """The subscription of validated settings."""
     return Subscription(
         metrics=tuple(each for each in configs.get("metrics", "").split(",") if each),
         interval_ms=int(configs.get("interval.ms", INTERVAL_MS_DEFAULT)),
@@ -120,7 +124,7 @@ def describe_client_metrics(configs: Mapping[str, str]) -> list[ConfigEntry]:
 
 
 def _entry(each: ConfigKey, configs: Mapping[str, str]) -> ConfigEntry:
-    """As in Kafka, the default is no synonym here."""
+    """As in Kafka, the default is not listed as a synonym."""
     own = each.name in configs
     value = render(each.parse(configs[each.name])) if own else each.default or ""
     source = ConfigSource.CLIENT_METRICS_CONFIG if own else ConfigSource.DEFAULT_CONFIG

@@ -1,8 +1,7 @@
-"""What a node's configuration says about the cluster: the controller quorum, its membership, replication.
+"""The cluster settings of a node: the controller quorum, its membership, replication.
 
-`controller.quorum.voters` fixes the voters, `controller.quorum.bootstrap.servers` says where to find them; a
-controller with neither is a quorum of its own. Settings that contradict each other are refused here, before
-anything is touched, in words that say which of them to change.
+`controller.quorum.voters` fixes the voters; `controller.quorum.bootstrap.servers` names where to find them. A
+controller with neither is a quorum of its own. Contradicting settings are rejected here, with the key to change.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 @dataclass(frozen=True, slots=True)
 class QuorumVoter:
+    """One voter in `controller.quorum.voters`."""
+
     id: BrokerId
     host: str
     port: int
@@ -39,6 +40,8 @@ class QuorumVoter:
 
 @dataclass(frozen=True, slots=True)
 class ControllerQuorumConfig:
+    """The settings `controller.quorum.*`."""
+
     voters: tuple[QuorumVoter, ...] = ()
     bootstrap_servers: tuple[tuple[str, int], ...] = ()
     auto_join: bool = False
@@ -53,7 +56,7 @@ class ControllerQuorumConfig:
 
 @dataclass(frozen=True, slots=True)
 class MembershipConfig:
-    """How a broker registers and stays registered; the session is judged by the active controller."""
+    """The settings of a broker's registration. The active controller judges the session."""
 
     heartbeat_interval_ms: int = 2_000
     session_timeout_ms: int = 9_000
@@ -63,7 +66,7 @@ class MembershipConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationConfig:
-    """`selector_class` is None when consumers read from leaders only."""
+    """The settings of replication. `selector_class` is None when consumers read from leaders only."""
 
     lag_time_max_ms: int = 30_000
     fetch_max_bytes: int = 1_048_576
@@ -225,7 +228,7 @@ def _check_broker(quorum: ControllerQuorumConfig, node_id: BrokerId) -> None:
 def _own_address_warnings(
     quorum: ControllerQuorumConfig, node_id: BrokerId, network: NetworkConfig
 ) -> list[str]:
-    """The port may be forwarded to ours, so this is no error."""
+    """Warnings about the node's own address. It is no error, since the port may be forwarded."""
     own = next((voter for voter in quorum.voters if voter.id == node_id), None)
     listeners = network.controller_listeners + network.advertised_controller_listeners
     if own is None or not listeners or own.port in {listener.port for listener in listeners}:

@@ -1,9 +1,8 @@
-"""What a configuration key is: its type, default, allowed values, and how it can be changed.
+"""The definition of a configuration key: its type, default, allowed values and update mode.
 
-A key is defined once, as one row of a table (`topic_keys`, `broker_keys_*`); parsing, validation, the typed
-dataclasses and DescribeConfigs all read that row. Values travel as text, as in `server.properties`, in the
-metadata log and on the wire; `ConfigKey.parse` is the only place where text becomes a typed value, and
-`render` gives back the one canonical text of a value.
+A key is defined once, as one row of a table in `keys/`. Parsing, validation, the typed dataclasses and DescribeConfigs
+all read that row. Values are text in `server.properties`, in the metadata log and on the wire. Only `ConfigKey.parse`
+turns text into a typed value, and `render` returns a value's canonical text.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LONG_MAX = 2**63 - 1
 
 
 class ConfigType(IntEnum):
-    """The numbers are those of DescribeConfigs."""
+    """The type of a key, with the numbers of DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -36,7 +35,7 @@ class ConfigType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from; the numbers are those of DescribeConfigs."""
+    """The source of a value, with the numbers of DescribeConfigs."""
 
     DYNAMIC_TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2
@@ -49,7 +48,7 @@ class ConfigSource(IntEnum):
 
 
 class UpdateMode(Enum):
-    """Whether a broker key can change while the broker runs, and for whom."""
+    """Whether a broker key can change while the broker runs, and at which level."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -58,7 +57,7 @@ class UpdateMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A limit on values that already have the right type; `allowed` completes the sentence "must be …"."""
+    """A limit on values of the right type; `allowed` completes the sentence "must be …"."""
 
     allowed: str
     accepts: Callable[[Value], bool]
@@ -66,7 +65,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """A broker key that gives a topic key its default, in units of `unit_ms` when that is not 1."""
+    """A broker key that sets the default of a topic key, in units of `unit_ms` when that is not 1."""
 
     name: str
     unit_ms: int = 1
@@ -74,6 +73,8 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
+    """One configuration key."""
+
     name: str
     type: ConfigType
     default: str | None
@@ -81,7 +82,7 @@ class ConfigKey:
     check: Check | None = None
     mode: UpdateMode = UpdateMode.READ_ONLY
     synonyms: tuple[Synonym, ...] = ()
-    # Can be set like any other, but is listed by DescribeConfigs only when it was.
+    # Can be set like any other key, but DescribeConfigs lists it only when it is set.
     is_internal: bool = False
 
     @property
@@ -93,7 +94,7 @@ class ConfigKey:
         return self.mode is UpdateMode.READ_ONLY
 
     def parse(self, text: str) -> Value:
-        """The typed value, or ConfigError with key, value and what is allowed."""
+        """Parse the text. Raises ConfigError with key, value and the allowed values."""
         value = _PARSERS[self.type](text.strip())
         if value is None or (self.check is not None and not self.check.accepts(value)):
             raise invalid_value(self.name, text, self.allowed())
@@ -124,7 +125,7 @@ def render(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return ",".join(value)
-    # Exponents look as they do in Java: 1.5E300, where Python has 1.5e+300.
+    # Exponents in Java's form: 1.5E300, where Python has 1.5e+300.
     return re.sub(r"e\+?(-?)0*", r"E\1", repr(value)) if isinstance(value, float) else str(value)
 
 
@@ -156,7 +157,7 @@ def one_of_ignoring_case(*choices: str) -> Check:
 
 
 def any_of(*choices: str) -> Check:
-    """A list, possibly empty, of the choices."""
+    """A list of any of the choices, possibly empty."""
     return Check(
         f"a list of {', '.join(choices)}",
         lambda value: isinstance(value, tuple) and all(item in choices for item in value),
@@ -205,7 +206,7 @@ def _integer_parser(bits: int) -> Callable[[str], Value | None]:
     limit = 1 << (bits - 1)
 
     def parse(text: str) -> Value | None:
-        # int() alone would also take "1_000".
+        # int() alone would accept "1_000".
         if not _INTEGER.fullmatch(text) or len(text) > 20:
             return None
         number = int(text)

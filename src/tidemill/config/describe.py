@@ -1,7 +1,7 @@
-"""What DescribeConfigs says about each key: value, source, and the synonyms from which the value was chosen.
+"""The content of DescribeConfigs for each key: value, source and synonyms.
 
-The entries are neutral; a handler copies them into the response. Sensitive values are never in them. A key
-nobody defined (a broker accepts those for plug-ins) has an unknown type and counts as sensitive.
+The entries are neutral; a handler copies them into the response. They never contain sensitive values. An undefined
+key, which a broker accepts for plug-ins, has an unknown type and counts as sensitive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.topics import TOPIC_KEYS_BY_NAME, effective_topic_text
 
-# Broker keys for which a coarser key stands in when they are not set.
+# Broker keys, with the coarser keys that apply when they are not set.
 _STAND_INS: dict[str, tuple[str, ...]] = {
     key.synonyms[0].name: tuple(synonym.name for synonym in key.synonyms)
     for key in TOPIC_KEYS
@@ -27,6 +27,8 @@ _LISTED = [name for name, key in BROKER_KEYS.items() if not key.is_internal]
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
+    """One synonym of a key, with its value and source."""
+
     name: str
     value: str | None
     source: ConfigSource
@@ -34,6 +36,8 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
+    """One key, as described to clients."""
+
     name: str
     value: str | None
     source: ConfigSource
@@ -55,12 +59,12 @@ def describe_topic_configs(
 
 
 def describe_topic_key(name: str, overrides: Mapping[str, str], broker: BrokerLayers) -> ConfigEntry:
-    """One of `describe_topic_configs`. It depends on no other override."""
+    """One entry of `describe_topic_configs`, independent of other overrides."""
     return _topic_entry(TOPIC_KEYS_BY_NAME[name], overrides, broker)
 
 
 def effective_topic_configs(overrides: Mapping[str, str], broker: BrokerLayers) -> list[ConfigEntry]:
-    """What CreateTopics answers with: own values as they were written, and the layer others come from."""
+    """The configs in a CreateTopics response: own values as written, and the source of the others."""
     return [_effective_entry(key, overrides, broker) for key in TOPIC_KEYS]
 
 
@@ -69,14 +73,14 @@ def describe_broker_configs(
     broker_dynamic: Mapping[str, str],
     cluster_default_dynamic: Mapping[str, str],
 ) -> list[ConfigEntry]:
-    """Every broker key, and the internal and undefined ones that are set."""
+    """Every broker key, with the internal and undefined ones that are set."""
     broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
     others = {*broker_static, *broker_dynamic, *cluster_default_dynamic}.difference(_LISTED)
     return [describe_broker_key(name, broker) for name in (*_LISTED, *sorted(others))]
 
 
 def describe_cluster_default_configs(cluster_default_dynamic: Mapping[str, str]) -> list[ConfigEntry]:
-    """The broker resource without a name: only what is set for all brokers."""
+    """The broker resource without a name: only the cluster-wide values."""
     broker = BrokerLayers(cluster_default=cluster_default_dynamic)
     entries = [describe_broker_key(name, broker) for name in sorted(cluster_default_dynamic)]
     return [_without_defaults(entry) for entry in entries]
@@ -142,7 +146,9 @@ def describe_broker_key(name: str, broker: BrokerLayers) -> ConfigEntry:
 
 
 def _broker_synonyms(name: str, broker: BrokerLayers) -> tuple[ConfigSynonym, ...]:
-    """From the strongest layer to the default. As in Kafka, stand-ins show only below the key's own value."""
+    """The synonyms from the strongest layer to the default. As in Kafka, coarser keys appear only below the key's own
+    value.
+    """
     names = _STAND_INS.get(name, (name,))
     found = [
         _synonym(candidate, values[candidate], source)

@@ -1,8 +1,9 @@
-"""What can be set for one group by its name (the resource type GROUP).
+"""The settings of a single group (the resource type GROUP).
 
-Each key stands for a broker key that is the same for all groups, and moves within limits that two other broker keys
-set: `consumer.session.timeout.ms` overrides `group.consumer.session.timeout.ms`, between
-`group.consumer.min.session.timeout.ms` and `group.consumer.max.session.timeout.ms`. A group need not exist to have settings.
+Each key overrides a broker key for all groups, within the limits of two other broker keys. For example
+`consumer.session.timeout.ms` overrides `group.consumer.session.timeout.ms`, between
+`group.consumer.min.session.timeout.ms` and `group.consumer.max.session.timeout.ms`. A group need not exist to have
+settings.
 """
 
 from __future__ import annotations

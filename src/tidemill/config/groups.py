@@ -1,4 +1,4 @@
-"""What the broker's configuration says about groups and their committed offsets."""
+"""The broker's settings of groups and committed offsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OffsetsTopicConfig:
-    """`__consumer_offsets`, as it is created on first use."""
+    """The settings with which `__consumer_offsets` is created."""
 
     num_partitions: int = 50
     replication_factor: int = 3
@@ -16,13 +16,13 @@ class OffsetsTopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupsConfig:
-    """Kafka's broker settings under their own names; durations in milliseconds."""
+    """Kafka's broker settings under their own names, in milliseconds."""
 
     group_initial_rebalance_delay_ms: int = 3_000
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 2**31 - 1
-    # How long a join without a member id (before version 4) may wait; Kafka has no setting for it.
+    # The timeout of a join without a member id (before version 4). Kafka has no setting for it.
     new_member_join_timeout_ms: int = 300_000
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000

@@ -1,7 +1,7 @@
-"""The layers in which a broker's values lie, and the text that is in force for a key.
+"""The layers of a broker's configuration, and the value in force for a key.
 
-From the strongest: set for this broker, set for all brokers, written in its file, the default. The first two
-are dynamic: they come from the metadata log and change while the broker runs.
+From the strongest: dynamic for this broker, dynamic for all brokers, the file, the default. Dynamic values come from
+the metadata log and change while the broker runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BROKER_KEYS: dict[str, ConfigKey] = {
 
 
 def unknown_key_warning(name: str) -> str:
-    """Kafka keeps such keys for plug-ins; here a misspelt name is the likelier cause."""
+    """Kafka keeps unknown keys for plug-ins; here a misspelt name is more likely."""
     return f"Unknown configuration {name} is kept, but nothing reads it"
 
 
@@ -31,14 +31,14 @@ LayerTexts = tuple[tuple[tuple[str, str], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayers:
-    """The texts that are set, by layer."""
+    """The values that are set, by layer."""
 
     static: Mapping[str, str] = field(default_factory=dict)
     dynamic: Mapping[str, str] = field(default_factory=dict)
     cluster_default: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self) -> LayerTexts:
-        """All that is set, as a value that can be compared and hashed; `of_texts` is the way back."""
+        """All values as one hashable object; `of_texts` is the inverse."""
         layers = (self.static, self.dynamic, self.cluster_default)
         return tuple(tuple(sorted(layer.items())) for layer in layers)
 
@@ -53,21 +53,21 @@ class BrokerLayers:
         yield ConfigSource.STATIC_BROKER_CONFIG, self.static
 
     def set_text(self, name: str) -> str | None:
-        """What some layer sets, or None."""
+        """The strongest value that is set, or None."""
         for _, values in self.by_strength():
             if name in values:
                 return values[name]
         return None
 
     def text(self, name: str) -> str | None:
-        """What is in force: what is set, or the default."""
+        """The value in force: the one that is set, or the default."""
         found = self.set_text(name)
         return BROKER_KEYS[name].default if found is None else found
 
     def inherited_text(self, synonyms: tuple[Synonym, ...]) -> str | None:
-        """The value a topic inherits: that of the first synonym which has one, in the topic's unit.
+        """The value that a topic inherits: that of the first synonym that is set, in the topic's unit.
 
-        The coarse forms of a time may say "no limit" with any negative number; a topic knows only -1.
+        A coarser time key may mean "no limit" with any negative number; a topic key only with -1.
         """
         for synonym in synonyms:
             text = self.text(synonym.name)

@@ -1,4 +1,4 @@
-"""Listeners: addresses that are bound, addresses that clients are told, and the security protocol of each."""
+"""Listeners: the bound addresses, the advertised addresses, and the security protocol of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDPOINT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An empty host means every interface; port 0 means any free port."""
+    """One listener. An empty host means every interface; port 0 means any free port."""
 
     name: str
     host: str
@@ -33,7 +33,7 @@ class Listener:
 def parse_listeners(
     key: str, endpoints: tuple[str, ...], protocol_map: Mapping[str, str]
 ) -> tuple[Listener, ...]:
-    """The endpoints of one setting; names differ, and so do ports unless the kernel chooses them."""
+    """Parse the endpoints of one setting. Names must differ, and so must ports unless they are 0."""
     listeners = tuple(_parse_listener(key, endpoint, protocol_map) for endpoint in endpoints)
     text = ",".join(endpoints)
     if len({listener.name for listener in listeners}) != len(listeners):
@@ -71,7 +71,7 @@ def _parse_listener(key: str, endpoint: str, protocol_map: Mapping[str, str]) ->
 
 
 def parse_protocol_map(text: str, controller_names: tuple[str, ...], is_set: bool) -> dict[str, str]:
-    """Listener name to security protocol. The default map also covers the controller's listeners."""
+    """Parse the map of listener names to security protocols. The default map also covers the controller's listeners."""
     protocol_map: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, _, protocol = (part.strip().upper() for part in pair.partition(":"))

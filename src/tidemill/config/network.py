@@ -1,8 +1,8 @@
-"""Which addresses a node binds and advertises, for whom, and the limits of its connections.
+"""The addresses that a node binds and advertises, and the limits of its connections.
 
-A listener named in `controller.listener.names` is the controller's, any other the broker's; which of the two a
-node must have follows from its roles. A node that is the whole quorum by itself needs no controller listener: it
-serves both kinds of requests at its one address, so that `tidemill serve` works without any setting.
+A listener in `controller.listener.names` is the controller's, any other the broker's. The roles of a node decide which
+it must have. A node that is the whole quorum needs no controller listener: it serves both kinds of requests at one
+address, so `tidemill serve` works without settings.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _INTER_BROKER_PROTOCOL = "security.inter.broker.protocol"
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
+    """The network settings of a node."""
+
     listeners: tuple[Listener, ...]
     advertised_listeners: tuple[Listener, ...]
     controller_listeners: tuple[Listener, ...]
@@ -93,7 +95,7 @@ def _check_controller_protocols(names: tuple[str, ...], protocol_map: Mapping[st
                 text,
                 f"a map that also has {name}, which controller.listener.names names: add {name}:PLAINTEXT",
             )
-        # A node that only dials controllers has no listener of that name which could be refused later.
+        # A node that only connects to controllers has no listener of that name that a later check would reject.
         check_protocol(name, protocol_map[name])
 
 
@@ -144,7 +146,7 @@ def _inter_broker_name(
     listeners: tuple[Listener, ...],
     advertised: tuple[Listener, ...],
 ) -> str:
-    """The name that is set, the listener named as the protocol, or else the only listener there is."""
+    """The name that is set, the listener named like the protocol, or else the only listener."""
     own_name, protocol = values.optional_text(_INTER_BROKER_NAME), values.text(_INTER_BROKER_PROTOCOL)
     if own_name is not None and values.is_set(_INTER_BROKER_PROTOCOL):
         raise invalid_value(

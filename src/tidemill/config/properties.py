@@ -1,8 +1,7 @@
-"""Java's `.properties` syntax, as `server.properties` is written in.
+"""The parser of Java's `.properties` syntax, the format of `server.properties`.
 
-A line whose end carries an odd number of backslashes continues on the next, whose leading blanks are dropped.
-A line that begins with # or ! is a comment. Key and value are parted by =, : or blanks. The last of equal
-keys wins.
+A line with an odd number of backslashes at its end continues on the next, without its leading blanks. A line that
+starts with # or ! is a comment. Key and value are separated by =, : or blanks. The last of equal keys wins.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Key to value, in the order of first appearance."""
+    """Parse keys and values, in the order of first appearance."""
     properties: dict[str, str] = {}
     for line in _logical_lines(text):
         key, value = _split(line)

@@ -1,10 +1,10 @@
-"""Settings that ask for protection which the broker does not give: they stop the start, and cannot be set later.
+"""The settings that request a protection which the broker lacks: they prevent the start, and cannot be set later.
 
-A broker that only warned would serve to everybody what its operator takes for protected. `UNSERVED` is the table of what
-is asked for and not there; a row goes when its protection comes. In a row, a key asks for protection unless its value is
-empty or the default, or the key is one of `modifiers`: these say how a protection works (formats, algorithms, timings)
-and demand nothing alone, so they get the warning that any key without effect gets. A key of these families that Kafka
-does not know asks too: a misspelt key store is no reason to serve without one.
+A broker that only warned would expose what its operator considers protected. `UNSERVED` is the table of missing
+protections; a row is removed when its protection is implemented. A key of a row requests protection unless its value
+is empty or the default, or the key is one of `modifiers`. Modifiers only configure a protection (formats, algorithms,
+timings), so they get the warning of a key without effect. An unknown key of these families requests protection too: it
+may be misspelt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from tidemill.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
+    """One missing protection and its keys."""
+
     what: str
     remedy: str
     keys: re.Pattern[str]
@@ -58,12 +60,12 @@ UNSERVED = (
 
 # The security protocols that a listener may have.
 _SERVED_PROTOCOLS = ("PLAINTEXT",)
-# Kafka lets a key begin with the listener that it is for, and after that with a SASL mechanism.
+# Kafka allows a listener prefix before a key, followed by a SASL mechanism.
 _LISTENER_PREFIX = re.compile(r"listener\.name\..+?\.(?=(?:ssl|sasl)\.|connections\.max\.reauth\.ms$)")
 
 
 def check_protection(properties: Mapping[str, str]) -> None:
-    """Raises ConfigError that names the keys which ask for one thing that is not there, and what to do."""
+    """Raise ConfigError with the keys that request a missing protection, and a remedy."""
     for row in UNSERVED:
         asking = [name for name, text in properties.items() if _asks_for(row, name, text)]
         if asking:
@@ -75,7 +77,7 @@ def check_protection(properties: Mapping[str, str]) -> None:
 
 
 def check_protocol(listener_name: str, security_protocol: str) -> None:
-    """Raises ConfigError when the listener's security protocol is not served."""
+    """Raise ConfigError when the listener's security protocol is not supported."""
     if security_protocol not in _SERVED_PROTOCOLS:
         raise ConfigError(
             f"listener {listener_name} asks for {security_protocol}, which this broker does not speak yet; "

@@ -20,6 +20,8 @@ TOPIC_KEYS_BY_NAME: dict[str, ConfigKey] = {key.name: key for key in TOPIC_KEYS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
+    """The settings of one topic, one field for each key."""
+
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_gzip_level: int = -1
     compression_lz4_level: int = 9
@@ -71,7 +73,7 @@ _FIELD_KEYS = tuple(
 
 
 def effective_topic_text(key: ConfigKey, overrides: Mapping[str, str], broker: BrokerLayers) -> str:
-    """The text in force for a topic key: the topic's own, what it inherits, or the default."""
+    """The value in force for a topic key: the topic's own, the inherited one, or the default."""
     own = overrides.get(key.name)
     if own is not None:
         return own
@@ -90,7 +92,7 @@ def resolve_topic_config(overrides: Mapping[str, str], broker: BrokerLayers) -> 
 
 
 def validate_topic_config(name: str, value: str) -> Value:
-    """The typed value, or ConfigError."""
+    """The typed value. Raises ConfigError when it is not allowed."""
     key = TOPIC_KEYS_BY_NAME.get(name)
     if key is None:
         raise ConfigError(f"Unknown topic config name: {name}")
@@ -98,7 +100,7 @@ def validate_topic_config(name: str, value: str) -> Value:
 
 
 def validate_topic_configs(configs: Mapping[str, str], broker: BrokerLayers | None = None) -> None:
-    """Every value on its own, and those that have to agree with each other."""
+    """Validate each value, and those that must agree with each other."""
     layers = BrokerLayers() if broker is None else broker
     parsed = {name: validate_topic_config(name, value) for name, value in configs.items()}
     if not parsed.keys().isdisjoint(_COMPACTION_LAGS):

@@ -1,4 +1,4 @@
-"""What the broker's configuration says about transactions."""
+"""The broker's settings of transactions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tidemill.config.values import Values
 
 @dataclass(frozen=True, slots=True)
 class TransactionsConfig:
-    """Kafka's broker settings under their own names; `transaction_state_log_*` is how `__transaction_state` is created."""
+    """Kafka's broker settings under their own names. `__transaction_state` is created with
+    `transaction_state_log_*`."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 7 * 24 * 3600 * 1000

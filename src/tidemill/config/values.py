@@ -1,7 +1,7 @@
-"""Typed reads of a broker's settings that remember which keys were read.
+"""Typed reads of a broker's settings, which record the keys that were read.
 
-What was read has an effect; `brokers` warns about set keys that nothing read. Warnings that a part has about
-its own settings are collected here too.
+A key that was read has an effect; `brokers` warns about set keys that were never read. It also collects the warnings
+of each part about its own settings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 
 
 class Values:
+    """The settings of a broker, with the keys read so far."""
+
     def __init__(self, layers: BrokerLayers) -> None:
         self.layers = layers
         self.read: set[str] = set()

@@ -1,7 +1,7 @@
 """Broker keys of logs and of their defaults per topic.
 
-Defaults and limits are Kafka 4's, except `log.dir`: the data of a process that anyone may start belongs
-under its working directory, not under /tmp.
+Defaults and limits are Kafka 4's, except `log.dir`: the data of a process that any user may start belongs in its
+working directory, not in /tmp.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Broker keys of the node itself: identity, listeners, quorum, connections, security, metrics.
 
-Defaults and limits are Kafka 4's, except that the names of Java classes are empty. Where Kafka insists on a
-value (`node.id`, `process.roles`), `brokers.load_broker_config` supplies one.
+Defaults and limits are Kafka 4's, except that names of Java classes are empty. `brokers.load_broker_config` supplies
+values that Kafka requires (`node.id`, `process.roles`).
 """
 
 from __future__ import annotations
