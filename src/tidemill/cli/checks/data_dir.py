@@ -73,10 +73,10 @@ def _identity(path: Path) -> Finding:
         if any((each / "partition.metadata").exists() for each in path.iterdir()):
             return problem(
                 "identity",
-                "it holds partitions, but no meta.properties: nobody knows whose they are",
+                "it holds partitions, but no meta.properties: their owner is unknown",
                 "restore meta.properties from a backup, or move the partitions away",
             )
-        return ok("identity", "new: it belongs to nobody yet")
+        return ok("identity", "new: it has no owner yet")
     meta = _meta(path)
     if not meta.get("node.id", "").isdecimal() or not meta.get("directory.id"):
         return problem(

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a broker's data; repeatable",
     )
     parser.add_argument(
-        "--offline", action="store_true", help="ask no broker: only this machine and its files"
+        "--offline", action="store_true", help="check only this machine and its files, no broker"
     )
     complete(
         parser,

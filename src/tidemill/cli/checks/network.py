@@ -196,7 +196,7 @@ class Network:
         if other is not None:
             return problem(
                 check,
-                f"clients are sent to {address}, where somebody else answers: {other}",
+                f"clients are sent to {address}, where another process responds: {other}",
                 "every broker needs an address of its own in advertised.listeners, behind a load balancer at least a port",
             )
         return ok(check, f"{address} leads to it")

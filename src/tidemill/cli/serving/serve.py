@@ -196,7 +196,7 @@ def _say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except OSError as error:
-        logger.info("%s (nobody reads standard output: %s)", line, error.strerror)
+        logger.info("%s (standard output is closed: %s)", line, error.strerror)
 
 
 def _announce(
