@@ -1,1 +1,1 @@
-"""Benchmarks of a broker as its users meet it: `python -m bench --help`."""
+"""Benchmarks of a broker as its users see it: `python -m bench --help`."""

@@ -41,7 +41,7 @@ def positive(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """Refused now rather than after half an hour of measuring."""
+    """Check the output file before the measurement, which may take half an hour."""
     path = Path(text)
     if not path.parent.is_dir() or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} cannot be written")

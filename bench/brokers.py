@@ -1,8 +1,4 @@
-"""The brokers that are measured, all of one shape: an address, a process, and how long the start took.
-
-A `Target` makes brokers of one kind. `with target.start(data_dir) as broker` runs one until the block ends;
-entering the same broker again starts it again on the data it left.
-"""
+"""The brokers that are measured: each has an address, a process, and a start time."""
 
 from __future__ import annotations
 

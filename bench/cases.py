@@ -1,8 +1,4 @@
-"""What a measurement is made of: the sizes of a run, the cases, and a topic that lives as long as one.
-
-A live case measures a broker that is up and warm. A fresh case starts brokers itself, for what only shows
-then. Neither knows which kind of broker it measures.
-"""
+"""The parts of a measurement: the sizes of a run, the cases, and a topic for each case."""
 
 from __future__ import annotations
 
@@ -33,7 +29,9 @@ class Scale:
     starts: int
 
     def payload_bytes(self, value_bytes: int) -> int:
-        """How much a throughput case moves: half of small messages, which take the client several times as long."""
+        """The bytes that a throughput case moves: half for small messages, which take the client several times as
+        long.
+        """
         return self.throughput_bytes if value_bytes >= KB else self.throughput_bytes // 2
 
 
@@ -64,7 +62,7 @@ class LiveCase:
     family: str
     name: str
     run: Callable[[Broker], Metrics]
-    # What the broker is about to write: so much page cache is touched first, and as much for the client.
+    # The bytes that the broker will write. As much page cache is touched first, and as much for the client.
     written_bytes: int = 0
 
 

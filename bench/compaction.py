@@ -1,9 +1,4 @@
-"""What compacting a log costs the broker, from outside: a topic is filled, then told to compact.
-
-Brokers look for work every `log.cleaner.backoff.ms` (15 s), so the time until the log has shrunk says little; the CPU
-time that it took says how fast a core compacts. `python -m bench.micro.compaction` measures Tidemill's cleaner alone,
-by shape of the log.
-"""
+"""The cost of compacting a log, measured from outside: a topic is filled, then set to compact."""
 
 from __future__ import annotations
 
@@ -85,7 +80,7 @@ class Compaction(Load):
         keys = max(1, self.payload_bytes // self.value_bytes // RECORDS_PER_KEY)
         value = bytes(self.value_bytes)
         for first in range(0, self.payload_bytes // self.value_bytes, per_batch):
-            # A step coprime to the number of keys visits them all in an order that no cache likes.
+            # A step coprime to the number of keys visits them all in a cache-hostile order.
             pairs = [
                 (b"key-%012d" % (number * 7919 % keys), value) for number in range(first, first + per_batch)
             ]

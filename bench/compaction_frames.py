@@ -33,14 +33,14 @@ def keyed_batch(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def alter_topic_configs(topic: str, configs: Mapping[str, str]) -> bytearray:
-    """These and no others."""
+    """AlterConfigs with exactly these configs."""
     entries = b"".join(_string(name) + _string(value) for name, value in configs.items())
     resource = struct.pack(">b", TOPIC_RESOURCE) + _string(topic) + struct.pack(">i", len(configs)) + entries
     return request(ALTER_CONFIGS, 0, struct.pack(">i", 1) + resource + b"\0")
 
 
 def describe_log_dirs(topic: str) -> bytearray:
-    """Of partition 0."""
+    """DescribeLogDirs for partition 0."""
     return request(DESCRIBE_LOG_DIRS, 1, struct.pack(">i", 1) + _string(topic) + struct.pack(">ii", 1, 0))
 
 
@@ -50,7 +50,7 @@ def alter_error(response: memoryview) -> int:
 
 
 def log_size(response: memoryview) -> int:
-    """Bytes of the partitions that were asked for, in all log directories."""
+    """The size of the requested partitions in all log directories."""
     (directories,) = struct.unpack_from(">i", response, _HEAD_BYTES)
     at, size = _HEAD_BYTES + 4, 0
     for _ in range(directories):

@@ -1,8 +1,4 @@
-"""A blocking connection that speaks in ready-made frames, and the few administrative calls on top.
-
-Answers come in the order of the requests (the protocol's own rule), so nothing is matched by correlation
-id.
-"""
+"""A blocking connection that sends prepared frames, and the administrative calls on top of it."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ from bench import frames
 
 TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 180.0
-# Unknown topic, leader not available, not the leader: what a topic answers just after its creation.
+# Unknown topic, leader not available, not the leader: errors of a topic just after its creation.
 _NOT_YET = {3, 5, 6}
 
 
 class RequestFailedError(Exception):
-    """The broker answered with an error code."""
+    """The broker returned an error code."""
 
 
 class Connection:
@@ -79,7 +75,7 @@ def log_end_offsets(connection: Connection, topic: str, partitions: int) -> list
 def create_topics(
     bootstrap: str, topics: Sequence[str], partitions: int = 1, configs: Mapping[str, str] | None = None
 ) -> None:
-    """Create topics and wait until every partition answers."""
+    """Create topics and wait until every partition responds."""
     create_topics_only(bootstrap, topics, partitions, configs or {})
     await_topics(bootstrap, topics, partitions)
 
@@ -102,7 +98,7 @@ def create_topics_only(
 
 
 def await_topics(bootstrap: str, topics: Sequence[str], partitions: int) -> None:
-    """Wait until every partition answers."""
+    """Wait until every partition responds."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     with Connection(bootstrap) as connection:
         for topic in topics:

@@ -1,10 +1,4 @@
-"""Requests as bytes, built by hand and once, so that sending them costs the client next to nothing.
-
-Only what the benchmarks send is here, at one version each, and only the parts of the responses that they
-look at. It shares no code with the broker on purpose: a mistake in one would otherwise hide the same
-mistake in the other. Produce v10 and Fetch v12 are the newest layouts that still name topics instead of
-giving their ids.
-"""
+"""Requests as bytes, built by hand and once, so that sending them costs the client almost nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The figures the broker is held to: absolute ones, and ratios to Apache Kafka measured in the same run.
-
-A goal covers every case of its family whose name starts with its prefix, and is judged by the worst of them.
-"""
+"""The performance goals: absolute figures, and ratios to Apache Kafka measured in the same run."""
 
 from __future__ import annotations
 
@@ -110,7 +107,7 @@ GOALS = (
 
 
 def judge(results: Sequence[Result], ours: str, theirs: str) -> list[Verdict]:
-    """A verdict on every goal that these results can answer."""
+    """A verdict on every goal that these results cover."""
     median = {(r.target, r.family, r.case): r.median for r in results if r.rounds}
     verdicts = []
     for goal in GOALS:

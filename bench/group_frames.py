@@ -1,8 +1,4 @@
-"""Requests of groups as bytes, built by hand, and the parts of the answers that the loads look at.
-
-The newest versions before the flexible ones: FindCoordinator v1, JoinGroup v5, SyncGroup v3, Heartbeat v3, OffsetCommit v7,
-LeaveGroup v3. All answers begin with a throttle time.
-"""
+"""Requests of groups as bytes, built by hand, and the parts of the responses that the loads read."""
 
 from __future__ import annotations
 
@@ -104,7 +100,7 @@ def _read_string(response: memoryview, at: int) -> tuple[str, int]:
 
 
 def error_of(response: memoryview) -> int:
-    """Of FindCoordinator, SyncGroup, Heartbeat and LeaveGroup."""
+    """The error of FindCoordinator, SyncGroup, Heartbeat and LeaveGroup."""
     error: int = struct.unpack_from(">h", response, _HEAD_BYTES)[0]
     return error
 
@@ -118,7 +114,7 @@ def joined(response: memoryview) -> Joined:
 
 
 def commit_errors(response: memoryview) -> set[int]:
-    """Of an OffsetCommit about one topic; empty when every partition was committed."""
+    """The errors of an OffsetCommit for one topic; empty when every partition was committed."""
     _, at = _read_string(response, _HEAD_BYTES + 4)
     (count,) = struct.unpack_from(">i", response, at)
     return {

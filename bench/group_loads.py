@@ -1,4 +1,4 @@
-"""Loads on the group coordinator, by plain sockets: heartbeats and commits of one member, rebalances of many."""
+"""Loads on the group coordinator over plain sockets: heartbeats and commits of one member, rebalances of many."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.processes import Meter, Metrics
 SESSION_TIMEOUT_MS = 600_000
 COORDINATOR_TIMEOUT_S = 60.0
 REBALANCE_IN_PROGRESS = 27
-# Not available, loading, not the coordinator: what a first request may meet.
+# Not available, loading, not the coordinator: errors of the first requests.
 _NOT_YET = {14, 15, 16}
 
 
 def await_coordinator(bootstrap: str, group: str) -> None:
-    """The first question creates the offsets topic."""
+    """Wait for the group's coordinator. The first request creates the offsets topic."""
     deadline_s = time.monotonic() + COORDINATOR_TIMEOUT_S
     with Connection(bootstrap) as connection:
         while True:
@@ -37,7 +37,7 @@ def await_coordinator(bootstrap: str, group: str) -> None:
 
 
 class Members:
-    """Some members of one group, each with a connection of its own, for a join waits for the others."""
+    """Members of one group. Each has its own connection, because a join waits for the others."""
 
     def __init__(self, stack: ExitStack, bootstrap: str, group: str, count: int) -> None:
         await_coordinator(bootstrap, group)
@@ -46,12 +46,12 @@ class Members:
         self.member_ids = [""] * count
         self.generation = 0
         self._leader = ""
-        # The first join of a member is refused: it is given its id.
+        # The first join of a member is rejected with its new id.
         self._ask_to_join(range(count))
         self._await_joins(is_refused=True)
 
     def rebalance(self) -> None:
-        """From the first join to the last answered sync. It is the leader who begins one when there is no other cause."""
+        """From the first join to the last sync response. The leader starts the rebalance."""
         everybody = range(len(self.member_ids))
         if self._leader in self.member_ids:
             leader = self.member_ids.index(self._leader)
@@ -70,7 +70,7 @@ class Members:
             self.connections[index].send(frame)
 
     def _await_rebalance(self, watching: Sequence[int]) -> None:
-        """A follower that joins too early is told of the generation that is about to end."""
+        """A follower that joins too early gets the generation that is about to end."""
         for index in watching:
             beat = frames.heartbeat(self.group, self.generation, self.member_ids[index])
             while frames.error_of(self.connections[index].call(beat)) != REBALANCE_IN_PROGRESS:
@@ -85,7 +85,7 @@ class Members:
             self._leader = joined.leader
 
     def _sync(self) -> None:
-        """The leader last: until then the others wait."""
+        """The leader sends its sync last; the others wait for it."""
         shares = dict.fromkeys(self.member_ids, frames.SUBSCRIPTION)
         order = sorted(
             zip(self.connections, self.member_ids, strict=True), key=lambda pair: pair[1] == self._leader
@@ -103,7 +103,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Heartbeats(Load):
-    """One member that does nothing but say that it is there."""
+    """One member that only sends heartbeats."""
 
     group: str
     requests: int
@@ -150,7 +150,7 @@ class Commits(Load):
 
 @dataclass(frozen=True)
 class Rebalances(Load):
-    """A group whose members all join again, several times; the first time, with its delay, is not counted."""
+    """A group whose members all rejoin several times; the first time, with its delay, is not counted."""
 
     group: str
     members: int
@@ -190,7 +190,7 @@ def _pipelined(
     ready: list[bytearray],
     check: Callable[[memoryview], None],
 ) -> Metrics:
-    """As many requests as the load says, after half as many to warm up."""
+    """As many requests as the load has, after half as many for warm-up."""
     _send(connection, ready, load.requests // 2, load.in_flight_max, check)
     with Meter(load.broker_pids) as meter:
         _send(connection, ready, load.requests, load.in_flight_max, check)

@@ -1,4 +1,4 @@
-"""What groups cost the broker: a heartbeat, a commit, a rebalance of many members."""
+"""The cost of groups: a heartbeat, a commit, a rebalance of many members."""
 
 from __future__ import annotations
 

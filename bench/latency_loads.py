@@ -25,7 +25,7 @@ from bench.stats import Schedule, percentile
 
 IN_FLIGHT_MAX = 5
 FETCH_BYTES_MAX = 1 << 20
-# Of what became due during a stall one request takes no more than this, well below `max.message.bytes`.
+# After a stall one request takes at most this many messages, well below `max.message.bytes`.
 MESSAGES_PER_REQUEST_MAX = 500
 # How long after its last message is due a load may still wait for it.
 DRAIN_S = 30.0
@@ -43,7 +43,7 @@ class LatencyLoad(Load):
     acks: int = 1
 
     def _schedule(self) -> Schedule:
-        # By default the kernel may wake a sleeper 50 µs late, as much as a whole interval at 20,000 a second.
+        # By default the kernel may wake a thread 50 µs late, as much as a whole interval at 20,000 a second.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         return Schedule(time.monotonic() + 0.05, self.rate_per_s, self.messages + self.warm_up_messages)
 
@@ -171,7 +171,7 @@ class _LibrdkafkaRun:
         if load.is_end_to_end:
             self._consumer = Consumer(common | {"group.id": "bench", "enable.auto.commit": False})
             self._consumer.assign([TopicPartition(load.topic, 0, 0)])
-            self._consumer.poll(0.5)  # the topic is empty; this lets the consumer connect and park its fetch
+            self._consumer.poll(0.5)  # the topic is empty; this lets the consumer connect and send its fetch
             self._threads.append(Thread(target=self._await_records))
 
     def to_the_end(self, schedule: Schedule) -> None:

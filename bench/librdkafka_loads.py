@@ -16,7 +16,7 @@ from bench.connection import Connection, RequestFailedError, log_end_offsets
 from bench.load import Load
 from bench.processes import Meter, Metrics
 
-# What the README states: everything that is not librdkafka's default.
+# All settings that are not librdkafka's defaults; the README lists them.
 PRODUCER_SETTINGS = {
     "linger.ms": 50,
     "queue.buffering.max.messages": 1_000_000,
@@ -85,7 +85,7 @@ def _produce_all(producer: Producer, topic: str, value: bytes, messages: int) ->
 
 
 def _await_log_end(connection: Connection, topic: str, messages: int) -> None:
-    """Without acks the client knows only what it sent; the log says what arrived."""
+    """Without acks the client knows only what it sent; the log end offset shows what arrived."""
     deadline_s = time.monotonic() + DELIVERY_TIMEOUT_S
     while (end := log_end_offsets(connection, topic, 1)[0]) != (0, messages):
         if time.monotonic() > deadline_s or end[1] > messages:

@@ -22,7 +22,7 @@ TIMEOUT_S = 180.0
 
 
 class LoadFailedError(Exception):
-    """A load process ended badly or not in time."""
+    """A load process failed or timed out."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,4 @@
-"""The machine under the measurements: its facts, and its memory touched before anything is timed.
-
-A page of a virtual machine that the guest has not used lately costs several times as much at its first
-touch, because the host has to provide it. Touched and given back it is ready, though not for long: some hosts
-take free pages back within seconds. So memory is touched right before each measurement, about as much as that
-one will use, and the broker measured first does not pay for what the second one then finds ready.
-"""
+"""The machine of the measurements: its facts, and its memory, which is touched before anything is timed."""
 
 from __future__ import annotations
 

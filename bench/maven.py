@@ -20,13 +20,13 @@ class JarsMissingError(RuntimeError):
 
 
 def has_jars(folder: Path) -> bool:
-    """Whether the jars of this pom are there already. Asks nobody."""
+    """Whether the jars of this pom are present. No network access."""
     stamp = folder / "target" / STAMP
     return stamp.exists() and stamp.read_text() == (folder / "pom.xml").read_text()
 
 
 def jars(folder: Path, what: str) -> Path:
-    """Where the jars are, fetched when they are not there; `what` names them to a person."""
+    """The folder of the jars, which are fetched when they are missing; `what` names them in messages."""
     target = folder / "target"
     if has_jars(folder):
         return target / "jars"

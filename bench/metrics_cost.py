@@ -1,13 +1,4 @@
-"""What counting costs on the way of a request: one broker, with the statements that count and without them, in turns.
-
-The broker's code is exchanged while it runs (`uncounted.py`). A client gives it short bursts of the same requests, counted,
-counted by a second copy of the same code, and uncounted, in random order, and reads the CPU clock of the process around
-each. Of one process the cost is the median over rounds of three bursts: other work on the machine falls on all of them.
-Where the code lies in memory makes one copy faster than another for as long as a process lives, by more than what is
-measured: so there are many processes, and the cost is the mean over them, with the standard error of that mean. The same
-is said of the two equal copies, which shows what the instrument can tell.
-The first cases are the dearest there are: requests so small that a few additions show.
-"""
+"""The cost of metrics on the request path: one broker, with and without the counting statements, in turns."""
 
 from __future__ import annotations
 
@@ -31,7 +22,7 @@ from bench.uncounted import CONTROL, COUNTING, UNCOUNTED
 PROCESSES, QUICK_PROCESSES = 24, 6
 ROUNDS = 40
 IN_FLIGHT_MAX = 5
-# After each exchange: what the interpreter has learned about the code has to be learned again.
+# After each exchange the interpreter has to specialise the code again.
 WARM_UP_SHARE = 0.5
 SIDES = (UNCOUNTED, COUNTING, CONTROL)
 
@@ -43,7 +34,7 @@ class Exchanging(Tidemill):
 
     @property
     def options(self) -> list[str]:
-        # Requests are timed only while somebody may ask.
+        # Requests are timed only while a status listener exists.
         return ["--status", "127.0.0.1:0"]
 
 
@@ -145,7 +136,7 @@ def _percent_more(figures: list[float], than: list[float]) -> float:
 
 
 def _summary(processes: list[Metrics]) -> Metrics:
-    """Means over the processes, and how far the two that are compared may be off."""
+    """Means over the processes, and the uncertainty of the comparison."""
     found = {key: statistics.mean(each[key] for each in processes) for key in processes[0]}
     for key in ("counting_percent", "control_percent"):
         found[f"{key}_error"] = statistics.stdev(each[key] for each in processes) / len(processes) ** 0.5

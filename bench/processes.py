@@ -1,9 +1,4 @@
-"""What processes cost: CPU time and memory.
-
-CPU time of a broker is its own (all threads, also those that ended) plus that of its children. The kernel's
-CPU clock of a process counts nanoseconds; /proc/PID/stat, which counts hundredths of a second, gives only
-the children that already ended. Linux only.
-"""
+"""The CPU time and memory of processes."""
 
 from __future__ import annotations
 
@@ -47,7 +42,7 @@ def rss_mb(pid: int) -> float:
 
 
 def _of_children(pid: int, measure: Callable[[int], float]) -> float:
-    """The sum over the children; those that end while they are being counted are nothing."""
+    """The sum over the children, without those that end meanwhile."""
     total = 0.0
     for child in _children(pid):
         with contextlib.suppress(OSError):  # no such file, process or clock

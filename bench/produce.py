@@ -14,7 +14,7 @@ from bench.raw_loads import CannedProduce
 VALUE_BYTES = (KB, 100)
 BATCH_BYTES = (64 * KB, 256 * KB, MB)
 ACKS = (0, 1, -1)
-# Of the whole matrix a quick run takes every batch size at acks=1 and, in the middle, every acks.
+# A quick run takes every batch size at acks=1 and, for the middle size, every acks.
 _QUICK = {
     *((KB, batch, 1) for batch in BATCH_BYTES),
     *((100, batch, 1) for batch in (64 * KB, MB)),

@@ -1,4 +1,4 @@
-"""Loads of ready-made frames on a plain socket: the broker's ceiling, from a client that costs little."""
+"""Loads of prepared frames on a plain socket: the broker's ceiling, from a client that costs little."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def send_pipelined(connection: Connection, requests: Iterable[bytearray], in_fli
 
 @dataclass(frozen=True)
 class CannedProduce(Load):
-    """The same full batch again and again, to one partition."""
+    """The same full batch repeatedly, to one partition."""
 
     topic: str
     payload_bytes: int
@@ -60,7 +60,7 @@ class CannedProduce(Load):
 
 @dataclass(frozen=True)
 class CannedFetch(Load):
-    """Everything in partition 0 from offset 0, one request at a time, the bytes thrown away."""
+    """Everything in partition 0 from offset 0, one request at a time; the bytes are dropped."""
 
     topic: str
     value_bytes: int
@@ -97,7 +97,7 @@ class SmallRequests(Load):
         batches = dict.fromkeys(range(self.partitions), batch)
         ready = [frames.produce_request(topic, batches, acks=1) for topic in self.topics]
         with Connection(self.bootstrap) as connection:
-            # Neither the first touch of a partition nor code that a JIT has yet to compile is the subject.
+            # The first use of a partition and the JIT compilation are not measured.
             warm_up = itertools.islice(itertools.cycle(ready), max(len(ready), self.requests // 2))
             send_pipelined(connection, warm_up, self.in_flight_max)
             with Meter(self.broker_pids) as meter:

@@ -1,4 +1,4 @@
-"""What one case measured on one target, round by round."""
+"""The results of one case on one target, round by round."""
 
 from __future__ import annotations
 

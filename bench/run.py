@@ -1,10 +1,4 @@
-"""Runs cases against targets, alternating, and collects what they measured.
-
-Fresh cases run first and last, with no other broker up. Live cases share one warm broker per target: for
-every case, round by round, each target in turn (A B A B …), so that a slow minute of the machine falls on
-both. A case that fails is recorded with its reason and the run goes on. Before each, dirty pages are
-written back and memory is touched.
-"""
+"""Runs cases against targets in turns, and collects their results."""
 
 from __future__ import annotations
 
@@ -68,7 +62,7 @@ class Suite:
 
 ONE_BROKER = Suite(FAMILIES, warm_up)
 CLUSTER = Suite(CLUSTER_FAMILIES, warm_up_cluster)
-# More than any broker holds before it is loaded.
+# More memory than any broker holds before it is loaded.
 START_TOUCHED_BYTES = 1 << 30
 FAILURES = (RequestFailedError, LoadFailedError, BrokerFailedError, KafkaFailedError, OSError)
 
@@ -123,7 +117,7 @@ class Run:
                         self._run_once(case, result, broker)
 
     def _warm_broker(self, stack: ExitStack, target: Target) -> Broker | None:
-        """None when it does not come up, or not as far as a warm-up."""
+        """None when the broker does not start, or fails during the warm-up."""
         say(f"starting and warming {target.name} {target.version}")
         machine.touch_memory(START_TOUCHED_BYTES)
         started_s = time.monotonic()
@@ -140,7 +134,7 @@ class Run:
         if broker is None:
             result.error = "the broker did not start or failed its warm-up"
             return
-        os.sync()  # what the last case left to write back is not this one's cost
+        os.sync()  # writes of the previous case must not count for this one
         machine.touch_memory(2 * case.written_bytes)
         self._attempt(result, lambda: case.run(broker))
 

@@ -1,4 +1,4 @@
-"""What a small request costs the broker: one record in one partition, and in each further partition."""
+"""The cost of a small request: one record in one partition, and in each further partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker costs before anyone uses it, and how much memory it holds after they did."""
+"""The cost of a broker before its first use, and its memory after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cases(scale: Scale) -> list[FreshCase]:
 
 
 def after_load_cases(_: Scale) -> list[LiveCase]:
-    """Has to come after the other live cases."""
+    """These cases must follow the other live cases."""
     return [LiveCase("memory", "after all the loads above", _rss)]
 
 

@@ -17,7 +17,7 @@ from bench.load import Load
 from bench.processes import Meter, Metrics
 from bench.stats import percentile
 
-# What the README states: everything that is not librdkafka's default.
+# All settings that are not librdkafka's defaults; the README lists them.
 PRODUCER_SETTINGS = {
     "acks": "all",
     "enable.idempotence": True,
@@ -34,7 +34,7 @@ STRIDE = 100
 
 @dataclass
 class _Commits:
-    """How long each commit took, and how many markers the log holds afterwards."""
+    """The duration of each commit, and the number of markers in the log afterwards."""
 
     seconds: list[float] = field(default_factory=list)
     markers: int = 0

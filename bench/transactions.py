@@ -1,9 +1,4 @@
-"""What transactions cost: the throughput of a transactional producer as a share of the idempotent one, and a commit.
-
-In each round an idempotent producer runs, then a transactional one, then an idempotent one again, each on a topic of its
-own, and the better of the two counts: a slow moment of the machine must not flatter. Afterwards the log has to hold every
-message and, of every transaction, one marker in each partition that it wrote to.
-"""
+"""The cost of transactions: throughput relative to an idempotent producer, and the time of a commit."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from bench.transaction_loads import SingleRecords, Stream
 FAMILY = "transactions"
 COMMIT_EVERY_MS = 100
 VALUE_BYTES = (KB, 100)
-# Small requests are cheaper than transactions by about this much.
+# A transaction costs about this many small requests.
 REQUESTS_PER_TRANSACTION = 30
 LOG_END_TIMEOUT_S = 30.0
 _ids = itertools.count(1)
@@ -52,7 +47,7 @@ def cases(scale: Scale) -> list[LiveCase]:
 
 
 def share(stream: Callable[[str | None], Metrics]) -> Metrics:
-    """The figures of `stream` with a transactional id, and how they compare to the better of one before and one after."""
+    """The figures of `stream` with a transactional id, relative to the better of one run before and one after."""
     before = stream(None)
     transactional = stream(transactional_id())
     idempotent_mb_per_s = max(before["mb_per_s"], stream(None)["mb_per_s"])
@@ -67,12 +62,12 @@ def share(stream: Callable[[str | None], Metrics]) -> Metrics:
 
 
 def transactional_id() -> str:
-    """New in each round: an id that is known has to be fenced first."""
+    """A new id in each round: a known id would have to be fenced first."""
     return f"bench-{time.time_ns():x}-{next(_ids)}"
 
 
 def check_log_end(address: str, name: str, expected: int) -> None:
-    """Markers follow the answer to a commit, so the last ones may take a moment."""
+    """Markers follow the response to a commit, so the last ones may take a moment."""
     deadline_s = time.monotonic() + LOG_END_TIMEOUT_S
     while (end := log_end_offset_sum(address, name)) != expected:
         if time.monotonic() > deadline_s or end > expected:

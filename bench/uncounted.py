@@ -1,15 +1,4 @@
-"""`python -m bench.uncounted serve …`: a broker that stops counting, and begins again, while it runs.
-
-SIGUSR1 takes the statements that count out of the broker's code: additions to `counts.*` and `metrics.*`, those that prepare
-them, and the timing of calls. SIGUSR2 puts them back. SIGHUP puts them back too, in a third copy of the code that says the
-same as the second: what these two differ by is the error of the instrument. Functions keep their identity and get the code
-of another compilation of the same source, in which those statements are left out and nothing stands in their place.
-
-Where code lies in memory makes a difference of percents, which stays the same as long as the process lives. So the copies
-are compiled in a random order, at places that differ from start to start, and a measurement takes many starts.
-
-`STRIPPED_MIN` keeps this honest: when the code changes so that fewer statements are found, it refuses to run.
-"""
+"""`python -m bench.uncounted serve …`: a broker that stops and restarts counting while it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +16,7 @@ STRIPPED_MIN = 10
 UNCOUNTED, COUNTING, CONTROL = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 PACKAGE = "tidemill.broker"
 PREPARING = ("counts = self.counts", "took = self.took")
-# What a condition guards goes with it, when that is all.
+# A condition is removed together with the statement that it guards, when that is its only one.
 GUARDING = ("self._metrics.is_watched", "took is not None")
 
 
@@ -71,7 +60,7 @@ def _function(module: ModuleType, qualified_name: str) -> FunctionType:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Of the code of every function that counts: with the statements, once more with them, and without."""
+    """Three copies of the code of every counting function: two with the statements, and one without."""
 
     counting: dict[FunctionType, CodeType]
     control: dict[FunctionType, CodeType]
@@ -106,12 +95,12 @@ def copies(rng: Random) -> Copies:
     return made
 
 
-# Kept, so that the next copy lies elsewhere.
+# Kept, so that the next copy has another address.
 _PADDING: list[bytearray] = []
 
 
 def _changed(tree: ast.Module, without: ast.Module) -> set[str]:
-    """The functions in which a statement was left out."""
+    """The functions from which a statement was removed."""
     before, after = (
         {code.co_qualname: code.co_code for code in _codes(compile(each, "", "exec"))}
         for each in (tree, without)

@@ -1,4 +1,4 @@
-"""A short run of everything before anything is timed, the same for every broker: caches fill, a JIT works."""
+"""A short run of everything before anything is timed, the same for every broker: it fills caches and warms up a JIT."""
 
 from __future__ import annotations
 

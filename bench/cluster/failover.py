@@ -80,13 +80,13 @@ def cases(scale: Scale) -> list[FreshCase]:
 
 @dataclass
 class History:
-    """When each numbered message was sent and, in the order of the reports, when it was acknowledged."""
+    """The send time of each numbered message and, in the order of the reports, its acknowledgement time."""
 
     sent_s: list[float] = field(default_factory=list)
     acks: list[tuple[int, float]] = field(default_factory=list)
 
     def first_ack_after(self, moment_s: float, partition: int) -> float | None:
-        """When the first message that was sent after `moment_s` was acknowledged; older ones may be so later."""
+        """The acknowledgement time of the first message sent after `moment_s`."""
         first = bisect_right(self.sent_s, moment_s)
         acked_s = [
             at
@@ -101,7 +101,7 @@ class History:
         )
 
     def compared_with(self, found: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """How many acknowledged messages were not found, and how many were found again or out of order."""
+        """The number of acknowledged messages that are missing, and of those found twice or out of order."""
         seen = {number for partition in found for number in partition}
         lost = sum(number not in seen for number, _ in self.acks)
         repeated = sum(
@@ -149,7 +149,7 @@ class SteadyProducer:
 
 @dataclass(frozen=True)
 class Failover:
-    """One round."""
+    """One round of killing a leader."""
 
     kill_to_writable_s: float
     kill_to_ack_s: float

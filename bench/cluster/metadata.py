@@ -1,9 +1,4 @@
-"""What a cluster says about its brokers and partitions, and topics that are ready when every leader answers.
-
-Metadata v1, ListOffsets v1 and DescribeQuorum v0, written by hand like everything the benchmarks send
-(`bench/frames.py`). A partition counts as led when the metadata of the asked broker names a leader and that leader
-answers for it itself: what one broker has heard is not yet what another one does.
-"""
+"""The metadata of a cluster: its brokers and partitions, and topics that are ready when every leader responds."""
 
 from __future__ import annotations
 
@@ -67,7 +62,7 @@ def metadata_request(topics: Sequence[str]) -> bytearray:
 
 
 def described(response: memoryview) -> Description:
-    """Of a Metadata v1 response; topics that do not exist are left out."""
+    """The content of a Metadata v1 response, without topics that do not exist."""
     read = _Reader(response, 4)
     brokers = {}
     for _ in range(read.take("i")):
@@ -145,7 +140,7 @@ def end_offsets(response: memoryview) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def log_end_offset_sum(address: str, topic: str) -> int:
-    """Records of all partitions, asked of their leaders."""
+    """The number of records in all partitions, from their leaders."""
     description = describe(address, [topic])
     total = 0
     for leader, partitions in _by_leader(description.partitions).items():

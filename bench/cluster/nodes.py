@@ -33,7 +33,7 @@ POLL_S = 0.01
 
 
 class Cluster(ABC):
-    """Three nodes; looks like one broker to whoever only wants an address and processes to meter."""
+    """Three nodes, with the interface of one broker: an address, and processes to meter."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
@@ -45,7 +45,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """What has to be on disk before the first start."""
+        """Write the files that must exist before the first start."""
 
     @property
     def bootstrap(self) -> str:

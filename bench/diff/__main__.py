@@ -57,7 +57,7 @@ def _ask_pair(
     left: dict[Key, Answer],
     right: dict[Key, Answer],
 ) -> set[str]:
-    """Which APIs could not be asked."""
+    """Run the cases against a pair. Returns the APIs without a common version."""
     with tempfile.TemporaryDirectory(prefix="diff-kafka-") as scratch, ExitStack() as running:
         first, second = Path(scratch) / "kafka", Path(scratch) / "tidemill"
         kafka = running.enter_context(brokers.apache_kafka(options.kafka, first, pair))

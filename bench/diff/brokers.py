@@ -29,7 +29,7 @@ SETTINGS = {
 }
 TWO_PHASE, NO_TWO_PHASE = "two-phase", "no two-phase"
 _TWO_PHASE_KEY = "transaction.two.phase.commit.enable"
-# What else the brokers of a pair are told. Version 6 of InitProducerId is not stable in Kafka: only there it shows.
+# The additional settings of each pair. Version 6 of InitProducerId is unstable in Kafka and enabled only there.
 PAIRS: dict[str, dict[str, str]] = {
     USUAL: {},
     TWO_PHASE: {_TWO_PHASE_KEY: "true"},
@@ -84,7 +84,7 @@ def tidemill(address: str | None, data_dir: Path, pair: str = USUAL) -> Iterator
 
 
 def _listening(process: subprocess.Popen[bytes], log_path: Path) -> Address:
-    """Where it listens, by its own words; a broker that says nothing is ended, which ends the reading."""
+    """The address in the broker's output. A silent broker is ended, which ends the reading."""
     assert process.stdout is not None
     silence = threading.Timer(START_SECONDS_MAX, process.kill)
     silence.start()

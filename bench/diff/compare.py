@@ -18,7 +18,7 @@ ACCEPTED_PATH = Path(__file__).parent / "accepted.toml"
 ABSENT = "(absent)"
 # As many words of Kafka's error text begin Tidemill's.
 FIRST_WORDS = 5
-# What tells the elements of a list apart, most telling first.
+# The fields that identify the elements of a list, the most specific first.
 NAMES = (
     "name",
     "topic_id",
@@ -123,7 +123,7 @@ def _differences(path: str, kafka: Any, tidemill: Any) -> Iterator[tuple[str, An
 
 
 def _begins_alike(kafka: Any, tidemill: Any) -> bool:
-    """Of two error texts: clients match on Kafka's first words; what follows is for people."""
+    """Whether two error texts start alike: clients match on Kafka's first words; the rest is for users."""
     if not (isinstance(kafka, str) and isinstance(tidemill, str) and kafka.startswith(f"{TEXT} ")):
         return False
     wanted = _words(kafka)[: FIRST_WORDS + 1]

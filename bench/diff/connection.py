@@ -14,7 +14,7 @@ FRAME_BYTES_MAX = 200 << 20
 
 
 class Silence(enum.Enum):
-    """What a broker did in place of a reply."""
+    """What a broker did in place of a response."""
 
     CLOSED = "connection closed"
     NO_REPLY = "no reply"

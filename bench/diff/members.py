@@ -39,7 +39,7 @@ OK = "NONE(0)"
 
 
 def subscription(*topics: str) -> bytes:
-    """What a consumer sends as its protocol's metadata: version 0, topics, no user data."""
+    """A consumer's protocol metadata: version 0, topics, no user data."""
     data = b"\0\0" + len(topics).to_bytes(4, "big")
     for topic in topics:
         data += len(topic).to_bytes(2, "big") + topic.encode()
@@ -78,7 +78,7 @@ class Member:
         }
 
     def begin_join(self, label: str | None = None) -> None:
-        """Send a join; a member that is asked to come back with its id does (and that is recorded)."""
+        """Send a join. A member that gets an id joins again with it, and that is recorded."""
         needs_id = self.join_version >= 4 and not self.member_id and self.instance_id is None
         if needs_id:
             tree = self._exchange(
@@ -115,11 +115,11 @@ class Member:
         return self._end(label)
 
     def end_unanswered(self, label: str) -> None:
-        """For a request that Kafka is known to forget."""
+        """Give up a request that Kafka is known to leave unanswered."""
         self._end(label, SILENT_SECONDS)
 
     def identity(self) -> dict[str, Any]:
-        """What a heartbeat says, and what every later request begins with."""
+        """The fields of a heartbeat, with which every later request starts."""
         return {
             "group_id": self.group,
             "generation_id": self.generation,
@@ -194,7 +194,7 @@ def stabilise(group_members: Sequence[Member], label: str | None = None) -> Memb
     for count, member in enumerate(group_members, 1):
         member.begin_join(label and f"{label}: {member.name} joins")
         await_members(member.script, member.group, count)
-    # The leader, who hears of all the others, last: ids are numbered in the order in which they are seen.
+    # The leader last, because its response names all others: ids are numbered in the order in which they are seen.
     for member in reversed(group_members):
         member.end_join(label and f"{label}: {member.name} joined")
     return sync_all(group_members, label)

@@ -61,7 +61,7 @@ LOCAL_CONFIGS = {
 
 @dataclass
 class Facts:
-    """What this broker calls things that the other calls something else."""
+    """The names and ids that differ between the two brokers."""
 
     node_id: int = -1
     prefix: str = ""

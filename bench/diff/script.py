@@ -1,12 +1,4 @@
-"""What a script can do to a broker, and the register of scripts.
-
-A script is a function of a `Script`, registered with `@case`. It may depend on earlier answers (a topic id,
-a session id) because it runs separately against each broker. `ask` sends a request and records the
-normalised answer; `tell` does the same without recording, for setting things up. Where answers are held back
-until somebody else asks something (a rebalance), `send` puts a request on a connection of its own name and
-`receive` takes its answer later. Names of topics carry the API and the version, so that scripts do not see
-each other's topics; in the answers this prefix is shortened to `~`.
-"""
+"""The operations of a script on a broker, and the register of scripts."""
 
 from __future__ import annotations
 
@@ -97,7 +89,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Pending:
-    """A request that was sent and whose answer nobody has read yet."""
+    """A request whose response has not been read yet."""
 
     api: str
     version: int
@@ -106,7 +98,7 @@ class Pending:
 
 
 class SetupError(RuntimeError):
-    """A broker refused what a script needs before it can ask its question."""
+    """A broker rejected a step that a script needs before its actual request."""
 
 
 @dataclass
@@ -151,7 +143,7 @@ class Script:
         self._named_connections.clear()
 
     def name(self, label: str) -> str:
-        """A topic's name, new in each run so that a broker can be asked again."""
+        """A topic's name, new in each run so that a broker can be used again."""
         script = f"{self.api.replace('_', '-')}-{self.case_name.replace(' ', '-')}"
         return f"{script}-v{self.version}-{self.now_ms:x}-{label}"
 
@@ -162,14 +154,14 @@ class Script:
         self.answers[key] = Answer(shorten(request, self.facts), normalise(tree, self.facts))
 
     def ask(self, label: str, request: dict[str, Any], **options: Any) -> Tree:
-        """Send, record under `label`, return the answer as it came; `options` as for `tell`."""
+        """Send a request, record the response under `label` and return it; `options` as for `tell`."""
         keep = options.pop("keep", None)
         tree = self.tell(request, **options)
         self.note(label, keep(tree) if keep and isinstance(tree, dict) else tree, request)
         return tree
 
     def ask_timed(self, label: str, request: dict[str, Any], mark_seconds: float) -> Tree:
-        """As `ask`, and record on which side of a mark the answer came; marks leave room for slow machines."""
+        """As `ask`, and record on which side of a mark the response arrived; marks leave room for slow machines."""
         started = time.monotonic()
         tree = self.ask(label, request)
         is_late = time.monotonic() - started >= mark_seconds
@@ -231,7 +223,7 @@ class Script:
         return self._exchange(payload + body, REPLY_SECONDS)
 
     def ask_without_reply(self, label: str, request: dict[str, Any]) -> None:
-        """For acks=0: what comes back first, its own reply or that of the ApiVersions request sent next?"""
+        """For acks=0: record whether the first response is its own, or that of the ApiVersions request sent next."""
         connection = self._connected()
         connection.send(encode(self.api, self.version, request, self._next_id(), CLIENT_ID))
         probe = self._next_id()
@@ -289,7 +281,7 @@ class Script:
             self.produce(topic, batches.batch(batches.records(per_batch, timestamp_ms=start_ms)), partition)
 
     def learn(self) -> None:
-        """What is this broker's own: its id, its cluster."""
+        """Record what is specific to this broker: its id and its cluster."""
         reply = self.tell({"topics": []}, api="metadata", version=self.shared["metadata"][-1])
         if not isinstance(reply, dict):
             raise SetupError(f"{self.host}:{self.port} does not answer Metadata: {reply}")
@@ -316,7 +308,7 @@ class Script:
         )
 
     def await_answer(self, look: Callable[[], Tree], is_ready: Callable[[Tree], bool]) -> Tree:
-        """Ask until the answer is as it should be; Kafka loads some parts after it starts to answer."""
+        """Repeat a request until the response is as expected; Kafka loads some parts after it starts to serve."""
         deadline = time.monotonic() + REPLY_SECONDS
         while True:
             tree = look()
@@ -326,7 +318,7 @@ class Script:
                 raise SetupError(f"it did not come to the expected answer: {tree}")
 
     def await_topic(self, name: str, partitions: int) -> Topic:
-        """Kafka answers CreateTopics before every broker has heard of the topic."""
+        """Wait for a topic: Kafka responds to CreateTopics before every broker knows the topic."""
         request = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
 
         def is_ready(tree: Tree) -> bool:

@@ -1,13 +1,4 @@
-"""Transactional producers that send exactly what they are told, right or wrong.
-
-A producer remembers its id, its epoch and the next sequence of each partition, so that a script reads as the life
-of a transactional id. It comes in two kinds, as clients do: an older one adds partitions and groups to its
-transaction itself and keeps its epoch, a newer one (KIP-890) leaves that to the brokers and has its epoch bumped by
-every EndTxn. Requests of the script's own API have the script's version, the others the one of that kind.
-
-Transactions are completed after EndTxn has answered, and who asks too early is told to come back: `settled` asks
-until that is over, `await_state` waits for a state, and only what is answered then is recorded.
-"""
+"""Transactional producers that send exactly the given requests, valid or not."""
 
 from __future__ import annotations
 
@@ -21,7 +12,7 @@ from bench.diff.messages import Tree
 from bench.diff.script import REPLY_SECONDS, Script, SetupError, Topic
 
 OK = "NONE(0)"
-# Not an answer but a request to ask again.
+# Errors that mean "try again".
 UNSETTLED = {
     "COORDINATOR_LOAD_IN_PROGRESS(14)",
     "COORDINATOR_NOT_AVAILABLE(15)",
@@ -41,7 +32,7 @@ READ_COMMITTED = 1
 
 
 def settled(s: Script, request: dict[str, Any], label: str | None = None, **options: Any) -> Tree:
-    """Ask until nobody is told to come back; record that answer if it has a label."""
+    """Repeat a request until the response is final; record that response if it has a label."""
     deadline = time.monotonic() + REPLY_SECONDS
     keep = options.pop("keep", None)
     while True:
@@ -251,7 +242,7 @@ class TransactionalProducer:
 
 
 def offsets_request(group: str, topic: Topic, offset: int, partition: int = 0) -> dict[str, Any]:
-    """TxnOffsetCommit without a producer, by nobody in particular."""
+    """TxnOffsetCommit without a producer or a member."""
     which = {
         "partition_index": partition,
         "committed_offset": offset,
@@ -289,7 +280,7 @@ def first_ms(s: Script) -> int:
 
 
 def read(s: Script, label: str, topic: Topic, offset: int = 0, partition: int = 0) -> None:
-    """What both kinds of reader are given, whatever the script's version."""
+    """The records that consumers of both isolation levels get, whatever the script's version."""
     for name, level in (("read uncommitted", 0), ("read committed", READ_COMMITTED)):
         s.ask(
             f"{label}, {name}",

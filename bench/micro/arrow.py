@@ -1,9 +1,4 @@
-"""How fast record batches become Arrow and Arrow becomes records, on one core.
-
-`python -m bench.micro.arrow [--mb 8] [--rounds 9] [--only decode]` decodes and encodes that many MB at a time, as a
-Spark task does, and prints for each shape the best of some rounds in rows and MB of keys and values for each second
-of CPU time of this process: other programs on the machine disturb it less than a clock on the wall.
-"""
+"""The speed of decoding record batches to Arrow and encoding Arrow to records, on one core."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How fast a log is compacted, what a key costs in memory, and what the event loop feels of it.
-
-`python -m bench.micro.compaction [--mb 64]` writes logs with known shapes to a temporary folder and times `clean` alone, in
-MB of source read a second (both passes count once). The last lines run one cleaning in a thread and in a process of its own
-while a task on the loop asks to be woken each millisecond, and report how late it was.
-"""
+"""The speed of compaction, the memory per key, and the delay that it causes in the event loop."""
 
 from __future__ import annotations
 
@@ -89,7 +84,7 @@ def measure_shape(
 
 
 async def lateness_ms(work: Callable[[], Awaitable[object]]) -> dict[str, float]:
-    """How late a task was that wanted to run each millisecond, while `work` ran."""
+    """The delays of a task that runs each millisecond, while `work` runs."""
     late: list[float] = []
 
     async def tick() -> None:

@@ -1,4 +1,4 @@
-"""What one query costs: wall time, and the CPU time of Spark's side (driver, JVM, Python workers) and of the broker."""
+"""The cost of one query: wall time, and the CPU time of Spark (driver, JVM, Python workers) and of the broker."""
 
 from __future__ import annotations
 
