@@ -318,7 +318,7 @@ def test_a_group_without_its_package_says_how_to_get_it(cli: Run, orders: str, t
     assert "pip install 'tidemill[client]'" in failed.error
 
 
-def test_nobody_listens(cli: Run, target: RunningBroker) -> None:
+def test_connecting_without_listener_is_refused(cli: Run, target: RunningBroker) -> None:
     for words in (("topics", "list"), ("produce", "t", "x")):
         error = cli(*words, "--bootstrap", "127.0.0.1:1").error
         assert "127.0.0.1:1: connection refused" in error

@@ -55,7 +55,7 @@ def test_a_killed_controller_is_replaced(cluster: Cluster) -> None:
         work.finish()
 
 
-def test_a_leader_paused_for_longer_than_its_session_has_nothing_to_say_when_it_wakes(
+def test_leader_paused_beyond_its_session_is_fenced(
     cluster: Cluster,
 ) -> None:
     """Failure 17: it believes to lead, and its clients believe it too."""
@@ -70,7 +70,7 @@ def test_a_leader_paused_for_longer_than_its_session_has_nothing_to_say_when_it_
         work.finish()
 
 
-def test_a_rolling_restart_is_not_noticed(cluster: Cluster) -> None:
+def test_clients_survive_rolling_restart(cluster: Cluster) -> None:
     with Workload(cluster, "rolling-restart") as work:
         for node in list(cluster.nodes):
             cluster.stop(node)
@@ -95,7 +95,7 @@ def test_writes_wait_while_too_few_replicas_are_in_sync(cluster: Cluster) -> Non
         work.finish()
 
 
-def test_a_cluster_that_was_killed_as_a_whole_goes_on(cluster: Cluster) -> None:
+def test_cluster_recovers_after_all_brokers_were_killed(cluster: Cluster) -> None:
     with Workload(cluster, "all-killed", with_aiokafka=False) as work:
         for node in list(cluster.nodes):
             cluster.kill(node)

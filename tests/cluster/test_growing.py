@@ -107,7 +107,9 @@ def _partitions(broker: Broker, topic: str) -> list[Any]:
         return list(connection.metadata(topic).partitions)
 
 
-def test_a_lone_node_grows(start: Callable[..., Broker], join: Callable[[int, str], None]) -> None:
+def test_single_node_grows_into_cluster(
+    start: Callable[..., Broker], join: Callable[[int, str], None]
+) -> None:
     """It was started with no thought of a cluster, and has records and a group."""
     lone = start({"offsets.topic.num.partitions": "1"})
     settings = MemberSettings("early", topics=("early",))

@@ -230,7 +230,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_the_check_finds(name: str) -> None:
+def test_stored_records_check_finds_each_violation(name: str) -> None:
     history = History({b"a", b"b", b"c", b"x", b"unacked"}, {0: [b"a"], 1: [b"b", b"c"]})
     check(_stored((0, [b"a"]), (1, [b"b", b"c"]), (3, [b"unacked"])), history)
     with pytest.raises(AssertionError):

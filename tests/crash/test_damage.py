@@ -135,7 +135,7 @@ def test_a_missing_first_segment_is_damage_after_a_clean_shutdown() -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_hole_below_the_logs_start_is_what_was_deleted(is_clean: bool) -> None:
+def test_hole_below_log_start_is_accepted(is_clean: bool) -> None:
     disk = SimulatedDisk()
     store, history = _synced_store(disk, batches=15, synced=15)
     bases = [segment.base_offset for segment in store.logs[TP].segments]
@@ -155,7 +155,7 @@ def test_a_hole_below_the_logs_start_is_what_was_deleted(is_clean: bool) -> None
         assert judge(disk, history, CONFIG).logs[TP].log_start_offset == bases[3]
 
 
-def test_a_hole_in_a_compacted_log_may_be_of_kafkas_cleaner() -> None:
+def test_hole_in_compacted_log_is_accepted() -> None:
     disk, history, _ = _without_a_segment(2, is_clean=True)
     log = Store(disk, history, replace(CONFIG, cleanup_policy=("compact",))).logs[TP]
     assert log.log_end_offset == history.partitions[TP].now.synced_end
@@ -288,7 +288,7 @@ def test_failure_27_an_index_that_cannot_grow_does_not_write_a_batch_twice() -> 
     judge(disk.kill(), history, CONFIG)
 
 
-def test_a_failed_sync_is_not_forgotten() -> None:
+def test_failed_sync_leaves_epochs_and_folder_dirty() -> None:
     """The epochs and the folder stay to be saved until a sync has really covered them."""
     disk = SimulatedDisk()
     history = History()
@@ -304,7 +304,7 @@ def test_a_failed_sync_is_not_forgotten() -> None:
     judge(disk.crash(Random(0), keep="nothing"), history, CONFIG)
 
 
-def test_a_sync_does_not_vouch_for_what_was_cut_off_and_written_anew_meanwhile() -> None:
+def test_sync_does_not_cover_batches_rewritten_after_truncation() -> None:
     disk = SimulatedDisk()
     store = Store(disk, History(), CONFIG)
     log = store.create(TP, ID)

@@ -36,7 +36,7 @@ def test_a_power_failure_takes_what_was_not_synced_and_a_kill_does_not(disk: Sim
     assert disk.crash(Random(0), keep="nothing").contents() == {"/d/kept": b"old"}
 
 
-def test_what_a_kill_spared_a_later_power_failure_may_still_take(disk: SimulatedDisk) -> None:
+def test_power_failure_after_kill_may_lose_unsynced_data(disk: SimulatedDisk) -> None:
     _write(disk, "/d/f", b"old", sync=True)
     _write(disk, "/d/f", b"new")
     assert disk.kill().crash(Random(0), keep="nothing").contents() == {"/d/f": b"old"}
@@ -123,7 +123,7 @@ def test_locks_end_with_the_process(disk: SimulatedDisk) -> None:
     disk.kill().lock("/d/.lock", "pid 2")
 
 
-def test_the_dead_do_nothing_more(disk: SimulatedDisk) -> None:
+def test_dead_process_changes_nothing(disk: SimulatedDisk) -> None:
     file = disk.open("/d/f", create=True)
     disk.kill()
     with pytest.raises(Stopped):

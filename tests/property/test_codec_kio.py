@@ -58,7 +58,7 @@ def test_every_message_and_version_of_kio_is_declared() -> None:
 
 
 @pytest.mark.parametrize(("cls", "version"), CASES, ids=label)
-def test_kio_agrees(cls: type[Message], version: int) -> None:
+def test_encoding_equals_kio(cls: type[Message], version: int) -> None:
     twin = resolve_name(KIO_PATHS[cls.__name__, version])
     assert twin.__flexible__ == cls.is_flexible(version)
     read, write = entity_reader(twin), entity_writer(twin)

@@ -337,7 +337,7 @@ def take(lives: Lives, step: Step) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, min_size=15, max_size=60))
-def test_lives_of_transactional_ids(steps: list[Step]) -> None:
+def test_transactional_id_state_is_a_function_of_its_log(steps: list[Step]) -> None:
     lives = Lives()
     for step in steps:
         take(lives, step)

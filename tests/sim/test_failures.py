@@ -251,7 +251,7 @@ def test_failure_17_a_leader_whose_followers_pause_and_which_then_loses_its_powe
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_failure_17_those_who_were_paused_do_not_lead_on(seed: int) -> None:
+def test_failure_17_paused_leaders_do_not_continue_to_lead(seed: int) -> None:
     """A leader and a controller that sleep while others take over wake up to a world that has moved on."""
 
     def course(stage: Stage) -> None:
@@ -282,7 +282,7 @@ def test_failure_17_those_who_were_paused_do_not_lead_on(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("has_power", [True, False], ids=["killed", "without power"])
-def test_failure_03_who_was_only_killed_leads_before_who_lost_its_power(has_power: bool, seed: int) -> None:
+def test_failure_03_killed_replica_leads_before_replica_that_lost_power(has_power: bool, seed: int) -> None:
     """All processes end. What the killed ones wrote is still there, so one of them leads, and nobody need ask for it."""
 
     def course(stage: Stage) -> None:

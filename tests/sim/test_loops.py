@@ -98,7 +98,7 @@ def test_a_cancelled_timer_does_not_fire(processes: Processes) -> None:
     assert processes.seen == []
 
 
-def test_going_round_in_circles_is_found(processes: Processes) -> None:
+def test_livelock_is_detected(processes: Processes) -> None:
     loop = processes.loop()
 
     def again() -> None:
@@ -137,7 +137,7 @@ def test_blocking_work_of_a_process_that_dies_is_done_or_not(
     assert bool(processes.seen) is is_done
 
 
-def test_a_death_between_the_work_and_its_report_is_possible(processes: Processes) -> None:
+def test_process_may_die_between_work_and_result(processes: Processes) -> None:
     """The sync happened, nobody was told: a client's write may be there although it was never acknowledged."""
     unreported = 0
     for seed in range(50):

@@ -90,7 +90,7 @@ def test_a_kept_frame_loses_its_bytes() -> None:
     assert bytes(kept[0]) != b"\7"
 
 
-def test_nobody_listens(pair: Pair) -> None:
+def test_connecting_without_listener_is_refused(pair: Pair) -> None:
     pair.connect(Address("server", 1)).send(frame(1))
     pair.run(10)
     assert pair.closed == ["connection refused"]
@@ -169,7 +169,7 @@ def test_a_power_failure_is_silent_until_the_host_is_back(pair: Pair) -> None:
     assert pair.closed == ["the connection was lost"]
 
 
-def test_dialling_a_dark_host_times_out(pair: Pair) -> None:
+def test_connecting_to_host_without_power_times_out(pair: Pair) -> None:
     pair.wires.lose_power("server")
     pair.connect()
     pair.run(60)

@@ -82,14 +82,14 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
     ),
     (
         Bug("who wrote it may still end it", planted_two_phase.who_wrote_it_may_still_end_it),
-        lambda: two_phase_courses.test_who_wrote_a_transaction_cannot_end_it_after_a_takeover(False),
+        lambda: two_phase_courses.test_original_producer_cannot_end_transaction_after_takeover(False),
     ),
     (
         Bug(
             "a new coordinator forgets who took over",
             planted_two_phase.a_new_coordinator_forgets_who_took_over,
         ),
-        lambda: two_phase_courses.test_who_wrote_a_transaction_cannot_end_it_after_a_takeover(True),
+        lambda: two_phase_courses.test_original_producer_cannot_end_transaction_after_takeover(True),
     ),
     (
         Bug("a takeover leaves the timeout on", planted_two_phase.a_takeover_leaves_the_timeout_on),

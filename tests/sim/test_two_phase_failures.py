@@ -38,7 +38,7 @@ class Taker:
 
 
 @pytest.mark.parametrize("has_moved", [False, True], ids=["same coordinator", "next coordinator"])
-def test_who_wrote_a_transaction_cannot_end_it_after_a_takeover(has_moved: bool) -> None:
+def test_original_producer_cannot_end_transaction_after_takeover(has_moved: bool) -> None:
     def course(stage: Stage) -> None:
         producer = Producer(stage, is_new=True)
         producer.opened()

@@ -30,7 +30,7 @@ def run(seed: int, shape: Shape, duration_s: float) -> Outcome:
     ],
     ids=str,
 )
-def test_a_seed_keeps_every_promise(shape: Shape, seed: int) -> None:
+def test_seed_keeps_all_guarantees(shape: Shape, seed: int) -> None:
     outcome = run(seed, shape, 90.0)
     assert outcome.violations == [], "\n".join(outcome.last_lines)
     assert outcome.acked > 50
@@ -38,7 +38,7 @@ def test_a_seed_keeps_every_promise(shape: Shape, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 3, 5])
-def test_a_seed_with_two_phase_commits_keeps_every_promise(seed: int) -> None:
+def test_seed_with_two_phase_commits_keeps_all_guarantees(seed: int) -> None:
     shape = Shape(combined=seed)
     plan = Plan(
         shape=shape,
@@ -78,7 +78,7 @@ def test_another_seed_gives_another_trace() -> None:
     assert digests[0] != digests[1]
 
 
-def test_a_broken_promise_names_the_seed_and_how_to_replay_it(
+def test_violation_names_seed_and_replay_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidemill.broker.quorum import state as quorum_state
@@ -108,7 +108,7 @@ for outcome in sorted(seeds.run_seeds((3, 7), 1.0, 2), key=lambda outcome: outco
 """
 
 
-def test_a_world_that_fails_is_one_seeds_failure() -> None:
+def test_failing_world_fails_only_its_seed() -> None:
     # In a process of its own: it forks, and other tests may hold connections that a fork must not share.
     words = [sys.executable, "-c", _FAIL_SEVEN]
     done = subprocess.run(words, check=True, cwd=_ROOT, capture_output=True, text=True)

@@ -85,7 +85,7 @@ def test_a_topic_that_is_not_there(tidemill_broker: InProcessBroker) -> None:
         tidemill_broker.records("orders")
 
 
-def test_uncommitted_records_are_only_for_who_asks_for_them(tidemill_broker: InProcessBroker) -> None:
+def test_uncommitted_records_need_read_uncommitted(tidemill_broker: InProcessBroker) -> None:
     tidemill_broker.create_topic("orders")
     producer = Producer({"bootstrap.servers": tidemill_broker.bootstrap, "transactional.id": "t"})
     producer.init_transactions(30)
@@ -173,7 +173,7 @@ def _open_below(folder: Path) -> list[str]:
     return [target for target in targets if target.startswith(str(folder))]
 
 
-def test_a_crash_answers_nobody(tidemill_broker: InProcessBroker) -> None:
+def test_crash_closes_connections_without_responses(tidemill_broker: InProcessBroker) -> None:
     """What is under way when it comes is neither finished nor refused: the connection ends."""
     tidemill_broker.create_topic("orders")
     reports: list[object] = []
@@ -197,7 +197,7 @@ def test_a_restart_may_change_settings(tidemill_broker: InProcessBroker) -> None
     assert len(admin.list_topics("orders", timeout=30).topics["orders"].partitions) == 4
 
 
-def test_a_setting_that_is_not_allowed_is_told_and_leaves_nothing_behind() -> None:
+def test_invalid_setting_raises_and_leaves_no_files() -> None:
     broker = InProcessBroker({"num.partitions": "many"})
     with pytest.raises(Exception, match=r"num\.partitions"):
         broker.__enter__()
@@ -230,7 +230,7 @@ def test_two_brokers_at_once(tidemill_broker: InProcessBroker) -> None:
         assert [record.value for record in other.records("orders")] == [b"there"]
 
 
-def test_how_long_a_start_takes(record_property: Callable[[str, object], None]) -> None:
+def test_start_time_is_recorded(record_property: Callable[[str, object], None]) -> None:
     """For the eye only: what a machine under load makes of it is not judged."""
     started_s = []
     for _ in range(10):

@@ -218,7 +218,7 @@ def test_the_tests_own_helpers_are_not_struck(tidemill_broker: InProcessBroker) 
     assert fault.hits == 0
 
 
-def test_a_fault_that_nothing_ran_into(tidemill_broker: InProcessBroker) -> None:
+def test_unused_fault_raises(tidemill_broker: InProcessBroker) -> None:
     with (
         pytest.raises(UnusedFault, match="lose the next answer to Produce of orders"),
         tidemill_broker.faults.lose_next_ack("orders"),
@@ -239,7 +239,9 @@ def test_a_fault_that_nothing_ran_into(tidemill_broker: InProcessBroker) -> None
         ("SaslHandshake", "ILLEGAL_SASL_STATE", "just an error"),
     ],
 )
-def test_a_fault_that_cannot_be(tidemill_broker: InProcessBroker, api: str, error: str, reason: str) -> None:
+def test_invalid_fault_is_rejected(
+    tidemill_broker: InProcessBroker, api: str, error: str, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         tidemill_broker.faults.refuse_next(api, error)
     with pytest.raises(KeyError):

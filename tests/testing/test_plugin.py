@@ -213,7 +213,7 @@ def test_with_asyncio_and_aiokafka(project: pytest.Pytester) -> None:
     project.runpytest_subprocess().assert_outcomes(passed=1)
 
 
-def test_who_uses_no_fixture_loads_no_broker(tmp_path: Path) -> None:
+def test_run_without_fixture_loads_no_broker(tmp_path: Path) -> None:
     """The price of having it installed: two small modules."""
     (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass")
     script = (

@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_is_refused_and_nothing_of_it_is_stored(connection: Connection, topic: str, name: str) -> None:
+def test_invalid_batch_is_rejected_and_not_stored(connection: Connection, topic: str, name: str) -> None:
     batch, error = REFUSED[name]
     connection.create_topic(topic)
     assert connection.produce(topic, encode([b"before"])).base_offset == 0
@@ -94,7 +94,7 @@ REFUSED_SOMEHOW: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", REFUSED_SOMEHOW)
-def test_is_refused_somehow(connection: Connection, topic: str, name: str) -> None:
+def test_malformed_produce_is_rejected(connection: Connection, topic: str, name: str) -> None:
     connection.create_topic(topic)
     refused = connection.produce(topic, REFUSED_SOMEHOW[name])
     assert refused.error_code != 0

@@ -414,12 +414,14 @@ class TestListOffsets:
         [(EARLIEST, 0), (LATEST, 6), (EARLIEST_LOCAL, 0)],
         ids=["earliest", "latest", "local"],
     )
-    def test_the_ends(self, connection: Connection, filled: str, asked: int, expected: int) -> None:
+    def test_list_offsets_returns_earliest_and_latest(
+        self, connection: Connection, filled: str, asked: int, expected: int
+    ) -> None:
         found = connection.list_offset(filled, asked, version=8)
         assert (found.error_code, found.offset) == (0, expected)
 
     @pytest.mark.parametrize("timestamp", [-7, -100])
-    def test_a_special_timestamp_that_nobody_knows(
+    def test_unknown_special_timestamp_is_rejected(
         self, connection: Connection, filled: str, timestamp: int
     ) -> None:
         found = connection.list_offset(filled, timestamp, version=8)

@@ -170,7 +170,9 @@ class TestSessions:
         for session_id in filter(None, opened):
             self._again(connection, session_id, -1)
 
-    def test_no_partition_starves(self, connection: Connection, topic: str) -> None:
+    def test_all_partitions_make_progress_under_small_limits(
+        self, connection: Connection, topic: str
+    ) -> None:
         """Each answer has room for one partition; in turn, all of them get it."""
         connection.create_topic(topic, partitions=3)
         for partition in range(3):
@@ -259,7 +261,7 @@ class TestWaiting:
             for one in waiting:
                 one.close()
 
-    def test_failure_25_a_waiting_fetch_whose_connection_closed_answers_nobody(
+    def test_failure_25_delayed_fetch_of_closed_connection_is_dropped(
         self, target: RunningBroker, connection: Connection, topic: str
     ) -> None:
         """The next connection most likely gets the same descriptor: it must hear only its own answers."""
@@ -328,7 +330,7 @@ def test_reading_while_the_topic_is_deleted(
 
 
 @pytest.mark.parametrize("replica_id", [0, 1, 101])
-def test_nobody_fetches_as_a_replica_of_a_partition_without_followers(
+def test_replica_fetch_of_unreplicated_partition_is_rejected(
     connection: Connection, filled: str, replica_id: int
 ) -> None:
     fields = fetch_fields(filled, 0) | {"replica_id": replica_id}

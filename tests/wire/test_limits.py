@@ -31,7 +31,7 @@ def large(connection: Connection, topic: str) -> str:
     return topic
 
 
-def test_connections_that_say_nothing(broker: Broker) -> None:
+def test_silent_connections_do_no_harm(broker: Broker) -> None:
     """Two thousand; ten thousand with TIDEMILL_SILENT_CONNECTIONS=10000."""
     limit = raise_descriptor_limit(SILENT * 2 + 1000)
     assert limit > SILENT + 200, f"this machine allows {limit} open files; needs more than {SILENT + 200}"
@@ -44,7 +44,7 @@ def test_connections_that_say_nothing(broker: Broker) -> None:
     health.assert_descriptors_return_to(broker, descriptors)
 
 
-def test_readers_that_do_not_read(target: RunningBroker, large: str) -> None:
+def test_slow_readers_do_not_starve_others(target: RunningBroker, large: str) -> None:
     """Ten readers ask for 200 MB each and take it a byte at a time. Others are served, memory is bounded."""
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(Connection(target)) for _ in range(10)]

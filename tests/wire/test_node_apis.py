@@ -49,7 +49,7 @@ CLAIMS: dict[str, Callable[[int], tuple[str, int, dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("node_id", [1, 2, 77])
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_nobody_ends_a_node_by_claiming_to_lead_its_quorum(
+def test_foreign_quorum_leader_claim_does_not_end_node(
     start: Callable[..., Broker], claim: str, node_id: int
 ) -> None:
     broker = start()
@@ -84,7 +84,7 @@ def test_a_broker_that_is_alive_is_not_unregistered(start: Callable[..., Broker]
         ("envelope", 0, {"request_data": b"\xff" * 8, "client_host_address": b"\x7f\0\0\1"}),
     ],
 )
-def test_nobody_speaks_for_a_lone_node(
+def test_foreign_quorum_requests_to_single_node_are_rejected(
     start: Callable[..., Broker], api: str, version: int, fields: dict[str, Any]
 ) -> None:
     broker = start()

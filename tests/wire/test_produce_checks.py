@@ -290,7 +290,7 @@ class TestWhatKafkaRefusesOrRepairs:
             assert connection.produce(topic, wrong).error_code == INVALID_RECORD
         assert connection.produce(topic, encode([b"a", b"b"])).base_offset == 0
 
-    def test_a_retry_hears_the_append_time_of_the_first(self, connection: Connection, topic: str) -> None:
+    def test_retry_returns_append_time_of_first_write(self, connection: Connection, topic: str) -> None:
         connection.create_topic(topic, configs={"message.timestamp.type": "LogAppendTime"})
         batch = encode([b"v"], Header(producer_id=4_000_000, producer_epoch=0, base_sequence=0))
         first = connection.produce(topic, batch)

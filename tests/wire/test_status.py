@@ -91,7 +91,7 @@ def test_counts_what_was_written_and_read(watched: tuple[Broker, str], topic: st
     assert samples["kafka_controller_kafkacontroller_activecontrollercount", ()] == 1
 
 
-def test_tells_what_it_is_and_how_it_is(watched: tuple[Broker, str]) -> None:
+def test_metrics_page_shows_broker_state(watched: tuple[Broker, str]) -> None:
     broker, address = watched
     samples = _samples(address)
     assert samples["kafka_server_kafkaserver_brokerstate", ()] == 3
@@ -161,7 +161,7 @@ def test_requests_are_timed(watched: tuple[Broker, str]) -> None:
     assert 0 < quantiles_ms[0] <= quantiles_ms[1] <= quantiles_ms[2]
 
 
-def test_tells_why_a_group_rebalanced(watched: tuple[Broker, str], topic: str) -> None:
+def test_status_page_shows_causes_of_rebalances(watched: tuple[Broker, str], topic: str) -> None:
     broker, address = watched
     group = f"{topic}-watched"
     producer = Producer({"bootstrap.servers": broker.bootstrap})

@@ -372,7 +372,7 @@ class TestMarkers:
         )
         assert (state.current_txn_start_offset, state.coordinator_epoch) == (-1, 0)
 
-    def test_markers_of_the_past(self, connection: Connection, topic: str) -> None:
+    def test_markers_of_old_epochs_are_rejected(self, connection: Connection, topic: str) -> None:
         connection.create_topic(topic)
         assert self.write(connection, topic, 4_000_001, 5, coordinator_epoch=3) == 0
         assert self.write(connection, topic, 4_000_001, 5, coordinator_epoch=3) == 0
@@ -381,13 +381,15 @@ class TestMarkers:
         assert self.write(connection, topic, 4_000_001, 4, coordinator_epoch=3) == INVALID_PRODUCER_EPOCH
         assert connection.end_offset(topic) == 2
 
-    def test_markers_for_nobody(self, connection: Connection, topic: str) -> None:
+    def test_markers_for_unknown_partitions_return_error(self, connection: Connection, topic: str) -> None:
         connection.create_topic(topic)
         assert self.write(connection, f"{topic}-not", 4_000_002, 0) == UNKNOWN_TOPIC_OR_PARTITION
         assert self.write(connection, topic, 4_000_002, 0, partition=7) == UNKNOWN_TOPIC_OR_PARTITION
         assert not connection.request("write_txn_markers", 1, markers=[]).markers
 
-    def test_producers_of_nothing(self, connection: Connection, topic: str) -> None:
+    def test_describe_producers_of_idle_and_unknown_partitions(
+        self, connection: Connection, topic: str
+    ) -> None:
         connection.create_topic(topic)
         answer = connection.request(
             "describe_producers",

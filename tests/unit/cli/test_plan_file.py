@@ -13,7 +13,7 @@ from tidemill.types import TopicPartition
 PLAN = {TopicPartition("orders", 1): (1, 2), TopicPartition("orders", 0): (3,)}
 
 
-def test_what_is_written_can_be_read_by_us_and_by_kafkas_tool() -> None:
+def test_plan_can_be_read_by_tidemill_and_kafka() -> None:
     text = plan_text(PLAN)
     assert parse_plan(text, "plan") == PLAN
     assert json.loads(text) == {
@@ -26,7 +26,7 @@ def test_what_is_written_can_be_read_by_us_and_by_kafkas_tool() -> None:
     assert parse_plan(plan_text({}), "plan") == {}
 
 
-def test_the_log_dirs_of_kafkas_own_plans_are_passed_over() -> None:
+def test_log_dirs_in_kafkas_plans_are_ignored() -> None:
     row = {"topic": "a", "partition": 0, "replicas": [1, 2], "log_dirs": ["any", "any"]}
     assert parse_plan(json.dumps({"version": 1, "partitions": [row]}), "plan") == {
         TopicPartition("a", 0): (1, 2)
@@ -51,7 +51,7 @@ def test_the_log_dirs_of_kafkas_own_plans_are_passed_over() -> None:
         ),
     ],
 )
-def test_what_is_no_plan(text: str, reason: str) -> None:
+def test_invalid_plan_is_rejected(text: str, reason: str) -> None:
     with pytest.raises(CommandError, match=reason) as caught:
         parse_plan(text, "plan.json")
     assert "plan.json" in str(caught.value)

@@ -41,7 +41,7 @@ NOW_S = 1_800_000_000.0
         ("7d", AtTime(1_799_395_200_000)),
     ],
 )
-def test_places(text: str, expected: Position) -> None:
+def test_positions_are_parsed(text: str, expected: Position) -> None:
     assert parse_position(text, lambda: NOW_S) == expected
 
 

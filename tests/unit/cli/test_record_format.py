@@ -43,7 +43,7 @@ def test_a_bad_template_is_refused(template: str) -> None:
         template_writer(template, is_terminal=False)
 
 
-def test_json() -> None:
+def test_record_as_json() -> None:
     line = json_writer(RECORD)
     assert line.count(b"\n") == 1
     assert json.loads(line) == {
@@ -74,7 +74,7 @@ TEXTS = st.none() | st.binary(max_size=20) | st.text(max_size=20).map(str.encode
     st.integers(0, (1 << 31) - 1),
     st.integers(-(1 << 63), (1 << 63) - 1),
 )
-def test_what_is_written_as_json_is_read_as_it_was(
+def test_json_round_trip_keeps_record(
     key: bytes | None, value: bytes | None, headers: list[Header], partition: int, timestamp: int
 ) -> None:
     line = json_writer(
@@ -85,7 +85,7 @@ def test_what_is_written_as_json_is_read_as_it_was(
     assert read_json(line[:-1]) == NewRecord(key, value, headers, partition, timestamp)
 
 
-def test_json_of_a_person_needs_no_more_than_a_value() -> None:
+def test_json_record_needs_only_a_value() -> None:
     assert read_json(b'{"value": "x"}') == NewRecord(None, b"x", [])
     assert read_json(b'{"key_base64": "", "value": null}') == NewRecord(b"", None, [])
 

@@ -44,7 +44,7 @@ def test_a_dead_broker_that_is_not_leaving_keeps_its_replicas() -> None:
     assert plan == {TopicPartition("t", 0): (2, 5)}
 
 
-def test_too_few_brokers() -> None:
+def test_plan_fails_with_too_few_brokers() -> None:
     with pytest.raises(PlanError, match=r"t-0 has 3 replicas.* broker 3"):
         evacuate(topic((1, 2, 3)), no_racks(1, 2, 3), {3}, [1, 2])
 
@@ -70,7 +70,7 @@ def test_leaders_are_spread_by_order_alone() -> None:
 
 
 @given(st.data())
-def test_whatever_the_cluster_looks_like(data: st.DataObject) -> None:
+def test_random_plans_keep_the_rules(data: st.DataObject) -> None:
     brokers = list(range(1, data.draw(st.integers(2, 6)) + 1))
     racks = {each: data.draw(st.sampled_from(["a", "b", None])) for each in brokers}
     replicas = st.lists(st.sampled_from(brokers), min_size=1, max_size=len(brokers), unique=True)

@@ -25,11 +25,11 @@ def test_offsets_outside_of_the_log_move_to_its_nearest_end() -> None:
     ("text", "expected"),
     [("orders", ("orders", [])), ("orders:0", ("orders", [0])), ("o:1,2", ("o", [1, 2]))],
 )
-def test_topics(text: str, expected: tuple[str, list[int]]) -> None:
+def test_topic_argument_is_parsed(text: str, expected: tuple[str, list[int]]) -> None:
     assert parse_topic(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", ":1", "orders:", "orders:x", "orders:1,", "orders:-1"])
-def test_what_is_no_topic(text: str) -> None:
+def test_invalid_topic_argument_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="--topic takes"):
         parse_topic(text)

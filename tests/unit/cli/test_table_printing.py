@@ -52,7 +52,7 @@ def test_a_cell_cannot_break_the_table_or_steer_the_terminal() -> None:
     ("size_bytes", "expected"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 1024**3, "5.0 GiB"), (3 * 1024**4, "3.0 TiB")],
 )
-def test_sizes(size_bytes: int, expected: str) -> None:
+def test_sizes_have_binary_units(size_bytes: int, expected: str) -> None:
     assert size_text(size_bytes) == expected
 
 
@@ -72,14 +72,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_colour_only_on_a_terminal_that_wants_it(environment: pytest.MonkeyPatch) -> None:
+def test_colour_appears_only_on_terminal_without_no_color(environment: pytest.MonkeyPatch) -> None:
     assert has_colour(Terminal())
     assert not has_colour(io.StringIO())
     environment.setenv("NO_COLOR", "1")
     assert not has_colour(Terminal())
 
 
-def test_nothing_but_text_reaches_a_pipe(
+def test_output_to_pipe_has_no_control_sequences(
     environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_table(("A",), [("x",)])

@@ -84,7 +84,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         "topics elect a b --partition 0",
     ],
 )
-def test_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(line) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -100,7 +100,7 @@ def test_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
         "produce t x",
     ],
 )
-def test_values_may_stand_anywhere(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_may_follow_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(line) == 1
     assert NOWHERE in capsys.readouterr().err
 
@@ -134,6 +134,6 @@ def test_every_verb_shows_examples(line: str, capsys: pytest.CaptureFixture[str]
     assert f"  tidemill {line}" in shown.split("examples:")[1]
 
 
-def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_address_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("topics list --bootstrap nonsense:port") == 1
     assert "HOST:PORT" in capsys.readouterr().err

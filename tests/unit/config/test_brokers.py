@@ -85,7 +85,7 @@ def test_unknown_and_idle_keys_are_named_in_different_warnings() -> None:
         ("listener.name.external.connections.max.reauth.ms", "3600000", "SASL"),
     ],
 )
-def test_a_key_that_asks_for_protection_stops_the_start(name: str, text: str, asked: str) -> None:
+def test_key_that_requests_protection_prevents_start(name: str, text: str, asked: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_broker_config({name: text})
     assert name in str(refused.value)
@@ -119,11 +119,11 @@ def test_the_error_names_every_key_that_asks_for_the_same_and_no_password() -> N
         ("super.users", "User:admin"),
     ],
 )
-def test_a_key_that_demands_no_protection_does_not_stop_the_start(name: str, text: str) -> None:
+def test_key_without_protection_does_not_prevent_start(name: str, text: str) -> None:
     load_broker_config({name: text})
 
 
-def test_a_broker_does_not_dial_controllers_without_the_protection_that_their_listener_asks_for() -> None:
+def test_broker_requires_protection_of_controller_listener() -> None:
     with pytest.raises(ConfigError, match="listener CONTROLLER asks for SSL"):
         load_broker_config(
             {

@@ -22,7 +22,7 @@ FACTS = {"client_id": "web-1", "client_software_name": "librdkafka", "client_sof
         ({"match": "client_id=("}, ErrorCode.INVALID_CONFIG),
     ],
 )
-def test_what_is_refused(configs: dict[str, str], code: ErrorCode) -> None:
+def test_invalid_client_metrics_settings_are_rejected(configs: dict[str, str], code: ErrorCode) -> None:
     with pytest.raises(ApiError) as refused:
         validate_client_metrics(configs)
     assert refused.value.code is code

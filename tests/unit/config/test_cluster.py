@@ -143,7 +143,7 @@ def test_settings_reach_the_dataclasses() -> None:
         "initial.broker.registration.timeout.ms",
     ],
 )
-def test_no_time_at_all_is_refused(name: str, value: str) -> None:
+def test_zero_timeout_is_rejected(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         load_broker_config({name: value})
 

@@ -35,7 +35,7 @@ from tidemill.errors import ConfigError
         ("=v", {"": "v"}),
     ],
 )
-def test_syntax(text: str, expected: dict[str, str]) -> None:
+def test_properties_syntax(text: str, expected: dict[str, str]) -> None:
     assert parse_properties(text) == expected
 
 

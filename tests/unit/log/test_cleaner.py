@@ -81,7 +81,7 @@ def test_log_append_time_stays_the_batch_s(disk: SimulatedDisk) -> None:
     assert [(r.key, r.timestamp) for r in records(log)] == [(b"b", 101), (b"a", 200)]
 
 
-def test_records_without_a_key_go(disk: SimulatedDisk) -> None:
+def test_records_without_key_are_removed(disk: SimulatedDisk) -> None:
     """The topic was not compacted when they were written; Kafka drops them too."""
     log = open_log(disk)
     put(log, (None, b"1"), (b"a", b"1"), (None, b"2"))
@@ -169,7 +169,7 @@ def test_failure_08_a_deleted_key_never_comes_back_over_small_maps_and_restarts(
     assert {r.key for r in records(log)} == {b"stays"}
 
 
-def test_a_full_map_ends_the_cleaning_where_it_got(disk: SimulatedDisk) -> None:
+def test_full_offset_map_ends_cleaning_at_the_first_key_without_room(disk: SimulatedDisk) -> None:
     log = open_log(disk)
     put(log, *[(b"%d" % (n % 6), b"x") for n in range(12)])
     seal(log)
@@ -194,7 +194,7 @@ def test_the_horizon_waits_until_the_whole_batch_is_cleaned(disk: SimulatedDisk)
     assert header.base_timestamp == 7_000 + DELETE_RETENTION_MS
 
 
-def test_what_is_swapped_in_rests_on_synced_segments_only(disk: SimulatedDisk) -> None:
+def test_swap_replaces_records_only_by_synced_successors(disk: SimulatedDisk) -> None:
     """An old value goes for a newer one, whose segment may be swapped later or never: it must be on disk by then."""
     log = open_log(disk)
     for number in range(12):
@@ -281,7 +281,7 @@ def test_groups_fit_one_segment_in_bytes_index_and_offsets() -> None:
     ]
 
 
-def test_a_segment_that_loses_everything_still_says_where_it_ends(disk: SimulatedDisk) -> None:
+def test_segment_without_records_keeps_its_end_offset(disk: SimulatedDisk) -> None:
     log = open_log(disk, topic_config(segment_bytes=100))
     put(log, (b"a", b"1"), timestamp=700)
     put(log, (b"a", b"2"), timestamp=800)
@@ -296,7 +296,7 @@ def test_a_segment_that_loses_everything_still_says_where_it_ends(disk: Simulate
     assert newest.offset == 1
 
 
-def test_nothing_is_rewritten_that_would_not_change(disk: SimulatedDisk) -> None:
+def test_unchanged_segment_is_not_rewritten(disk: SimulatedDisk) -> None:
     log = open_log(disk, topic_config(segment_bytes=100))
     put(log, (b"a", b"1"))
     put(log, (b"b", b"1"))
@@ -310,7 +310,7 @@ def test_nothing_is_rewritten_that_would_not_change(disk: SimulatedDisk) -> None
     assert not [name for name in disk.list(FOLDER) if name.endswith(".cleaned")]
 
 
-def test_a_reader_goes_on_through_the_swap(disk: SimulatedDisk) -> None:
+def test_reader_continues_during_segment_swap(disk: SimulatedDisk) -> None:
     log = open_log(disk)
     for number in range(30):
         put(log, (b"%d" % (number % 4), b"v" * 30))
@@ -366,7 +366,7 @@ def test_a_swap_that_began_is_withdrawn_before_segments_go(disk: SimulatedDisk, 
     assert survivor.log_start_offset == log.segments[0].base_offset
 
 
-def test_segments_that_go_between_the_switch_and_the_end_stay_away(disk: SimulatedDisk) -> None:
+def test_segments_removed_between_switch_and_finish_stay_removed(disk: SimulatedDisk) -> None:
     log = open_log(disk)
     for number in range(12):
         put(log, (b"%d" % number, b"v" * 60))
@@ -415,7 +415,7 @@ def test_a_damaged_batch_ends_the_cleaning_and_changes_nothing(disk: SimulatedDi
     assert disk.contents() == before
 
 
-def test_what_is_due(disk: SimulatedDisk) -> None:
+def test_log_is_due_by_dirty_ratio_or_max_lag(disk: SimulatedDisk) -> None:
     config = topic_config(min_cleanable_dirty_ratio=0.5, max_compaction_lag_ms=10_000)
     log = open_log(disk, config)
     put(log, (b"a", b"1"), timestamp=1_000)

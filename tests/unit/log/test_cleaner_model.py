@@ -104,7 +104,7 @@ def test_the_map_is_no_larger_than_its_keys_need() -> None:
     assert offset_map.memory_bytes <= 1000 * SLOT_BYTES * 3
 
 
-def test_keys_that_look_alike_are_told_apart() -> None:
+def test_similar_keys_have_different_fingerprints() -> None:
     keys = [b"a" * count + b"\0" * zeros for count in range(18) for zeros in range(18)]
     # What a long key's fingerprint is made of, as a key of its own.
     keys += [fingerprint(b"a" * 16), fingerprint(b"a" * 16)[:15], fingerprint(b"a")]

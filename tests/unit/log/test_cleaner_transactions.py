@@ -88,7 +88,7 @@ def test_aborted_records_go_and_displace_nothing_and_markers_stay(disk: Simulate
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_failure_08_a_marker_goes_after_its_records_and_the_time_for_those_who_are_behind(
+def test_failure_08_marker_is_removed_after_its_records_and_delete_retention(
     disk: SimulatedDisk, log: Log, is_commit: bool
 ) -> None:
     write(log, 7, 0, b"a")
@@ -143,7 +143,7 @@ def test_a_bare_header_still_needs_its_marker(disk: SimulatedDisk, log: Log) -> 
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_a_producer_that_only_a_marker_tells_of_keeps_its_epoch(
+def test_producer_known_only_by_marker_keeps_its_epoch(
     disk: SimulatedDisk, log: Log, is_commit: bool
 ) -> None:
     write(log, 7, 0, b"a")
@@ -175,7 +175,9 @@ def test_nothing_at_or_behind_the_last_stable_offset_is_touched(disk: SimulatedD
     assert log.aborted_between(0, 5) == [AbortedTransaction(8, 2, 3, 1)]
 
 
-def test_records_go_whose_abort_lies_behind_the_end_of_the_cleaning(disk: SimulatedDisk, log: Log) -> None:
+def test_aborted_records_are_removed_when_marker_is_after_cleaned_section(
+    disk: SimulatedDisk, log: Log
+) -> None:
     write(log, 7, 0, b"a")  # 0
     write(log, 8, 0, b"b")  # 1, open
     end_transaction(log, 7, commit=False)  # 2

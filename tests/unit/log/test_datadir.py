@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
         DataDir(DiskFiles(), str(tmp_path / "file" / "data"), 1)
 
 
-def test_a_relative_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_data_dir_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     DataDir(DiskFiles(), "data", 1).unlock()
     assert os.path.isdir(tmp_path / "data")

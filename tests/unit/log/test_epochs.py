@@ -38,16 +38,18 @@ def _epochs(disk: SimulatedDisk, *entries: tuple[int, int]) -> LeaderEpochs:
         (8, (-1, -1)),  # newer than all: nothing is known
     ],
 )
-def test_the_end_of_an_epoch(disk: SimulatedDisk, asked: int, answer: tuple[int, int]) -> None:
+def test_end_offset_of_epoch_is_start_of_next_epoch(
+    disk: SimulatedDisk, asked: int, answer: tuple[int, int]
+) -> None:
     epochs = _epochs(disk, (2, 10), (5, 50), (7, 80))
     assert epochs.end_offset_of(asked, 100) == answer
 
 
-def test_nothing_is_known_of_an_empty_log(disk: SimulatedDisk) -> None:
+def test_empty_log_has_no_epochs(disk: SimulatedDisk) -> None:
     assert _epochs(disk).end_offset_of(0, 0) == (-1, -1)
 
 
-def test_an_epoch_that_wrote_nothing_leaves_no_trace(disk: SimulatedDisk) -> None:
+def test_epoch_without_records_is_dropped(disk: SimulatedDisk) -> None:
     epochs = _epochs(disk, (1, 0), (2, 40), (3, 40))
     assert epochs.entries == [(1, 0), (3, 40)]
 
@@ -65,7 +67,9 @@ def test_an_offset_belongs_to_the_epoch_that_began_before_it(disk: SimulatedDisk
 @pytest.mark.parametrize(
     ("end", "left"), [(100, [(2, 10), (5, 50)]), (51, [(2, 10), (5, 50)]), (50, [(2, 10)]), (10, [])]
 )
-def test_truncating_the_end(disk: SimulatedDisk, end: int, left: list[tuple[int, int]]) -> None:
+def test_truncate_from_end_drops_later_epochs(
+    disk: SimulatedDisk, end: int, left: list[tuple[int, int]]
+) -> None:
     epochs = _epochs(disk, (2, 10), (5, 50))
     epochs.truncate_from_end(end)
     assert epochs.entries == left
@@ -89,14 +93,14 @@ def test_truncating_the_start_keeps_the_epoch_that_covers_it(
     assert epochs.entries == left
 
 
-def test_the_file_is_kafkas(disk: SimulatedDisk) -> None:
+def test_leader_epoch_checkpoint_has_kafkas_format(disk: SimulatedDisk) -> None:
     epochs = _epochs(disk, (2, 10), (5, 50))
     assert epochs.content() == b"0\n2\n2 10\n5 50\n"
     disk.replace("/d/e", epochs.content())
     assert LeaderEpochs(disk, "/d/e").entries == [(2, 10), (5, 50)]
 
 
-def test_it_is_dirty_until_what_it_says_now_was_saved(disk: SimulatedDisk) -> None:
+def test_epochs_are_dirty_until_latest_content_is_saved(disk: SimulatedDisk) -> None:
     epochs = _epochs(disk)
     assert not epochs.is_dirty
     epochs.assign(1, 0)

@@ -40,7 +40,7 @@ def test_a_time_entry_is_a_timestamp_of_eight_bytes_and_a_relative_offset_of_fou
     assert disk.read("/d/t") == bytes.fromhex("0102030405060708 00000007 0102030405060709 000000c8")
 
 
-def test_both_are_found_again_and_grow_on(disk: SimulatedDisk) -> None:
+def test_reopened_indexes_keep_entries_and_grow(disk: SimulatedDisk) -> None:
     index = OffsetIndex(disk, "/d/i", 0, 1 << 20)
     for number in range(1, 2000):
         index.append(number * 10, number * 100)
@@ -63,7 +63,7 @@ def test_an_index_is_full_at_its_size(disk: SimulatedDisk) -> None:
     assert disk.size("/d/i") == 24
 
 
-def test_a_size_that_is_no_multiple_condemns(disk: SimulatedDisk) -> None:
+def test_index_size_not_multiple_of_entry_is_corrupt(disk: SimulatedDisk) -> None:
     disk.open("/d/i", create=True).write(b"x" * 9, 0)
     with pytest.raises(CorruptIndex):
         OffsetIndex(disk, "/d/i", 0, 1024)
@@ -159,7 +159,7 @@ BREAKERS: list[Callable[[bytes], bytes]] = [
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("suffix", ["index", "timeindex"])
 @pytest.mark.parametrize("damage", BREAKERS, ids=range(len(BREAKERS)))
-def test_a_broken_index_is_rebuilt_and_reads_are_right(
+def test_broken_index_is_rebuilt_and_reads_stay_correct(
     disk: SimulatedDisk, damage: Callable[[bytes], bytes], suffix: str, is_clean: bool
 ) -> None:
     log, appended = _filled(disk)
@@ -244,7 +244,7 @@ def test_a_damaged_batch_is_reported_where_it_is_and_other_offsets_serve(
     assert base
 
 
-def test_a_base_offset_that_no_segment_could_hold_is_not_believed(disk: SimulatedDisk) -> None:
+def test_batch_with_implausible_base_offset_is_ignored(disk: SimulatedDisk) -> None:
     """The CRC does not cover it, and an index could not express it."""
     log, _ = _filled(disk)
     path = log.segments[0].path_of("log")

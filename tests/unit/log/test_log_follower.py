@@ -84,7 +84,9 @@ def test_a_gap_that_compaction_left_is_copied(disk: SimulatedDisk) -> None:
     ],
     ids=["overlap", "overlap within", "epoch"],
 )
-def test_what_does_not_continue_the_log_is_refused_whole(disk: SimulatedDisk, wrong: list[bytes]) -> None:
+def test_fetched_batches_that_do_not_continue_log_are_rejected(
+    disk: SimulatedDisk, wrong: list[bytes]
+) -> None:
     log = opened(disk)
     take(log, batch(0, b"a", b"b", epoch=2))
     with pytest.raises(InvalidBatch):
@@ -92,7 +94,7 @@ def test_what_does_not_continue_the_log_is_refused_whole(disk: SimulatedDisk, wr
     assert log.log_end_offset == 2
 
 
-def test_one_answer_may_fill_several_segments(disk: SimulatedDisk) -> None:
+def test_fetched_batches_may_fill_several_segments(disk: SimulatedDisk) -> None:
     log = opened(disk)
     take(log, *(batch(number, b"x" * 300) for number in range(10)))
     assert [segment.base_offset for segment in log.segments] == [0, 2, 4, 6, 8]
@@ -102,7 +104,7 @@ def test_one_answer_may_fill_several_segments(disk: SimulatedDisk) -> None:
     assert again.log_end_offset == 10
 
 
-def test_producers_are_known_after_a_copy(disk: SimulatedDisk) -> None:
+def test_follower_restores_producer_state_from_fetched_batches(disk: SimulatedDisk) -> None:
     log = opened(disk)
     take(
         log,
@@ -117,7 +119,7 @@ def test_producers_are_known_after_a_copy(disk: SimulatedDisk) -> None:
     assert log.aborted_between(0, 3) == [AbortedTransaction(7, 1, 2, 3)]
 
 
-def test_a_marker_that_makes_no_sense_is_not_taken(disk: SimulatedDisk) -> None:
+def test_undecodable_marker_is_not_appended(disk: SimulatedDisk) -> None:
     log = opened(disk)
     with pytest.raises(InvalidBatch):
         take(log, batch(0, b"", producer_id=7, producer_epoch=0, attributes=CONTROL | TRANSACTIONAL))
@@ -125,7 +127,7 @@ def test_a_marker_that_makes_no_sense_is_not_taken(disk: SimulatedDisk) -> None:
 
 
 @pytest.mark.parametrize("cut", range(13))
-def test_a_cut_log_is_like_one_that_never_had_more(disk: SimulatedDisk, cut: int) -> None:
+def test_truncated_log_equals_log_that_was_never_longer(disk: SimulatedDisk, cut: int) -> None:
     log = opened(disk)
     take(log, *(batch(number, b"x" * 200, epoch=number // 4) for number in range(12)))
     log.truncate_to(cut)
@@ -154,7 +156,7 @@ def test_an_epoch_without_records_goes_with_a_cut_at_the_end(disk: SimulatedDisk
     assert log.log_end_offset == 1
 
 
-def test_a_log_begins_anew(disk: SimulatedDisk) -> None:
+def test_restart_at_empties_log_and_continues_at_offset(disk: SimulatedDisk) -> None:
     log = opened(disk)
     take(log, *(batch(number, b"x" * 300, epoch=1) for number in range(6)))
     log.restart_at(50, 0)
@@ -167,7 +169,7 @@ def test_a_log_begins_anew(disk: SimulatedDisk) -> None:
     assert crashed.epochs.entries == [EpochStart(2, 50)]
 
 
-def test_a_snapshot_from_before_a_cut_is_not_believed_later(disk: SimulatedDisk) -> None:
+def test_snapshot_after_truncation_point_is_not_used(disk: SimulatedDisk) -> None:
     log = opened(disk)
     take(log, batch(0, b"a"), batch(1, b"b", producer_id=7, producer_epoch=0, base_sequence=0))
     log.roll(0)

@@ -76,7 +76,7 @@ def test_a_gap_and_a_batch_of_another_length_are_out_of_order(log: Log) -> None:
     assert log.log_end_offset == 3
 
 
-def test_sequences_go_on_at_zero_after_the_largest(log: Log) -> None:
+def test_sequence_wraps_to_zero_after_int32_max(log: Log) -> None:
     _produce(log, 2, LARGEST - 3)
     assert _produce(log, 4, LARGEST - 1) == 2  # ends at sequence 1
     assert _produce(log, 4, LARGEST - 1) == 2
@@ -86,7 +86,7 @@ def test_sequences_go_on_at_zero_after_the_largest(log: Log) -> None:
     assert _produce(log, 1, 2) == 6
 
 
-def test_the_largest_sequence_itself_is_followed_by_zero(log: Log) -> None:
+def test_batch_after_int32_max_sequence_starts_at_zero(log: Log) -> None:
     _produce(log, 1, LARGEST)
     assert _produce(log, 1, 0) == 1
 
@@ -101,7 +101,7 @@ def test_a_bumped_epoch_begins_at_zero_and_fences_the_old_one(log: Log) -> None:
 
 
 @pytest.mark.parametrize("sequence", [0, 40])
-def test_failure_10_a_producer_whose_state_is_gone_goes_on(log: Log, sequence: int) -> None:
+def test_failure_10_producer_with_expired_state_may_continue(log: Log, sequence: int) -> None:
     _produce(log, 2, 0)
     log.producers.expire(T0 + 1000)
     assert len(log.producers) == 0
@@ -109,14 +109,14 @@ def test_failure_10_a_producer_whose_state_is_gone_goes_on(log: Log, sequence: i
     assert _produce(log, 2, sequence + 2) == 4
 
 
-def test_expiry_spares_who_wrote_since(log: Log) -> None:
+def test_expiry_keeps_producers_that_wrote_recently(log: Log) -> None:
     _produce(log, 1, 0, pid=1)
     append(log, batch(1, timestamps=[T0 + 5000], producer=(2, 0, 0)))
     log.producers.expire(T0 + 1)
     assert [state.producer_id for state in log.producers.states()] == [2]
 
 
-def test_failure_10_an_old_snapshot_is_not_believed_when_what_followed_it_was_deleted(log: Log) -> None:
+def test_failure_10_snapshot_before_deleted_batches_is_not_used(log: Log) -> None:
     """It would expect a sequence that the producer is long past."""
     for sequence in range(0, 20, 2):
         _produce(log, 2, sequence)
@@ -172,7 +172,7 @@ def test_a_snapshot_is_kafkas_with_one_entry_for_each_producer() -> None:
     assert content == b"\x00\x01" + struct.pack(">I", castagnoli(body)) + body
 
 
-def test_all_five_batches_come_back() -> None:
+def test_snapshot_restores_all_five_batches_of_a_producer() -> None:
     batches = [(100, 30, 3), (103, 33, 1), (110, 34, 2), (112, LARGEST - 1, 4), (116, 2, 1)]
     saved = _state(*batches)
     restored = Producers()

@@ -105,7 +105,7 @@ def control(key: bytes, value: bytes, producer_id: int = 7) -> memoryview:
     return memoryview(build_batch([Record(0, 0, key, value)], attributes=attributes, producer_id=producer_id))
 
 
-def test_other_control_batches_end_nothing() -> None:
+def test_control_batches_of_other_kinds_end_no_transaction() -> None:
     leader_change = control(b"\0\0\0\2", b"")
     assert marker_of(leader_change, header_at(leader_change)) is None
     of_nobody = control(b"\0\0\0\1", b"\0" * 6, producer_id=-1)
@@ -121,7 +121,7 @@ def test_a_marker_that_is_cut_off_is_refused(key: bytes, value: bytes) -> None:
         marker_of(batch, header_at(batch))
 
 
-def test_a_later_version_of_a_marker_is_read_as_far_as_it_is_known() -> None:
+def test_marker_with_later_schema_version_is_read() -> None:
     batch = control(b"\0\1\0\1more", b"\0\1\0\0\0\5more")
     assert marker_of(batch, header_at(batch)) == TransactionEnd(7, -1, 5, True)
 
@@ -145,7 +145,7 @@ def test_the_last_stable_offset_is_where_the_oldest_open_transaction_began(log: 
     assert log.producers.is_stable
 
 
-def test_a_transaction_counts_until_its_marker_is_committed(log: Log) -> None:
+def test_transaction_is_unstable_until_its_marker_is_committed(log: Log) -> None:
     write(log, 1, 0)
     write(log, 2, 0)
     end(log, 2, commit=True)
@@ -154,7 +154,7 @@ def test_a_transaction_counts_until_its_marker_is_committed(log: Log) -> None:
     assert [log.last_stable_offset(hw) for hw in range(6)] == [0, 0, 0, 0, 4, 5]
 
 
-def test_an_ended_transaction_that_began_later_counts_when_the_older_is_through(log: Log) -> None:
+def test_later_ended_transaction_bounds_last_stable_offset_after_the_older(log: Log) -> None:
     write(log, 1, 0)  # 0
     write(log, 2, 0)  # 1
     end(log, 1, commit=True)  # 2
@@ -163,9 +163,7 @@ def test_an_ended_transaction_that_began_later_counts_when_the_older_is_through(
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_restart_knows_what_is_open_and_what_has_ended_behind_the_high_watermark(
-    log: Log, is_clean: bool
-) -> None:
+def test_restart_restores_open_and_uncommitted_ended_transactions(log: Log, is_clean: bool) -> None:
     for number in range(8):
         write(log, 1, number * 2, 2)  # 0 .. 15, in several segments
     write(log, 2, 0)  # 16
@@ -182,7 +180,7 @@ def test_a_restart_knows_what_is_open_and_what_has_ended_behind_the_high_waterma
     assert log.last_stable_offset(19) == 19
 
 
-def test_failure_10_a_producer_with_an_open_transaction_is_never_forgotten(log: Log) -> None:
+def test_failure_10_producer_with_open_transaction_never_expires(log: Log) -> None:
     write(log, 1, 0)
     append(log, batch(1, producer=(2, 0, 0), timestamps=[T0]))
     log.producers.expire(T0 + 1)
@@ -194,7 +192,7 @@ def test_failure_10_a_producer_with_an_open_transaction_is_never_forgotten(log: 
     assert log.last_stable_offset(3) == 3
 
 
-def test_truncation_opens_again_what_was_ended_behind_it(log: Log) -> None:
+def test_truncation_of_marker_reopens_transaction(log: Log) -> None:
     write(log, 1, 0)
     write(log, 2, 0)
     end(log, 1, commit=False)
@@ -239,7 +237,7 @@ def test_deleted_records_do_not_end_a_transaction(log: Log) -> None:
 # -- who may write -------------------------------------------------------------------------------------------
 
 
-def test_a_producer_does_not_write_outside_of_its_open_transaction(log: Log) -> None:
+def test_plain_batch_during_open_transaction_is_rejected(log: Log) -> None:
     write(log, 1, 0)
     with pytest.raises(InvalidBatch) as raised:
         log.producers.duplicate_of(header_at(batch(1, producer=(1, 0, 1))))
@@ -310,7 +308,7 @@ def test_the_first_batch_of_a_transaction_with_its_own_epoch_has_sequence_0(log:
     log.producers.check_first(late)
 
 
-def test_a_new_epoch_goes_on_in_the_open_transaction(log: Log) -> None:
+def test_bumped_epoch_continues_open_transaction(log: Log) -> None:
     """As Kafka: only a marker ends it."""
     write(log, 1, 0)
     write(log, 1, 0, epoch=1)
@@ -352,7 +350,7 @@ def test_aborted_transactions_are_found_where_they_overlap(log: Log, restart: st
             assert log.aborted_between(start, stop) == overlapping, (start, stop)
 
 
-def test_an_entry_tells_of_the_transactions_that_stayed_open(log: Log) -> None:
+def test_txn_index_entry_holds_last_stable_offset_of_open_transactions(log: Log) -> None:
     write(log, 1, 0)
     write(log, 2, 0)
     write(log, 3, 0)
@@ -370,7 +368,7 @@ def test_an_entry_tells_of_the_transactions_that_stayed_open(log: Log) -> None:
             assert log.aborted_between(start, stop) == overlapping, (start, stop)
 
 
-def test_the_index_is_kafkas(log: Log) -> None:
+def test_txn_index_has_kafkas_format(log: Log) -> None:
     write(log, 0x0102030405060708, 0)
     end(log, 0x0102030405060708, commit=False)
     log.close()
@@ -381,7 +379,7 @@ def test_the_index_is_kafkas(log: Log) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "version", "disorder", "zeros"])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_damaged_index_is_made_anew(log: Log, damage: str, is_clean: bool) -> None:
+def test_damaged_txn_index_is_rebuilt(log: Log, damage: str, is_clean: bool) -> None:
     for number in range(6):
         write(log, 1, number)
         end(log, 1, commit=False)

@@ -32,7 +32,7 @@ def test_round_trip(codec: CompressionType, data: bytes) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("data", [b"", b"x", TEXT, NOISE], ids=["empty", "one", "text", "noise"])
-def test_into_a_buffer(codec: CompressionType, data: bytes) -> None:
+def test_decompress_into_buffer(codec: CompressionType, data: bytes) -> None:
     """It goes to the front of what is there, and what does not fit is not taken for garbage."""
     compressed = memoryview(compress(codec, data))
     out = bytearray(b"?" * (len(data) + 10))
@@ -47,13 +47,13 @@ def test_into_a_buffer(codec: CompressionType, data: bytes) -> None:
 @pytest.mark.parametrize(
     "garbage", [b"\xff" * 50, b"\x82SNAPPY\0", b"\x82SNAPPY\0" + bytes(8) + b"\0\0\0\x09."]
 )
-def test_garbage_into_a_buffer(codec: CompressionType, garbage: bytes) -> None:
+def test_invalid_data_into_buffer_raises(codec: CompressionType, garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         decompress_into(codec, garbage, memoryview(bytearray(1 << 20)))
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
-def test_levels(codec: CompressionType) -> None:
+def test_compression_levels(codec: CompressionType) -> None:
     quick, thorough = compress(codec, TEXT + NOISE, level=1), compress(codec, TEXT + NOISE, level=9)
     assert decompress(codec, quick, LIMIT) == decompress(codec, thorough, LIMIT) == TEXT + NOISE
     assert len(thorough) <= len(quick)
@@ -83,13 +83,13 @@ def test_a_bomb_costs_no_more_than_the_limit(codec: CompressionType) -> None:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("data", [b"", b"\x01", b"garbage that is not compressed", b"\xff" * 100])
-def test_garbage_is_refused(codec: CompressionType, data: bytes) -> None:
+def test_invalid_compressed_data_is_rejected(codec: CompressionType, data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decompress(codec, data, LIMIT)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_a_cut_is_refused(codec: CompressionType) -> None:
+def test_truncated_compressed_data_is_rejected(codec: CompressionType) -> None:
     compressed = compress(codec, TEXT)
     # xerial data cut between two blocks is a shorter, valid stream; 1 and −1 are not between blocks.
     for length in (1, len(compressed) // 2, len(compressed) - 1):

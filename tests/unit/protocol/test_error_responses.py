@@ -129,6 +129,6 @@ def test_a_name_that_may_not_be_null_is_empty() -> None:
     assert (response.topics[0].name, response.topics[0].topic_id) == ("", b"i" * 16)
 
 
-def test_without_an_entry_there_is_no_response() -> None:
+def test_request_without_entries_has_no_error_response() -> None:
     assert error_response(MetadataRequest(topics=None), 12, CODE, "why") is None
     assert error_response(OffsetCommitRequest(), 3, CODE, "why") is None

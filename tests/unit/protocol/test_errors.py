@@ -7,7 +7,7 @@ from tidemill.errors import ApiError, ConfigError, ErrorCode, ProtocolError, Sto
 
 
 @pytest.mark.parametrize("theirs", list(KioErrorCode), ids=lambda code: code.name)
-def test_codes_are_kafkas(theirs: KioErrorCode) -> None:
+def test_error_codes_match_kafka(theirs: KioErrorCode) -> None:
     ours = ErrorCode(int(theirs))
     assert ours.name.lower() == theirs.name
     assert ours.retriable == theirs.retriable
@@ -20,7 +20,7 @@ def test_codes_have_no_gaps_and_each_its_own_sentence() -> None:
     assert all(message.endswith(".") for message in messages)
 
 
-def test_api_error_speaks_for_its_code_unless_told_otherwise() -> None:
+def test_api_error_has_message_of_its_code_by_default() -> None:
     assert ApiError(ErrorCode.NOT_CONTROLLER).message == ErrorCode.NOT_CONTROLLER.message
     error = ApiError(ErrorCode.INVALID_CONFIG, "retention.ms: -5")
     assert error.code is ErrorCode.INVALID_CONFIG

@@ -81,7 +81,7 @@ def _expected(fetched: Fetched, records: Slice | None, version: int) -> Partitio
 @pytest.mark.parametrize("version", VERSIONS)
 @given(topics=_topics, error_code=st.integers(0, 100), session_id=st.integers(0, 1 << 30))
 @settings(max_examples=25, deadline=None)
-def test_the_answer_is_what_the_message_would_say(
+def test_packed_response_equals_encoded_message(
     version: int,
     topics: list[tuple[str, bytes, list[tuple[Fetched, Slice | None]]]],
     error_code: int,

@@ -118,7 +118,7 @@ def test_request_frame_of_a_flexible_version() -> None:
 
 
 @pytest.mark.parametrize("version", [8, 12])
-def test_responses_come_back(version: int) -> None:
+def test_responses_round_trip(version: int) -> None:
     message = MetadataResponse(cluster_id="c", controller_id=3)
     frame = response_frame(message, version, 77)
     assert parse_frame_length(frame, 0, limit=1000) == len(frame) - 4

@@ -96,7 +96,7 @@ def test_a_request_in_parts_is_what_the_message_says(
 @pytest.mark.parametrize("version", VERSIONS)
 @given(topics=_topics, transactional_id=st.none() | st.text(max_size=200), acks=st.sampled_from([-1, 0, 1]))
 @settings(max_examples=25, deadline=None)
-def test_the_walk_sees_what_the_message_says(
+def test_walked_request_equals_decoded_message(
     version: int,
     topics: list[tuple[str, bytes, list[PartitionProduceData]]],
     transactional_id: str | None,
@@ -182,7 +182,7 @@ def test_a_billion_elements_are_refused_before_anything_is_made_of_them(version:
     )
 )
 @settings(max_examples=25, deadline=None)
-def test_the_answer_is_what_the_message_would_say(
+def test_packed_response_equals_encoded_message(
     version: int, topics: list[tuple[str, bytes, list[tuple[int, int, int, int]]]]
 ) -> None:
     packed = pack_produced(

@@ -47,7 +47,7 @@ def _records(
 
 @given(contents=_contents, base=st.integers(0, 1 << 60), codec=st.sampled_from(CODECS))
 @settings(max_examples=150, deadline=None)
-def test_what_is_built_is_what_is_read(
+def test_built_batch_round_trips(
     contents: list[tuple[int, bytes | None, bytes | None, list[Header], int]], base: int, codec: int
 ) -> None:
     records = _records(contents, base)
@@ -63,7 +63,7 @@ def test_what_is_built_is_what_is_read(
     assert (parsed.base_offset, parsed.last_offset, parsed.leader_epoch) == (base, records[-1].offset, 3)
 
 
-def test_a_batch_by_hand() -> None:
+def test_batch_matches_hand_written_bytes() -> None:
     """One record, field by field as the format has it."""
     data = build_batch(
         [Record(5, 1000, b"k", None, [Header("h", b"v")])],
@@ -205,13 +205,13 @@ def test_anything_but_one_batch_is_refused(data: bytearray, code: ErrorCode) -> 
     assert raised.value.code == code
 
 
-def test_one_batch_is_that_batch() -> None:
+def test_sole_batch_returns_header_of_single_batch() -> None:
     data = batch(3)
     assert sole_batch(memoryview(data)) == header_at(data)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_a_producer_may_send(codec: int) -> None:
+def test_valid_produced_batches_are_accepted(codec: int) -> None:
     check_produced(header_at(batch(3, codec=codec)))
     check_produced(header_at(batch(3, codec=codec, producer=(1, 0, 0))))
 

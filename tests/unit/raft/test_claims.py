@@ -33,7 +33,7 @@ def error_of(effects: list[Effect]) -> int:
 
 @pytest.mark.parametrize("epoch", [_LARGEST, _LARGEST - 1, CLAIMED_EPOCH_MAX + 1, 100_000])
 @pytest.mark.parametrize("claim", [begin, end, vote_event], ids=["begin", "end", "vote"])
-def test_an_epoch_out_of_all_reason_is_not_adopted(claim: object, epoch: int) -> None:
+def test_implausibly_large_epoch_is_not_adopted(claim: object, epoch: int) -> None:
     bench = Bench(election=_BEFORE)
     effects = bench.step(claim(3, epoch))  # type: ignore[operator]
     assert error_of(effects) == ErrorCode.INVALID_REQUEST
@@ -48,7 +48,7 @@ def test_an_epoch_that_has_no_successor_is_not_adopted_from_an_answer_either() -
     assert bench.machine.election == _BEFORE
 
 
-def test_who_missed_many_elections_learns_the_epoch_from_whom_it_asks() -> None:
+def test_replica_that_missed_many_elections_learns_epoch_from_responses() -> None:
     bench = Bench(election=_BEFORE)
     sent = all_of(bench.wait(0), do.SendFetch)[0]
     bench.step(answer(sent, PartitionData(), 1_000_000, 3))
@@ -56,13 +56,13 @@ def test_who_missed_many_elections_learns_the_epoch_from_whom_it_asks() -> None:
 
 
 @pytest.mark.parametrize("claim", [begin, end], ids=["begin", "end"])
-def test_a_stranger_does_not_lead(claim: object) -> None:
+def test_leader_claim_of_unknown_replica_is_rejected(claim: object) -> None:
     bench = Bench(election=_BEFORE)
     assert error_of(bench.step(claim(9, 5))) == ErrorCode.INCONSISTENT_VOTER_SET  # type: ignore[operator]
     assert bench.machine.election == _BEFORE
 
 
-def test_a_new_voter_leads_that_was_voted_for_before_it_was_known() -> None:
+def test_leader_claim_of_unknown_voter_with_our_vote_is_accepted() -> None:
     """Of two voters and a third, the one that lags may be needed for the majority that elects the third."""
     bench = Bench(voters=voter_set(1, 2))
     assert vote_part(bench.step(vote_event(3, 5))).vote_granted
@@ -72,7 +72,7 @@ def test_a_new_voter_leads_that_was_voted_for_before_it_was_known() -> None:
 
 
 @pytest.mark.parametrize("pre_vote", [False, True])
-def test_a_stranger_changes_nothing_while_a_leader_is_heard(pre_vote: bool) -> None:
+def test_unknown_candidate_changes_nothing_while_leader_is_alive(pre_vote: bool) -> None:
     bench = Bench(election=_BEFORE)
     sent = all_of(bench.wait(0), do.SendFetch)[0]
     bench.step(answer(sent, PartitionData(), 4, 2))
@@ -81,7 +81,7 @@ def test_a_stranger_changes_nothing_while_a_leader_is_heard(pre_vote: bool) -> N
     assert isinstance(bench.machine.role, Follower)
 
 
-def test_a_stranger_does_not_end_a_leadership() -> None:
+def test_vote_request_of_unknown_replica_does_not_end_leadership() -> None:
     bench = Bench()
     bench.elect()
     epoch = bench.machine.epoch
@@ -93,7 +93,7 @@ def test_a_stranger_does_not_end_a_leadership() -> None:
     assert (bench.machine.is_leader, bench.machine.epoch) == (False, epoch + 5)
 
 
-def test_the_voters_elect_on_below_the_largest_epoch() -> None:
+def test_elections_continue_below_the_largest_epoch() -> None:
     """The room above what is believed is for elections of our own."""
     bench = Bench(election=ElectionState(CLAIMED_EPOCH_MAX, None, None))
     bench.elect()

@@ -135,7 +135,7 @@ def fetch_part(effects: list[Effect]) -> PartitionData:
 # -- votes -----------------------------------------------------------------------------------------------------
 
 
-def test_a_vote_is_persisted_once_and_before_its_answer() -> None:
+def test_vote_is_persisted_once_and_before_its_response() -> None:
     effects = Bench().step(vote_event(2, 5))
     kinds = [type(effect) for effect in effects if isinstance(effect, do.PersistQuorumState | do.Answer)]
     assert kinds == [do.PersistQuorumState, do.Answer]
@@ -143,7 +143,7 @@ def test_a_vote_is_persisted_once_and_before_its_answer() -> None:
     assert vote_part(effects).vote_granted
 
 
-def test_a_second_candidate_of_the_epoch_is_refused_and_the_first_may_ask_again() -> None:
+def test_second_candidate_of_epoch_is_rejected_and_first_may_retry() -> None:
     bench = Bench()
     bench.step(vote_event(2, 5))
     assert not vote_part(bench.step(vote_event(3, 5))).vote_granted
@@ -167,7 +167,7 @@ def test_a_vote_outlives_a_restart() -> None:
         (vote_event(2, 5, end=(4, -1)), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_votes_that_are_refused_with_an_error(event: Event, error: ErrorCode) -> None:
+def test_invalid_vote_requests_return_their_error(event: Event, error: ErrorCode) -> None:
     bench = Bench(election=ElectionState(3, None, None))
     part = vote_part(bench.step(event))
     assert (part.error_code, part.leader_epoch, part.vote_granted) == (error, 3, False)
@@ -182,7 +182,7 @@ def test_a_vote_for_another_cluster_changes_nothing() -> None:
     assert bench.machine.epoch == 0
 
 
-def test_a_fixed_voter_set_refuses_strangers_and_a_dynamic_one_does_not() -> None:
+def test_fixed_voter_set_rejects_unknown_candidates_and_dynamic_accepts() -> None:
     assert vote_part(Bench(VoterSet.of_ids([1, 2, 3])).step(vote_event(9, 5))).error_code == (
         ErrorCode.INCONSISTENT_VOTER_SET
     )
@@ -193,12 +193,14 @@ def test_a_fixed_voter_set_refuses_strangers_and_a_dynamic_one_does_not() -> Non
     ("end", "is_granted"), [((1, 9), False), ((2, 1), False), ((2, 2), True), ((3, 1), True)]
 )
 @pytest.mark.parametrize("pre_vote", [False, True])
-def test_a_log_that_is_behind_gets_no_vote(end: tuple[int, int], is_granted: bool, pre_vote: bool) -> None:
+def test_candidate_with_older_log_gets_no_vote(
+    end: tuple[int, int], is_granted: bool, pre_vote: bool
+) -> None:
     bench = Bench(entries=[(1, "a"), (2, "b")], election=ElectionState(2, None, None))
     assert vote_part(bench.step(vote_event(2, 5, end, pre_vote=pre_vote))).vote_granted is is_granted
 
 
-def test_a_pre_vote_promises_nothing() -> None:
+def test_pre_vote_does_not_change_epoch_or_vote() -> None:
     bench = Bench(election=ElectionState(5, None, None))
     assert vote_part(bench.step(vote_event(2, 5, pre_vote=True))).vote_granted
     assert vote_part(bench.step(vote_event(3, 5, pre_vote=True))).vote_granted
@@ -239,7 +241,7 @@ def test_failure_11_a_leader_serves_only_after_a_record_of_its_own_epoch_is_comm
     assert all_of(effects, do.ActivateLeader) == [do.ActivateLeader(2)]
 
 
-def test_the_leader_does_not_count_what_it_has_not_synced() -> None:
+def test_leader_counts_only_its_synced_end() -> None:
     bench = Bench()
     effects = bench.elect()
     bench.fetch(2, 1, 1)
@@ -268,7 +270,7 @@ def test_a_follower_answers_with_its_leader() -> None:
     assert part.current_leader.leader_id == 3
 
 
-def test_a_fetch_waits_for_records_and_is_told_when_the_leader_goes() -> None:
+def test_delayed_fetch_completes_when_leader_resigns() -> None:
     bench = Bench()
     bench.sync(bench.elect())
     assert not all_of(bench.fetch(2, 1, 1), do.AnswerFetch)
@@ -284,7 +286,7 @@ def test_a_fetch_waits_for_records_and_is_told_when_the_leader_goes() -> None:
     assert (data.error_code, data.current_leader.leader_epoch) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 7)
 
 
-def test_a_fetch_waits_no_longer_than_it_said() -> None:
+def test_delayed_fetch_completes_at_max_wait() -> None:
     bench = Bench()
     bench.sync(bench.elect())
     bench.fetch(2, 1, 1)
@@ -300,7 +302,7 @@ def test_an_append_for_another_epoch_is_rejected() -> None:
     assert not all_of(effects, do.AppendToLog)
 
 
-def test_a_log_that_parted_is_told_where() -> None:
+def test_fetch_from_diverged_log_returns_point_of_divergence() -> None:
     bench = Bench(entries=[(1, "a"), (1, "b"), (3, "c")], election=ElectionState(3, None, None))
     bench.elect()
     diverging = fetch_part(bench.fetch(2, 5, 2)).diverging_epoch
@@ -309,7 +311,7 @@ def test_a_log_that_parted_is_told_where() -> None:
     assert (diverging.epoch, diverging.end_offset) == (1, 2)
 
 
-def test_a_leader_resigns_when_a_majority_is_silent() -> None:
+def test_leader_resigns_without_fetches_from_majority() -> None:
     bench = Bench()
     bench.elect()
     bench.wait(2_000)
@@ -348,7 +350,7 @@ def begin(leader_id: int, epoch: int, voter: ReplicaKey | None = None) -> on.Beg
         (begin(3, 9), ErrorCode.NONE),
     ],
 )
-def test_begin_quorum_epoch(event: Event, error: ErrorCode) -> None:
+def test_begin_quorum_epoch_makes_receiver_follow_the_leader(event: Event, error: ErrorCode) -> None:
     bench = Bench(election=ElectionState(4, 2, None))
     response = all_of(bench.step(event), do.Answer)[0].response
     assert isinstance(response, BeginQuorumEpochResponse)
@@ -386,7 +388,7 @@ def test_nothing_is_fetched_before_the_log_is_synced() -> None:
     assert [sent.to for sent in all_of(bench.sync(effects), do.SendFetch)] == [3]
 
 
-def test_a_sync_from_before_a_truncation_says_nothing_of_what_came_after() -> None:
+def test_sync_before_truncation_does_not_cover_later_writes() -> None:
     bench = Bench(entries=[(1, "a")], election=ElectionState(1, None, None))
     led = bench.elect()
     bench.step(begin(2, 5))
@@ -409,14 +411,14 @@ def test_the_high_watermark_ends_where_the_synced_log_does() -> None:
     assert all_of(effects, do.AdvanceHighWatermark) == [do.AdvanceHighWatermark(1)]
 
 
-def test_an_answer_of_an_older_role_is_void() -> None:
+def test_response_to_request_of_older_role_is_ignored() -> None:
     bench = Bench(election=ElectionState(4, 2, None))
     (sent,) = all_of(bench.wait(0), do.SendFetch)
     bench.step(begin(3, 5))
     assert not all_of(bench.step(answer(sent, PartitionData(records=b"stale"), 4, 2)), do.AppendFetched)
 
 
-def test_a_fetch_timeout_asks_before_it_disturbs() -> None:
+def test_fetch_timeout_starts_pre_vote_before_new_epoch() -> None:
     bench = Bench(election=ElectionState(4, 2, None))
     bench.wait(1_999)
     assert isinstance(bench.machine.role, Follower)
@@ -453,7 +455,7 @@ def test_successors_start_one_after_the_other(successors: list[int], pause_ms: i
 # -- snapshots, voters, description ----------------------------------------------------------------------------
 
 
-def test_a_snapshot_that_is_gone_or_too_short() -> None:
+def test_fetch_snapshot_of_missing_snapshot_or_bad_position_returns_error() -> None:
     bench = Bench()
     bench.elect()
     request = messages.snapshot_request("cluster", replica(2), 1, SnapshotKey(5, 1), 0, 100)

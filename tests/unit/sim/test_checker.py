@@ -200,7 +200,7 @@ def test_many_lost_writes_are_named_once_and_counted() -> None:
     assert texts[-1] == "and 7 more"
 
 
-def test_nothing_is_said_of_a_log_that_was_not_read_to_its_end() -> None:
+def test_log_not_read_to_its_end_is_not_judged() -> None:
     assert check(script().acked(0, 0).acked(1, 1).found(0, 0).events) == []
 
 

@@ -101,7 +101,7 @@ def test_a_batch_that_is_repeated_in_another_transaction_is_read_once() -> None:
     assert rules(life) == set()
 
 
-def test_a_decision_that_many_know_of_is_one() -> None:
+def test_repeated_reports_of_a_decision_count_once() -> None:
     assert rules(Script().wrote(1, 0, 0, 1).decided(0, 1).decided(0, 1).read(1)) == set()
 
 

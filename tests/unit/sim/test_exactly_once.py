@@ -29,7 +29,7 @@ def broken_rules(logs: Logs) -> list[str]:
     return [violation.rule for violation in check(logs)]
 
 
-def test_nothing_is_wrong() -> None:
+def test_consistent_history_has_no_violations() -> None:
     logs = Logs(INPUT, COMMITTED, UNCOMMITTED)
     assert check(logs) == []
     assert [(found.offset, str(found.message)) for found in logs.aborted()] == [(0, "a/1")]
@@ -55,7 +55,9 @@ def test_nothing_is_wrong() -> None:
         ),
     ],
 )
-def test_each_rule_sees_its_own(committed: list[Found], uncommitted: list[Found] | None, rule: str) -> None:
+def test_each_rule_finds_its_violation(
+    committed: list[Found], uncommitted: list[Found] | None, rule: str
+) -> None:
     logs = Logs(INPUT, committed, committed if uncommitted is None else uncommitted)
     assert set(broken_rules(logs)) == {rule}
 

@@ -79,6 +79,6 @@ def test_a_committed_reader_leaves_out_what_the_list_covers_and_nothing_else() -
     assert log.shown == [1, 3]
 
 
-def test_a_transaction_that_begins_later_is_shown_until_then() -> None:
+def test_batches_before_aborted_transaction_are_returned() -> None:
     log = Log((1, 2)).write(1).end_of(1, is_commit=True).write(1).end_of(1, is_commit=False)
     assert log.shown == [0]

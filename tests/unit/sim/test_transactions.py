@@ -215,7 +215,7 @@ def test_a_late_end_of_an_epoch_that_was_fenced_is_no_violation_when_it_does_not
     assert rules(life) == set()
 
 
-def test_whoever_took_a_transaction_over_may_commit_it() -> None:
+def test_takeover_may_commit_the_transaction() -> None:
     life = script().began().wrote(0).initialised(1, 1, is_takeover=True).asked(epoch=1).ended()
     assert rules(life) == set()
 
