@@ -25,7 +25,7 @@ def test_set_and_unset(cli: Run, orders: str) -> None:
     assert settings(cli, "topic", orders) == {"retention.ms": ("70000", "topic")}
 
 
-def test_what_differs_comes_first(cli: Run, orders: str) -> None:
+def test_describe_all_lists_changed_settings_first(cli: Run, orders: str) -> None:
     cli("configs", "set", "topic", orders, "segment.ms=600000")
     lines = cli("configs", "describe", "topic", orders, "--all").ok.splitlines()
     assert lines[0].split() == ["KEY", "VALUE", "SET", "BY", "READ-ONLY"]
@@ -52,7 +52,7 @@ def test_nothing_but_defaults(cli: Run) -> None:
     assert "--all shows them" in described.err
 
 
-def test_errors(cli: Run, orders: str) -> None:
+def test_configs_reject_wrong_arguments(cli: Run, orders: str) -> None:
     assert "no.such.key" in cli("configs", "set", "topic", orders, "no.such.key=1").error
     assert (
         f"there is no topic {orders}-no"

@@ -143,7 +143,7 @@ def test_an_advertised_address_that_leads_nowhere(start: Callable[..., Broker]) 
     assert "set advertised.listeners" in found["remedy"]
 
 
-def test_an_advertised_address_that_leads_to_somebody_else(
+def test_doctor_reports_advertised_address_of_another_broker(
     start: Callable[..., Broker], tidemill_broker: InProcessBroker
 ) -> None:
     broker = start(settings={"advertised.listeners": f"PLAINTEXT://{tidemill_broker.bootstrap}"})

@@ -171,7 +171,7 @@ def test_without_the_extra_a_broker_goes_on(
     assert failure == "tidemill gateway: the gateway needs starlette: pip install 'tidemill[gateway]'"
 
 
-def test_runs_alone_until_it_is_told_to_stop(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_gateway_runs_until_sigterm(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
     gateway = spawn("gateway", "--listen", "127.0.0.1:0", stdout=subprocess.PIPE)
     assert gateway.stdout is not None
     line = gateway.stdout.readline().decode()

@@ -148,7 +148,7 @@ def test_the_offsets_of_a_deleted_topic_have_no_lag(cli: Run, target: RunningBro
     assert [(each["end_offset"], each["lag"]) for each in partitions] in ([], [(None, None)])
 
 
-def test_errors(cli: Run, orders: str) -> None:
+def test_groups_reject_wrong_arguments(cli: Run, orders: str) -> None:
     group = f"{orders}-none"
     assert "has committed nothing" in cli("groups", "reset", group, "--all-topics", "--to", "end").error
     assert "--by has nowhere to start" in cli("groups", "reset", group, "--topic", orders, "--by", "1").error

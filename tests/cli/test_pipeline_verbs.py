@@ -96,7 +96,7 @@ def test_an_option_that_the_pipeline_does_not_have(cli: Run) -> None:
 DEDUPE = ("pipeline", "run", "dedupe", "--from-topic")
 
 
-def test_an_unreachable_broker_and_a_missing_topic_are_told_before_spark_starts(cli: Run, topic: str) -> None:
+def test_unreachable_broker_or_missing_topic_is_reported_before_spark_starts(cli: Run, topic: str) -> None:
     error = cli(*DEDUPE, topic, "--to-topic", "x", "--bootstrap", "127.0.0.1:1").error
     assert "127.0.0.1:1" in error
     assert f"there is no topic {topic}" in cli(*DEDUPE, topic, "--to-topic", "x").error

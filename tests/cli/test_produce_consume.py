@@ -150,7 +150,7 @@ def test_a_record_cannot_steer_the_terminal(cli: Run, terminal: Run, orders: str
     assert terminal("consume", orders).ok == "\\x1b[2Jgone\n"
 
 
-def test_errors(cli: Run, orders: str) -> None:
+def test_produce_and_consume_reject_wrong_arguments(cli: Run, orders: str) -> None:
     assert cli("produce", f"{orders}-no", "x").error == (
         f"tidemill produce: there is no topic {orders}-no; create it with `tidemill topics create {orders}-no`"
     )
@@ -159,7 +159,7 @@ def test_errors(cli: Run, orders: str) -> None:
     assert "holds 0 to 0" in cli("consume", orders, "--partition", "0", "--from", "5").error
 
 
-def test_what_was_written_before_a_failure_is_reported(cli: Run, orders: str) -> None:
+def test_records_written_before_failure_are_reported(cli: Run, orders: str) -> None:
     cli("configs", "set", "topic", orders, "max.message.bytes=1000")
     failed = cli("produce", orders, "--partition", "0", stdin=b"small\n" + b"x" * 5000 + b"\nlate\n")
     assert failed.code == 1

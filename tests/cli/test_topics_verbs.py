@@ -82,7 +82,7 @@ def test_delete_records(cli: Run, cluster: Cluster, orders: str) -> None:
     assert "OFFSET_OUT_OF_RANGE" in cli("topics", "delete-records", orders, "--before", "50").error
 
 
-def test_delete_asks_on_a_terminal_only(cluster: Cluster, terminal: Run, orders: str, topic: str) -> None:
+def test_delete_prompts_on_a_terminal_only(cluster: Cluster, terminal: Run, orders: str, topic: str) -> None:
     refused = terminal("topics", "delete", topic, typed=b"n\n")
     assert refused.code == 1
     assert f"Delete {topic} with all records? [y/N]" in refused.out

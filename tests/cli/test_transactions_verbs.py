@@ -197,7 +197,7 @@ def test_an_id_without_a_transaction(cli: Run, target: RunningBroker, orders: st
     assert "started:        -\n" in cli("transactions", "describe", name).ok
 
 
-def test_filters(cli: Run, orders: str, producer: Callable[[], Producer]) -> None:
+def test_list_filters_transactions(cli: Run, orders: str, producer: Callable[[], Producer]) -> None:
     name = f"{orders}-id"
     writing = producer()
     (mine,) = cli("transactions", "list", "--id-pattern", name, "--json").json
@@ -220,7 +220,7 @@ def test_filters(cli: Run, orders: str, producer: Callable[[], Producer]) -> Non
     writing.abort_transaction(LIMIT_S)
 
 
-def test_what_is_asked_wrongly(cli: Run, orders: str) -> None:
+def test_wrong_arguments_are_rejected(cli: Run, orders: str) -> None:
     unknown = cli("transactions", "describe", "nobody").error
     assert "there is no transactional id nobody; `tidemill transactions list`" in unknown
     assert "no transaction is ever in state Asleep" in cli("transactions", "list", "--state", "Asleep").error
@@ -267,7 +267,7 @@ def test_a_hanging_transaction_is_found_and_aborted(cli: Run, target: RunningBro
     assert committed_values(target, orders, 1) == [b"next"]
 
 
-def test_what_a_coordinator_will_end_is_not_aborted_by_mistake(
+def test_abort_refuses_transaction_that_its_coordinator_will_end(
     cli: Run, orders: str, producer: Callable[[], Producer]
 ) -> None:
     name = f"{orders}-id"

@@ -152,7 +152,7 @@ def test_every_client_reads_what_one_compressed(
 
 
 @with_clients()
-def test_a_topic_that_asks_for_a_codec_gets_it(
+def test_topic_compression_type_recompresses_batches(
     client: Client, other: Client, target: RunningBroker, topic: str
 ) -> None:
     other.create_topic(topic, configs={"compression.type": "zstd"})

@@ -12,7 +12,7 @@ from tests.brokers import eventually, start_broker
 from tests.wire.connection import Connection
 
 
-def test_what_librdkafka_pushes_is_shown(tmp_path: Path, topic: str) -> None:
+def test_metrics_pushed_by_librdkafka_are_exposed(tmp_path: Path, topic: str) -> None:
     settings = {"tidemill.status.listener": "127.0.0.1:0"}
     with start_broker(tmp_path / "data", settings=settings) as broker, Connection(broker) as connection:
         found = re.search(r"http://\S+/metrics", broker.printed)

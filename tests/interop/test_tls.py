@@ -237,7 +237,7 @@ def test_an_authority_that_is_not_there(secured: tuple[Broker, str]) -> None:
         Cluster(secured[1], security=options(ssl_ca_location="/no/such.pem")).broker_ids()
 
 
-def test_who_is_not_trusted(proxy: TlsProxy, certificates: Certificates) -> None:
+def test_untrusted_certificates_are_rejected(proxy: TlsProxy, certificates: Certificates) -> None:
     here = f"127.0.0.1:{proxy.listen(certificates.of_server('broker', asks_clients=False))}"
     elsewhere = f"127.0.0.1:{proxy.listen(certificates.of_server('elsewhere', asks_clients=False))}"
     stranger = options(ssl_ca_location=certificates.path("stranger.pem"))

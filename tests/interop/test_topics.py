@@ -140,7 +140,7 @@ def test_deleting_a_missing_topic_is_refused(client: Client, topic: str) -> None
 
 
 @with_clients()
-def test_asking_for_a_missing_topic_does_not_create_it(client: Client, other: Client, topic: str) -> None:
+def test_metadata_of_missing_topic_does_not_create_it(client: Client, other: Client, topic: str) -> None:
     assert client.partitions(topic) == set()
     assert topic not in other.list_topics()
 
