@@ -7,6 +7,7 @@ found at the latest.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -233,7 +234,7 @@ def commits_are_answered_before_replication(replace: Replace) -> None:
 
     def append(self: HostedShard[Any], records: Any, now_ms: int, writer: Any = None) -> int:
         end_offset = original(self, records, now_ms, writer)
-        self._loop.call_soon(self._shard.committed, end_offset)
+        asyncio.get_running_loop().call_soon(self._shard.committed, end_offset)
         return end_offset
 
     replace(HostedShard, "append", append)

@@ -1,27 +1,24 @@
 """The controller: the one machine that decides about topics, configurations, brokers and who leads what.
 
-A replicated machine: `decide` looks at the present image and answers a request with a `Decision`, the records
-it wants in the metadata log and the reply for the caller; `tick` does what is due by itself. State changes only
-in `replay`. The runtime appends the records, replays them at once, and gives out the reply when they are
-committed. Nothing here knows a clock, a file or a random number: they come with the `RequestContext`, and the
-same records always give the same image.
+A replicated machine (`machine.py`) over the metadata log. It begins with the committed image. `decide` looks at the
+present image and turns a request into records and a reply. `expire` does what is due by itself. Only `replay` changes the
+image, so the same records always give the same image.
 
-When a broker was last heard of is not in the log (sessions.py). It is remembered only as long as this
-controller is active, and a new one gives every broker a fresh session. The controller's own node is one
-process: what registers with its id, before anything was heard of an earlier incarnation, can only be that node
-after a restart, so it need not wait for a session to end.
+The sessions of brokers are soft state (sessions.py). They last as long as this controller is active; a new one gives
+every broker a fresh session. The controller's own node is one process. A registration with its id, before any heartbeat of
+an earlier incarnation, can only come from that node after a restart, so it need not wait for a session to end.
 
-By itself the controller fences brokers that are silent, gives partitions back to their preferred leaders, finds
-leaders for offline partitions of topics that allow unclean elections, and gives internal topics more replicas
-when brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred leader counts as
+By itself the controller fences brokers whose sessions have expired, gives partitions back to their preferred leaders,
+elects leaders for offline partitions of topics that allow unclean elections, and gives internal topics more replicas when
+brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred leader counts as
 imbalanced, whatever `leader.imbalance.per.broker.percentage` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from tidemill.config import BrokerConfig, BrokerLayers
 from tidemill.controller import (
@@ -35,11 +32,11 @@ from tidemill.controller import (
 )
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
-from tidemill.controller.records import Record
+from tidemill.controller.records import Record, encode_record
 from tidemill.controller.replication import ELECTIONS_PER_DECISION, Replication
 from tidemill.controller.sessions import Sessions
-from tidemill.errors import ApiError
-from tidemill.machine import Decision
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.machine import Decision, Writer
 from tidemill.protocol.api import admin, replicas
 from tidemill.protocol.api import brokers as broker_api
 from tidemill.protocol.api.metadata import BrokerRegistrationChangeRecord, ConfigRecord
@@ -51,6 +48,24 @@ from tidemill.types import BrokerId
 _GROWTH_DELAY_MS = 1_000
 _UNCLEAN = "unclean.leader.election.enable"
 _UNFENCED = -1
+# A decision that could not be written is due again after this time, not at once and so for ever.
+_WRITE_RETRY_MS = 1_000
+
+
+class ControllerCall(NamedTuple):
+    """A request as the runtime passes it to the controller."""
+
+    request: Request
+    version: int
+    # Where the first record of the decision will stand in the log. Control records of the log are never replayed,
+    # so the machine cannot count.
+    next_offset: int
+
+
+class BeginCluster(NamedTuple):
+    """Write what must be in the log before anything is decided, if it is not there: the first request to a controller."""
+
+    cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +77,19 @@ class RequestContext:
     new_uuid: Callable[[], bytes]
     # The version of the request.
     version: int
-    # Where the first record of the decision will stand in the log.
+    # See `ControllerCall`.
     next_offset: int
 
 
 class Controller:
-    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
+    def __init__(self, config: BrokerConfig, image: MetadataImage, new_uuid: Callable[[], bytes]) -> None:
         self._config = config
+        self._new_uuid = new_uuid
         self._image = image
         self._delta = MetadataDelta(image)
         self._sessions = Sessions(config.membership.session_timeout_ms)
+        # Nothing is due by itself before this time.
+        self._quiet_until_ms = 0
         # When to look next, None for not at all.
         self._balance_due_ms: int | None = None
         self._unclean_due_ms: int | None = None
@@ -79,21 +97,29 @@ class Controller:
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata after all records replayed so far, committed or not."""
+        """The metadata after all records replayed so far, committed or not.
+
+        Its `end_offset` counts these records, not the control records between them.
+        """
         if not self._delta.is_empty:
             self._image = self._delta.apply()
             self._delta = MetadataDelta(self._image)
         return self._image
 
-    def replay(self, record: Record, offset: int | None = None) -> None:
-        self._delta.replay(record, offset)
+    # -- as the runtime sees it ------------------------------------------------------------------------------
 
-    def check_invariants(self) -> None:
-        self.image.check_invariants()
+    def replay(self, record: Record, writer: Writer | None = None) -> None:
+        assert writer is None, "the metadata log has no transactions of producers"
+        self._delta.replay(record)
 
-    # -- becoming active -------------------------------------------------------------------------------------
+    def encode(self, record: Record) -> bytes:
+        return encode_record(record)
 
-    def activate(self, now_ms: int) -> None:
+    def waiting_tokens(self) -> list[int]:
+        """Every request is decided at once."""
+        return []
+
+    def on_loaded(self, now_ms: int) -> None:
         settings = self._config.replication
         self._sessions.restart(self.image.brokers, now_ms)
         if settings.auto_leader_rebalance_enable:
@@ -101,14 +127,17 @@ class Controller:
         self._unclean_due_ms = now_ms + settings.unclean_leader_election_interval_check_ms
         self._growth_due_ms = now_ms + _GROWTH_DELAY_MS
 
-    def first_records(self, cluster_id: str) -> list[Record]:
-        """What must be in the log before anything is decided, and is not there; nothing for a cluster that has begun."""
-        return features.first_records(self.image, cluster_id, self._layers())
+    def check_invariants(self) -> None:
+        self.image.check_invariants()
 
     # -- deciding --------------------------------------------------------------------------------------------
 
-    def decide(self, request: Request, context: RequestContext) -> Decision[Record, Any]:
+    def decide(self, call: ControllerCall | BeginCluster, _token: int, now_ms: int) -> Decision[Record, Any]:
         """The reply is the request's own response. Errors that concern all of the request are in it, too."""
+        if isinstance(call, BeginCluster):
+            return Decision(features.first_records(self.image, call.cluster_id, self._layers()), None)
+        request = call.request
+        context = RequestContext(now_ms, self._new_uuid, call.version, call.next_offset)
         try:
             decision = DECIDES[type(request)](self, request, context)
         except ApiError as error:
@@ -116,7 +145,7 @@ class Controller:
             if refused is None:
                 raise
             return Decision([], refused)
-        self._note(decision.records, context.now_ms)
+        self._note(decision.records, now_ms)
         return decision
 
     def _note(self, records: Sequence[Record], now_ms: int) -> None:
@@ -153,13 +182,13 @@ class Controller:
         self, request: admin.IncrementalAlterConfigsRequest, _: RequestContext
     ) -> Decision[Record, admin.IncrementalAlterConfigsResponse]:
         decision = configs.incremental_alter_configs(self.image, self._layers(), request)
-        return Decision(self._with_consequences(decision.records), decision.reply)
+        return replace(decision, records=self._with_consequences(decision.records))
 
     def _alter_configs(
         self, request: admin.AlterConfigsRequest, _: RequestContext
     ) -> Decision[Record, admin.AlterConfigsResponse]:
         decision = configs.alter_configs(self.image, self._layers(), request)
-        return Decision(self._with_consequences(decision.records), decision.reply)
+        return replace(decision, records=self._with_consequences(decision.records))
 
     def _with_consequences(self, records: Sequence[Record]) -> Sequence[Record]:
         """Another min.insync.replicas makes another ELR, in the same batch as the value itself."""
@@ -254,25 +283,28 @@ class Controller:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When `tick` should be called next; a time that has passed means at once."""
         due = (
             self._sessions.deadline_ms(self.image),
             self._balance_due_ms,
             self._unclean_due_ms,
             self._growth_due_ms,
         )
-        return min((each for each in due if each is not None), default=None)
+        earliest_ms = min((each for each in due if each is not None), default=None)
+        return None if earliest_ms is None else max(earliest_ms, self._quiet_until_ms)
 
-    def tick(self, now_ms: int) -> Decision[Record, None]:
-        """One thing that is due, if there is one. Without records nothing is due before `deadline_ms`.
+    def expire(self, now_ms: int) -> Decision[Record, Any] | None:
+        """One thing that is due: what the next one changes depends on what this one has changed."""
+        if now_ms < self._quiet_until_ms:
+            return None
 
-        One at a time, because what the next one changes depends on what this one has changed.
-        """
+        def pause(_error: ErrorCode) -> None:
+            self._quiet_until_ms = now_ms + _WRITE_RETRY_MS
+
         for do in (self._fence_one, self._balance, self._elect_unclean, self._grow):
             records = do(now_ms)
             if records:
-                return Decision(records, None)
-        return Decision([], None)
+                return Decision(records, on_failed=pause)
+        return None
 
     def _fence_one(self, now_ms: int) -> Sequence[Record]:
         stale = self._sessions.expired(self.image, now_ms)

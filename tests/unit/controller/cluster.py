@@ -7,10 +7,11 @@ from itertools import count
 from typing import Any
 
 from tidemill.config import load_broker_config
-from tidemill.controller.controller import Controller, RequestContext
+from tidemill.controller.controller import BeginCluster, Controller, ControllerCall
 from tidemill.controller.image import MetadataImage, PartitionImage
 from tidemill.controller.records import Record
 from tidemill.errors import ErrorCode
+from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -30,6 +31,7 @@ from tidemill.protocol.api.brokers import (
     Listener,
 )
 from tidemill.protocol.schema import Request
+from tidemill.runtime import NO_TOKEN
 from tidemill.types import BrokerId
 
 CLUSTER_ID = "tidemill-test-cluster0"
@@ -71,16 +73,23 @@ class Cluster:
         self.now_ms = 0
         self.log: list[Record] = []
         self._ids = count(1000)
-        self.controller = Controller(self.config, MetadataImage())
-        self.controller.activate(self.now_ms)
-        self.write(self.controller.first_records(CLUSTER_ID))
+        self.activate(MetadataImage())
+        self.begin(CLUSTER_ID)
         for broker_id in range(1, brokers + 1):
             self.join(broker_id, racks[broker_id - 1] if racks else None)
 
     def activate(self, image: MetadataImage | None = None) -> None:
         """A new controller takes over."""
-        self.controller = Controller(self.config, self.image if image is None else image)
-        self.controller.activate(self.now_ms)
+        self.controller = Controller(
+            self.config, self.image if image is None else image, lambda: self.new_uuid()
+        )
+        self.controller.on_loaded(self.now_ms)
+
+    def begin(self, cluster_id: str) -> Sequence[Record]:
+        """The records that a new controller writes first."""
+        records = self.controller.decide(BeginCluster(cluster_id), NO_TOKEN, self.now_ms).records
+        self.write(records)
+        return records
 
     @property
     def image(self) -> MetadataImage:
@@ -88,27 +97,33 @@ class Cluster:
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            self.controller.replay(record, len(self.log))
+            self.controller.replay(record)
             self.log.append(record)
         self.controller.check_invariants()
 
     def ask(self, request: Request, version: int | None = None) -> Any:
         """The controller's answer, its records replayed."""
         version = type(request).versions.max if version is None else version
-        context = RequestContext(self.now_ms, self.new_uuid, version, len(self.log))
-        decision = self.controller.decide(request, context)
+        call = ControllerCall(request, version, len(self.log))
+        decision = self.controller.decide(call, NO_TOKEN, self.now_ms)
         self.write(decision.records)
         return decision.reply
+
+    def due_now(self) -> Decision[Record, Any]:
+        """The next thing that is due, not written yet."""
+        decision = self.controller.expire(self.now_ms)
+        assert decision is not None
+        return decision
 
     def tick(self) -> list[Record]:
         """Everything that is due now."""
         written: list[Record] = []
         for _ in range(100):
-            records = self.controller.tick(self.now_ms).records
-            if not records:
+            decision = self.controller.expire(self.now_ms)
+            if decision is None:
                 break
-            self.write(records)
-            written += records
+            self.write(decision.records)
+            written += decision.records
         deadline_ms = self.controller.deadline_ms
         assert deadline_ms is None or deadline_ms > self.now_ms
         return written

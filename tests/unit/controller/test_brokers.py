@@ -39,7 +39,7 @@ class TestFirstRecords:
         }
 
     def test_they_are_written_once(self) -> None:
-        assert Cluster().controller.first_records("another id") == []
+        assert Cluster().begin("another id") == []
 
     def test_what_is_missing_is_added(self) -> None:
         cluster = Cluster(brokers=0)
@@ -47,7 +47,7 @@ class TestFirstRecords:
             features={"metadata.version": 7}, configs={ConfigResource(4, "1"): {"min.insync.replicas": "3"}}
         )
         cluster.activate(older)
-        records = cluster.controller.first_records("x")
+        records = cluster.begin("x")
         assert records[0] == NoOpRecord(cluster_id="x")
         assert [record.name for record in records if isinstance(record, FeatureLevelRecord)] == [
             "eligible.leader.replicas.version",
@@ -241,10 +241,10 @@ class TestSessions:
         cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
         cluster.now_ms = 8_999
         cluster.beat(3)
-        assert not cluster.controller.tick(8_999).records
+        assert cluster.controller.expire(8_999) is None
         assert cluster.controller.deadline_ms == 9_000
         cluster.now_ms = 9_000
-        cluster.write(cluster.controller.tick(9_000).records)
+        cluster.write(cluster.due_now().records)
         assert [broker.is_fenced for broker in cluster.image.brokers.values()] == [True, False, False]
         cluster.tick()
         assert [broker.is_fenced for broker in cluster.image.brokers.values()] == [True, True, False]

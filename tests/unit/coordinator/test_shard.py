@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidemill.coordinator.shard import Answer, Decision, RawRecord, Shard, Writer, coordinator_error
+from tidemill.coordinator.shard import RawRecord, Shard, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
+from tidemill.machine import Answer, Decision, Writer
 
 WRITER = Writer(producer_id=7, producer_epoch=2)
 COMMIT = TransactionEnd(producer_id=7, producer_epoch=2, coordinator_epoch=0, is_commit=True)
@@ -32,38 +33,38 @@ class Counter:
     def deadline_ms(self) -> int | None:
         return min(self.alarms, default=None)
 
-    def decide(self, request: Any, token: int, now_ms: int) -> Decision[int]:
+    def decide(self, request: Any, token: int, now_ms: int) -> Decision[int, Any]:
         match request:
             case ("add", *numbers):
                 return Decision(
-                    numbers, [Answer(token, ("total", self.total + sum(numbers)))], ["added"], self.undo
+                    numbers, ("total", self.total + sum(numbers)), effects=["added"], on_failed=self.undo
                 )
             case ("add in", writer, *numbers):
-                return Decision(numbers, [Answer(token, "pending")], writer=writer)
+                return Decision(numbers, "pending", writer=writer)
             case ("announce", *numbers):
                 announced = [("announced", number) for number in numbers]
                 return Decision(
                     numbers,
-                    [Answer(token, "announced")],
-                    ["announcing"],
-                    lambda error: Decision(committed_effects=[("undone", error)]),
-                    announced or [("announced", "nothing")],
+                    "announced",
+                    effects=["announcing"],
+                    on_failed=lambda error: Decision(committed_effects=[("undone", error)]),
+                    committed_effects=announced or [("announced", "nothing")],
                 )
             case "read":
-                return Decision(answers=[Answer(token, ("total", self.total))])
+                return Decision(reply=("total", self.total))
             case "wait":
                 self.waiting.append(token)
                 return Decision()
             case "wake":
                 woken, self.waiting = self.waiting, []
-                return Decision([1], [Answer(each, "woken") for each in [*woken, token]])
+                return Decision([1], "woken", [Answer(each, "woken") for each in woken])
             case _:
                 raise ApiError(ErrorCode.INVALID_REQUEST)
 
     def undo(self, error: ErrorCode) -> None:
         self.undone.append(error)
 
-    def expire(self, now_ms: int) -> Decision[int] | None:
+    def expire(self, now_ms: int) -> Decision[int, Any] | None:
         due = [alarm for alarm in self.alarms if alarm <= now_ms]
         if not due:
             return None
@@ -197,7 +198,7 @@ def test_a_decision_answers_other_requests_too(harness: Harness) -> None:
     harness.shard.handle("wake", token=3, now_ms=0)
     assert harness.answers == []
     harness.shard.committed(1)
-    assert harness.answers == [(1, "woken"), (2, "woken"), (3, "woken")]
+    assert harness.answers == [(3, "woken"), (1, "woken"), (2, "woken")]
 
 
 def test_an_api_error_of_the_machine_is_an_answer_like_any_other(harness: Harness) -> None:
@@ -214,7 +215,7 @@ def test_a_failed_append_replays_nothing_and_tells_everybody_it_would_have_answe
     harness.shard.handle("wake", token=2, now_ms=0)
     harness.shard.handle(("add", 9), token=3, now_ms=0)
     assert harness.machine.seen == []
-    assert harness.answers == [(token, ErrorCode.COORDINATOR_NOT_AVAILABLE) for token in (1, 2, 3)]
+    assert harness.answers == [(token, ErrorCode.COORDINATOR_NOT_AVAILABLE) for token in (2, 1, 3)]
     assert harness.machine.undone == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     assert harness.effects == []
     harness.log.error = None

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tidemill.broker.clock import Clock, SteadyClock
+from tidemill.broker.machine_host import DeadlineTimer, Requests
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
@@ -27,22 +28,20 @@ from tidemill.config import BrokerConfig
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.coordinator.partitions import partition_for_group
-from tidemill.coordinator.shard import Machine, RawRecord, Shard, Writer
+from tidemill.coordinator.shard import CoordinatorMachine, RawRecord, Shard, Writer
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.log import Log
 from tidemill.log.transactions import TransactionEnd, marker_of
 from tidemill.protocol.api.admin import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from tidemill.protocol.records import BatchHeader, iterate_records
+from tidemill.runtime import NO_TOKEN
 
 logger = logging.getLogger(__name__)
 
 _LOAD_BATCHES_AT_ONCE = 64
-NO_TOKEN = 0
 _DESERTED_RECHECK_MS = 1_000
-# No machine answers with this; one may answer with None.
-_NOT_YET = object()
 
-MachineT = TypeVar("MachineT", bound=Machine[Any])
+MachineT = TypeVar("MachineT", bound=CoordinatorMachine[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,7 @@ class ShardHost(Generic[MachineT]):
         self._replicas = replicas
         self._controller = controller
         self._shards: dict[int, HostedShard[MachineT]] = {}
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._last_token = NO_TOKEN
-        # The request that a shard is handling, and its answer if that came before the shard returned.
-        self._asking = NO_TOKEN
-        self._answered_now: Any = _NOT_YET
+        self._requests = Requests()
         self._creation: asyncio.Task[None] | None = None
         self._loads: set[asyncio.Task[None]] = set()
 
@@ -163,41 +158,14 @@ class ShardHost(Generic[MachineT]):
         return image is not None and image.leader == self._config.node_id and not is_offline
 
     def ask_shard(self, handle: Callable[[int], None]) -> Any | asyncio.Future[Any]:
-        """What a shard answers to `handle(token)`; a future where that has to be waited for.
-
-        `ApiError`, now or awaited, when the shard says so.
-        """
-        self._last_token = token = self._last_token + 1
-        self._asking = token
-        handle(token)
-        response, self._answered_now = self._answered_now, _NOT_YET
-        self._asking = NO_TOKEN
-        if response is _NOT_YET:
-            later = self._waiting[token] = asyncio.get_running_loop().create_future()
-            return later
-        if isinstance(response, ApiError):
-            raise response
-        return response
+        """The answer of a shard to `handle(token)`, or a future of it. `ApiError`, now or awaited."""
+        return self._requests.ask(handle)
 
     async def ask_every_shard(self, request: Any) -> list[Any]:
         """The same request to every shard of this broker."""
         shards = [self.shard_at(index) for index in list(self._shards)]
         answers = [self.ask_shard(partial(shard.handle, request)) for shard in shards]
         return [await answer if isinstance(answer, Awaitable) else answer for answer in answers]
-
-    def _respond(self, token: int, response: Any) -> None:
-        if token == NO_TOKEN:
-            return  # the answer to what the shell told by itself, which nobody waits for
-        if token == self._asking:
-            self._answered_now = response
-            return
-        answer = self._waiting.pop(token, None)
-        if answer is None or answer.done():
-            return
-        if isinstance(response, ApiError):
-            answer.set_exception(response)
-        else:
-            answer.set_result(response)
 
     def machines(self) -> Iterator[MachineT]:
         """The machines of the shards that are loaded, for the broker's own questions."""
@@ -242,7 +210,7 @@ class ShardHost(Generic[MachineT]):
             leader_epoch,
             self._machine(index, leader_epoch),
             self._clock,
-            respond=self._respond,
+            respond=self._requests.respond,
             report=partial(self._report, index, leader_epoch),
             is_deserted=partial(self._replicas.is_deserted, partition, self._replicas.steady_ms()),
             returned=self._returned,
@@ -282,10 +250,8 @@ class HostedShard(Generic[MachineT]):
         self.leader_epoch = leader_epoch
         self.machine = machine
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._shard: Shard[Any] = Shard(machine, self, respond, report)
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
+        self._timer = DeadlineTimer(clock, self._tick)
         self._is_deserted = is_deserted
         self._was_deserted = False
         self._is_closed = False
@@ -335,21 +301,11 @@ class HostedShard(Generic[MachineT]):
     # -- time ------------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """One timer for the earliest deadline. A deadline that moved back is found out when the timer fires."""
-        deadline_ms = self._shard.deadline_ms
-        if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(0, deadline_ms - self._clock.now_ms()) / 1000
-        self._timer_ms = deadline_ms
-        self._timer = self._loop.call_later(delay_s, self._tick)
+        self._timer.schedule(self._shard.deadline_ms)
 
     def _tick(self) -> None:
-        self._timer = None
         if self.is_deserted:
-            self._timer_ms = self._clock.now_ms() + _DESERTED_RECHECK_MS
-            self._timer = self._loop.call_later(_DESERTED_RECHECK_MS / 1000, self._tick)
+            self._timer.schedule(self._clock.now_ms() + _DESERTED_RECHECK_MS)
             return
         self._shard.tick(self._clock.now_ms())
         self._schedule()
@@ -408,7 +364,5 @@ class HostedShard(Generic[MachineT]):
     def close(self) -> None:
         self._is_closed = True
         self._partition.reader.stop_waiting(self._grew)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         self._shard.fail(ErrorCode.NOT_COORDINATOR)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from tidemill.broker.clock import Clock
-from tidemill.broker.coordinators.hosting import NO_TOKEN, InternalTopic, ShardHost
+from tidemill.broker.coordinators.hosting import InternalTopic, ShardHost
 from tidemill.broker.coordinators.markers import Markers, ShardKey, WriteHere
 from tidemill.broker.coordinators.producer_ids import ProducerIds
 from tidemill.broker.net.channel import Channels
@@ -28,6 +28,7 @@ from tidemill.coordinator.groups.group import Caller
 from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.schema import Request, Response
+from tidemill.runtime import NO_TOKEN
 
 TRANSACTIONS_TOPIC = "__transaction_state"
 _COMPLETE_RETRY_S = 0.1

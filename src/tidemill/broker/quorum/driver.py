@@ -1,10 +1,9 @@
 """The metadata as this node knows it, and the controller, wherever it is.
 
-Follows the quorum: committed records become the next image, and those who follow the metadata hear the delta. While this
-node's quorum replica is the active leader, the controller's machine lives here, built from the committed image. A
-decision's records are appended as one batch and replayed into the machine at once, so that the next decision sees them; the
-reply goes out when the batch is committed, a read's reply when the last write that it could have seen is. When the
-leadership ends, the machine is void and everybody who waits hears NOT_CONTROLLER.
+Follows the quorum: committed records become the next image, and `on_change` gets the delta. While this node's quorum
+replica is the active leader, the controller's machine lives here, built from the committed image and run by `runtime.py`
+over the Raft log. A new leadership has a new machine and a new runtime: when it ends, every request that waits gets
+NOT_CONTROLLER, and its records may be committed or not.
 
 `ask` is how the rest of the broker reaches the controller: here, or on another node. Requests of clients travel in an
 envelope, whose own error tells a controller that is not active from an answer.
@@ -17,23 +16,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.clock import SteadyClock
+from tidemill.broker.machine_host import DeadlineTimer, Requests
 from tidemill.broker.net.channel import Channels, PeerUnavailable
 from tidemill.broker.net.network import Address
 from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig
-from tidemill.controller.controller import DECIDES, Controller, RequestContext
+from tidemill.controller.controller import DECIDES, BeginCluster, Controller, ControllerCall
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.difference import difference
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record, decode_record, encode_record, image_records
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from tidemill.machine import Writer
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.brokers import BrokerHeartbeatRequest, EnvelopeRequest, EnvelopeResponse
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.schema import Request, Response
+from tidemill.runtime import MachineRuntime
 from tidemill.types import uuid_text
 
 if TYPE_CHECKING:
@@ -45,10 +47,20 @@ _SNAPSHOT_AFTER_RECORDS = 20_000
 _ASK_TIMEOUT_S = 30.0
 _ATTEMPT_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
-_WRITE_RETRY_S = 1.0
-_TICK_DECISIONS_MAX = 64
 
 OnChange = Callable[[MetadataDelta, MetadataImage], None]
+
+
+class RaftLog:
+    """The metadata log as the controller's runtime appends to it."""
+
+    def __init__(self, quorum: Quorum) -> None:
+        self._quorum = quorum
+
+    def append(self, records: Sequence[bytes], now_ms: int, writer: Writer | None = None) -> int:  # noqa: ARG002
+        """The replica stamps its batches with the wall clock; `now_ms` is of the steady one."""
+        assert writer is None, "the metadata log has no transactions of producers"
+        return self._quorum.append(records)
 
 
 class ControllerDriver:
@@ -71,12 +83,11 @@ class ControllerDriver:
         self._on_change = on_change
         self._on_fatal = on_fatal
         self._quorum: Quorum | None = None
-        self._controller: Controller | None = None
+        # The active controller, None while another node has it.
+        self._controller: MachineRuntime[Record, bytes] | None = None
+        self._requests = Requests()
+        self._timer = DeadlineTimer(self._clock, self._tick)
         self._first_cluster_id = ""
-        # The end of what the active controller has written, and who waits for how much of it.
-        self._written_end = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._is_writing_snapshot = False
         self._is_stopping = False
@@ -130,10 +141,8 @@ class ControllerDriver:
         if not delta.is_empty:
             self._on_change(delta, self.image)
         self._notify()
-        while self._waiting and self._waiting[0][0] <= end_offset:
-            _, waiter = self._waiting.pop(0)
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._controller is not None:
+            self._controller.committed(end_offset)
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until it holds; it is looked at again whenever the metadata or the controller changed."""
@@ -153,25 +162,23 @@ class ControllerDriver:
 
     def activated(self, epoch: int) -> None:
         logger.info("this node is the active controller in epoch %d", epoch)
-        self._controller = Controller(self._config, self.image)
-        self._written_end = self.end_offset
-        self._controller.activate(self._clock.now_ms())
-        first = self._controller.first_records(self._first_cluster_id or uuid_text(self._new_uuid()))
-        if first:
-            self._append(self._controller, first)
-        self._schedule()
+        runtime = self._controller = MachineRuntime(
+            Controller(self._config, self.image, self._new_uuid),
+            RaftLog(self.quorum),
+            self._requests.respond,
+            until_loaded=ErrorCode.NOT_CONTROLLER,
+        )
+        runtime.loaded(self.end_offset, self.end_offset, self._clock.now_ms())
+        cluster_id = self._first_cluster_id or uuid_text(self._new_uuid())
+        self._requests.tell(lambda token: self._handle(runtime, BeginCluster(cluster_id), token))
         self._notify()
 
     def resigned(self, epoch: int) -> None:
         logger.info("this node is no longer the controller of epoch %d", epoch)
-        self._controller = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        waiting, self._waiting = self._waiting, []
-        for _, waiter in waiting:
-            if not waiter.done():
-                waiter.set_exception(ApiError(ErrorCode.NOT_CONTROLLER))
+        self._timer.cancel()
+        controller, self._controller = self._controller, None
+        if controller is not None:
+            controller.fail(ErrorCode.NOT_CONTROLLER)
 
     # -- deciding --------------------------------------------------------------------------------------------
 
@@ -180,65 +187,21 @@ class ControllerDriver:
         controller = self._controller
         if controller is None:
             raise ApiError(ErrorCode.NOT_CONTROLLER)
-        context = RequestContext(
-            now_ms=self._clock.now_ms(),
-            new_uuid=self._new_uuid,
-            version=version,
-            next_offset=self.quorum.log_end_offset,
-        )
-        decision = controller.decide(request, context)
-        if decision.records:
-            self._append(controller, decision.records)
-        if self._controller is not controller:
-            raise ApiError(ErrorCode.NOT_CONTROLLER)
-        self._schedule()
-        await self._commit(self._written_end)
-        reply: Response = decision.reply
-        return reply
+        call = ControllerCall(request, version, self.quorum.log_end_offset)
+        answer = self._requests.ask(lambda token: self._handle(controller, call, token))
+        response: Response = await answer if isinstance(answer, asyncio.Future) else answer
+        return response
 
-    def _append(self, controller: Controller, records: Sequence[Record]) -> None:
-        end_offset = self.quorum.append([encode_record(record) for record in records])
-        base_offset = end_offset - len(records)
-        for number, record in enumerate(records):
-            controller.replay(record, base_offset + number)
-        self._written_end = end_offset
-
-    async def _commit(self, end_offset: int) -> None:
-        if end_offset <= self.end_offset:
-            return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((end_offset, waiter))
-        await waiter
-
-    def _schedule(self) -> None:
-        """One timer for the controller's earliest deadline."""
-        if self._controller is None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline_ms = self._controller.deadline_ms
-        if deadline_ms is not None:
-            delay_s = max(0, deadline_ms - self._clock.now_ms()) / 1000
-            self._timer = self._loop.call_later(delay_s, self._tick)
+    def _handle(self, controller: MachineRuntime[Record, bytes], request: Any, token: int) -> None:
+        controller.handle(request, token, self._clock.now_ms())
+        self._timer.schedule(controller.deadline_ms)
 
     def _tick(self) -> None:
-        self._timer = None
-        for _ in range(_TICK_DECISIONS_MAX):
-            controller = self._controller
-            if controller is None:
-                return
-            records = controller.tick(self._clock.now_ms()).records
-            if not records:
-                break
-            try:
-                self._append(controller, records)
-            except ApiError as error:
-                logger.error("the controller cannot write its decision: %s", error)
-                # Its deadline has passed and stays so: at once would be for ever.
-                self._timer = self._loop.call_later(_WRITE_RETRY_S, self._tick)
-                return
-        self._schedule()
+        if self._controller is not None:
+            self._controller.tick(self._clock.now_ms())
+        # The tick may have ended the leadership.
+        if self._controller is not None:
+            self._timer.schedule(self._controller.deadline_ms)
 
     # -- asking ----------------------------------------------------------------------------------------------
 

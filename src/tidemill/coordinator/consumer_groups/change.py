@@ -7,6 +7,7 @@ subscribed topics, its target) is answered here from the group as it is and the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup, metadata_hash
 from tidemill.coordinator.consumer_groups.member import ConsumerMember
@@ -20,6 +21,7 @@ from tidemill.coordinator.consumer_groups.records import (
 from tidemill.coordinator.groups.assignors import ASSIGNORS, AssignmentSpec, Partitions
 from tidemill.coordinator.groups.group import Answer, Decision, RebalanceEvent
 from tidemill.coordinator.records import Record
+from tidemill.machine import NO_REPLY
 from tidemill.types import TopicId
 
 _CHANGES_NAMED_MAX = 3
@@ -33,8 +35,8 @@ class GroupChange:
         self.group_epoch = group.group_epoch
         self.events: list[RebalanceEvent] = []
 
-    def decision(self, answers: Sequence[Answer] = ()) -> Decision:
-        return Decision(self.records, answers, self.events)
+    def decision(self, reply: Any = NO_REPLY, answers: Sequence[Answer] = ()) -> Decision:
+        return Decision(self.records, reply, answers, self.events)
 
     def bump(self, new_hash: int, cause: str, members_after: int) -> None:
         """The assignment has to be computed anew."""

@@ -15,9 +15,9 @@ told to, `regex` resolves the group's regular expressions right after the reques
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tidemill.coordinator.consumer_groups.change import GroupChange
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup, metadata_hash
@@ -31,9 +31,10 @@ from tidemill.coordinator.consumer_groups.records import (
 )
 from tidemill.coordinator.groups.assignors import ASSIGNORS, Partitions
 from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
-from tidemill.coordinator.groups.group import Answer, Decision, Registry
+from tidemill.coordinator.groups.group import Decision, Registry
 from tidemill.coordinator.groups.rebalance import names_of
 from tidemill.errors import ErrorCode
+from tidemill.machine import NO_REPLY
 from tidemill.regex import Regex
 from tidemill.types import TopicId
 
@@ -340,14 +341,14 @@ class ConsumerMembership:
         members: Collection[ConsumerMember],
         cause: str,
         now_ms: int,
-        answers: Sequence[Answer] = (),
+        reply: Any = NO_REPLY,
     ) -> Decision:
-        downgrade = self.downgrade_without(group, members, cause, now_ms, answers)
+        downgrade = self.downgrade_without(group, members, cause, now_ms, reply)
         if downgrade is not None:
             return downgrade
         change = GroupChange(group, now_ms)
         change.remove(members, cause)
-        return change.decision(answers)
+        return change.decision(reply)
 
     def downgrade_without(
         self,
@@ -355,7 +356,7 @@ class ConsumerMembership:
         _members: Collection[ConsumerMember],
         _cause: str,
         _now_ms: int,
-        _answers: Sequence[Answer],
+        _reply: Any,
     ) -> Decision | None:
         """consumer_migration.py decides whether the group becomes a classic one when the members are gone."""
         return None

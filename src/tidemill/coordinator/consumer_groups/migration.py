@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tidemill.coordinator.consumer_groups.change import GroupChange
 from tidemill.coordinator.consumer_groups.conversion import (
@@ -44,11 +45,11 @@ from tidemill.coordinator.groups.group import (
     Decision,
     Group,
     RebalanceEvent,
-    reply,
 )
 from tidemill.coordinator.groups.rebalance import join_error, names_of
 from tidemill.coordinator.records import Record, group_metadata_tombstone
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.machine import NO_REPLY
 from tidemill.protocol.api.groups import (
     ConsumerGroupHeartbeatRequest,
     ConsumerProtocolSubscription,
@@ -139,13 +140,13 @@ class Migration(ConsumerMembership):
         members: Collection[ConsumerMember],
         cause: str,
         now_ms: int,
-        answers: Sequence[Answer],
+        reply: Any,
     ) -> Decision | None:
         names = {member.member_id for member in members}
         remaining = [each for each in group.members.values() if each.member_id not in names]
         if all(member.is_classic for member in members) or not self._may_downgrade(remaining):
             return None
-        return self._downgrade(group, remaining, cause, now_ms, answers)
+        return self._downgrade(group, remaining, cause, now_ms, reply)
 
     def _schedule_downgrade(self, group: ConsumerGroup, at_ms: int) -> None:
         """A classic member takes the place of the last one that spoke the consumer protocol."""
@@ -170,7 +171,7 @@ class Migration(ConsumerMembership):
         remaining: Sequence[ConsumerMember],
         cause: str,
         now_ms: int,
-        answers: Sequence[Answer] = (),
+        reply: Any = NO_REPLY,
     ) -> Decision:
         """The group epoch stays: members that have reached it learn by a heartbeat that they are to join again."""
         group_id = group.group_id
@@ -181,7 +182,7 @@ class Migration(ConsumerMembership):
             now_ms,
             lambda now_ms: self.registry.classic.rebalance(group_id, cause, now_ms),
         )
-        return Decision(downgrade_records(group, remaining, self.topics, now_ms), answers)
+        return Decision(downgrade_records(group, remaining, self.topics, now_ms), reply)
 
     def _may_downgrade(self, members: Collection[ConsumerMember]) -> bool:
         return (
@@ -226,19 +227,19 @@ class Migration(ConsumerMembership):
             return self._join_as_classic(group, request, caller, token, now_ms)
         least_ms, most_ms = self.config.group_min_session_timeout_ms, self.config.group_max_session_timeout_ms
         if not least_ms <= request.session_timeout_ms <= most_ms:
-            return reply(token, join_error(request.member_id, ErrorCode.INVALID_SESSION_TIMEOUT))
+            return Decision(reply=join_error(request.member_id, ErrorCode.INVALID_SESSION_TIMEOUT))
         is_unknown = request.member_id == NO_MEMBER_ID
         member_id = self.environment.new_member_id(None) if is_unknown else request.member_id
         self.check_room(group, member_id)
         if not _supports_protocols(group, request):
-            return reply(token, join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+            return Decision(reply=join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
         needs_id = caller.api_version >= _MEMBER_ID_REQUIRED_SINCE and request.group_instance_id is None
         if is_unknown and needs_id:
-            return reply(token, join_error(member_id, ErrorCode.MEMBER_ID_REQUIRED))
+            return Decision(reply=join_error(member_id, ErrorCode.MEMBER_ID_REQUIRED))
         try:
             subscription = decode_subscription(request.protocols[0].metadata)
         except ProtocolError:
-            return reply(token, join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+            return Decision(reply=join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
         change = GroupChange(group, now_ms)
         member, replaced = self._joining_member(change, request, member_id, is_unknown=is_unknown)
         updated = _joined(member, request, subscription, caller)
@@ -253,7 +254,7 @@ class Migration(ConsumerMembership):
             protocol_type=CONSUMER_PROTOCOL_TYPE,
             protocol_name=request.protocols[0].name,
         )
-        return change.decision([Answer(token, response)])
+        return change.decision(response)
 
     def _join_as_classic(
         self, group: ConsumerGroup, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int
@@ -272,7 +273,7 @@ class Migration(ConsumerMembership):
             return undone
 
         records = [*group.deletion_records(), *decision.records]
-        return Decision(records, decision.answers, decision.effects, restore)
+        return replace(decision, records=records, on_failed=restore)
 
     def _joining_member(
         self, change: GroupChange, request: JoinGroupRequest, member_id: str, *, is_unknown: bool
@@ -313,7 +314,7 @@ class Migration(ConsumerMembership):
         if not self.timers.is_set(key):
             self._set_limit(group, member, key, "did not join", now_ms)
 
-    def classic_sync(self, group: Group, request: SyncGroupRequest, token: int, now_ms: int) -> Decision:
+    def classic_sync(self, group: Group, request: SyncGroupRequest, now_ms: int) -> Decision:
         assert isinstance(group, ConsumerGroup)
         member = self._classic_member(group, request.member_id, request.group_instance_id)
         assert member.classic is not None
@@ -335,9 +336,9 @@ class Migration(ConsumerMembership):
             protocol_name=request.protocol_name,
             assignment=encode_assignment(member.assigned, self.topics, version_of(protocol.metadata)),
         )
-        return reply(token, response)
+        return Decision(reply=response)
 
-    def classic_heartbeat(self, group: Group, request: HeartbeatRequest, token: int, now_ms: int) -> Decision:
+    def classic_heartbeat(self, group: Group, request: HeartbeatRequest, now_ms: int) -> Decision:
         assert isinstance(group, ConsumerGroup)
         member = self._classic_member(group, request.member_id, request.group_instance_id)
         if request.generation_id != member.member_epoch:
@@ -351,26 +352,28 @@ class Migration(ConsumerMembership):
         if must_rejoin:
             self._ask_to_rejoin(group, member, now_ms)
         error = ErrorCode.REBALANCE_IN_PROGRESS if must_rejoin else ErrorCode.NONE
-        return reply(token, HeartbeatResponse(error_code=error))
+        return Decision(reply=HeartbeatResponse(error_code=error))
 
-    def classic_leave(self, group: Group, request: LeaveGroupRequest, token: int, now_ms: int) -> Decision:
+    def classic_leave(self, group: Group, request: LeaveGroupRequest, now_ms: int) -> Decision:
         assert isinstance(group, ConsumerGroup)
         identities = request.members or [MemberIdentity(member_id=request.member_id)]
         left: dict[str, ConsumerMember] = {}
         responses = []
         for each in identities:
-            response = MemberResponse(member_id=each.member_id, group_instance_id=each.group_instance_id)
+            member_response = MemberResponse(
+                member_id=each.member_id, group_instance_id=each.group_instance_id
+            )
             try:
                 member = self._leaving_member(group, each)
                 left[member.member_id] = member
             except ApiError as error:
-                response.error_code = error.code
-            responses.append(response)
+                member_response.error_code = error.code
+            responses.append(member_response)
         version = _LEAVE_BATCH_SINCE if request.members else _LEAVE_BATCH_SINCE - 1
-        answer = Answer(token, leave_response(responses, version))
+        response = leave_response(responses, version)
         if not left:
-            return Decision(answers=[answer])
-        return self.remove(group, left.values(), f"member {names_of(list(left))} left", now_ms, [answer])
+            return Decision(reply=response)
+        return self.remove(group, left.values(), f"member {names_of(list(left))} left", now_ms, response)
 
     def _leaving_member(self, group: ConsumerGroup, identity: MemberIdentity) -> ConsumerMember:
         member_id, instance_id = identity.member_id, identity.group_instance_id

@@ -28,7 +28,7 @@ from tidemill.coordinator.consumer_groups.member import (
 from tidemill.coordinator.consumer_groups.migration import Migration
 from tidemill.coordinator.consumer_groups.reconciliation import Reported
 from tidemill.coordinator.consumer_groups.records import current_assignment_record
-from tidemill.coordinator.groups.group import Answer, Caller, Decision, TopicsChanged
+from tidemill.coordinator.groups.group import Caller, Decision, TopicsChanged
 from tidemill.coordinator.records import Record
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (
@@ -83,12 +83,10 @@ class ConsumerGroupProtocol(Migration):
 
     # ConsumerGroupHeartbeat
 
-    def heartbeat(
-        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, token: int, now_ms: int
-    ) -> Decision:
+    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int) -> Decision:
         check_request(request, caller.api_version, self.assignors)
         if request.member_epoch < JOIN_EPOCH:
-            return self._leave(request, token, now_ms)
+            return self._leave(request, now_ms)
         known = self.registry.groups.get(request.group_id)
         records: list[Record] = []
         group = known if isinstance(known, ConsumerGroup) else self.open_group(known, request, records)
@@ -114,10 +112,8 @@ class ConsumerGroupProtocol(Migration):
             or not _has_same_partitions(moved.assigned, member.assigned)
         ):
             response.assignment = _assignment(moved.assigned)
-        answers = [Answer(token, response)]
-        if known is not group:
-            answers += self.finish_upgrade(known, now_ms)
-        return change.decision(answers)
+        answers = () if known is group else self.finish_upgrade(known, now_ms)
+        return change.decision(response, answers)
 
     def _dynamic_member(
         self, group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, reported: Reported
@@ -153,7 +149,7 @@ class ConsumerGroupProtocol(Migration):
             )
         return self.replace_static_member(change, known, member_id), known
 
-    def _leave(self, request: ConsumerGroupHeartbeatRequest, token: int, now_ms: int) -> Decision:
+    def _leave(self, request: ConsumerGroupHeartbeatRequest, now_ms: int) -> Decision:
         group = self.registry.groups.get(request.group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {request.group_id}")
@@ -175,10 +171,8 @@ class ConsumerGroupProtocol(Migration):
             if request.member_epoch == STATIC_LEAVE_EPOCH:
                 away = replace(member, member_epoch=STATIC_LEAVE_EPOCH, pending_revocation=NOTHING_OWNED)
                 record = current_assignment_record(group.group_id, away)
-                return Decision([record], [Answer(token, response)])
-        return self.remove(
-            group, [member], f"member {member.member_id} left", now_ms, [Answer(token, response)]
-        )
+                return Decision([record], response)
+        return self.remove(group, [member], f"member {member.member_id} left", now_ms, response)
 
     # What else there is.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_member import ClassicMember, Waiting
-from tidemill.coordinator.groups.group import NO_MEMBER_ID, Answer, Caller, Decision, reply
+from tidemill.coordinator.groups.group import NO_MEMBER_ID, Answer, Caller, Decision
 from tidemill.coordinator.groups.rebalance import Outcome, Rebalances, join_error, names_of
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.groups import (
@@ -50,12 +50,12 @@ class ClassicProtocol(Rebalances):
             <= request.session_timeout_ms
             <= self.config.group_max_session_timeout_ms
         ):
-            return reply(token, join_error(request.member_id, ErrorCode.INVALID_SESSION_TIMEOUT))
+            return Decision(reply=join_error(request.member_id, ErrorCode.INVALID_SESSION_TIMEOUT))
         is_unknown = request.member_id == NO_MEMBER_ID
         is_new_group = group is None
         if group is None:
             if not is_unknown:
-                return reply(token, join_error(request.member_id, ErrorCode.UNKNOWN_MEMBER_ID))
+                return Decision(reply=join_error(request.member_id, ErrorCode.UNKNOWN_MEMBER_ID))
             group = ClassicGroup(request.group_id, self.environment)
             group.state_timestamp_ms = now_ms
             self._groups[group.group_id] = group
@@ -321,13 +321,13 @@ class ClassicProtocol(Rebalances):
 
     # Heartbeat and LeaveGroup
 
-    def heartbeat(self, group: ClassicGroup, request: HeartbeatRequest, token: int, now_ms: int) -> Decision:
+    def heartbeat(self, group: ClassicGroup, request: HeartbeatRequest, now_ms: int) -> Decision:
         member = group.check_member(request.member_id, request.group_instance_id)
         if request.generation_id != group.generation:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
         self.renew_session(group, member, now_ms)
         error = ErrorCode.REBALANCE_IN_PROGRESS if group.is_preparing else ErrorCode.NONE
-        return reply(token, HeartbeatResponse(error_code=error))
+        return Decision(reply=HeartbeatResponse(error_code=error))
 
     def offset_committed(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
         """A commit is as good as a heartbeat, in the states in which Kafka takes it for one."""

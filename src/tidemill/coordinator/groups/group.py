@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tidemill import machine
 from tidemill.config import GroupsConfig
-from tidemill.coordinator import shard
 from tidemill.coordinator.records import Record
 from tidemill.coordinator.timers import Timers
 from tidemill.errors import ApiError, ErrorCode
@@ -36,10 +36,10 @@ from tidemill.protocol.schema import Request
 from tidemill.types import TopicId
 
 if TYPE_CHECKING:
-    Decision = shard.Decision[Record]
+    Decision = machine.Decision[Record, Any]
 else:  # Calling a subscripted class costs twice what calling the class does.
-    Decision = shard.Decision
-Answer = shard.Answer
+    Decision = machine.Decision
+Answer = machine.Answer
 
 # A group remembers this many of its last rebalances.
 EVENTS_PER_GROUP_MAX = 50
@@ -265,9 +265,7 @@ class ConsumerProtocol(Protocol):
 
     def replay(self, record: Record) -> None: ...
 
-    def heartbeat(
-        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, token: int, now_ms: int
-    ) -> Decision: ...
+    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int) -> Decision: ...
 
     def describe(self, group_id: str) -> ConsumerGroupDescribeDescribedGroup: ...
 
@@ -275,19 +273,10 @@ class ConsumerProtocol(Protocol):
         self, group: Group, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int
     ) -> Decision: ...
 
-    def classic_sync(self, group: Group, request: SyncGroupRequest, token: int, now_ms: int) -> Decision: ...
+    def classic_sync(self, group: Group, request: SyncGroupRequest, now_ms: int) -> Decision: ...
 
-    def classic_heartbeat(
-        self, group: Group, request: HeartbeatRequest, token: int, now_ms: int
-    ) -> Decision: ...
+    def classic_heartbeat(self, group: Group, request: HeartbeatRequest, now_ms: int) -> Decision: ...
 
-    def classic_leave(
-        self, group: Group, request: LeaveGroupRequest, token: int, now_ms: int
-    ) -> Decision: ...
+    def classic_leave(self, group: Group, request: LeaveGroupRequest, now_ms: int) -> Decision: ...
 
     def topics_changed(self, change: TopicsChanged, now_ms: int) -> Decision: ...
-
-
-def reply(token: int, response: object) -> Decision:
-    """A decision that only answers."""
-    return Decision(answers=[Answer(token, response)])

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tidemill.coordinator import records
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
 from tidemill.coordinator.groups.group import (
-    Answer,
     Caller,
     ConsumerProtocol,
     Decision,
@@ -29,7 +29,6 @@ from tidemill.coordinator.groups.group import (
     GroupType,
     RebalanceEvent,
     TopicsChanged,
-    reply,
 )
 from tidemill.coordinator.groups.offsets import Offsets
 from tidemill.coordinator.records import Record
@@ -115,7 +114,7 @@ class Groups:
     def decide(self, request: GroupCall | TopicsChanged, token: int, now_ms: int) -> Decision:
         self._start_timers(now_ms)
         if isinstance(request, TopicsChanged):
-            return self._topics_changed(request, token, now_ms)
+            return self._topics_changed(request, now_ms)
         return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, now_ms)
 
     def expire(self, now_ms: int) -> Decision | None:
@@ -203,19 +202,19 @@ class Groups:
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
             return self.classic.sync(group, request, caller, token, now_ms)
-        return self._consumer_of(group).classic_sync(group, request, token, now_ms)
+        return self._consumer_of(group).classic_sync(group, request, now_ms)
 
-    def _heartbeat(self, request: HeartbeatRequest, _caller: Caller, token: int, now_ms: int) -> Decision:
+    def _heartbeat(self, request: HeartbeatRequest, _caller: Caller, _token: int, now_ms: int) -> Decision:
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
-            return self.classic.heartbeat(group, request, token, now_ms)
-        return self._consumer_of(group).classic_heartbeat(group, request, token, now_ms)
+            return self.classic.heartbeat(group, request, now_ms)
+        return self._consumer_of(group).classic_heartbeat(group, request, now_ms)
 
     def _leave(self, request: LeaveGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
             return self.classic.leave(group, request, caller, token, now_ms)
-        return self._consumer_of(group).classic_leave(group, request, token, now_ms)
+        return self._consumer_of(group).classic_leave(group, request, now_ms)
 
     def _group_with_members(self, group_id: str) -> Group:
         _check_group_id(group_id)
@@ -230,15 +229,15 @@ class Groups:
         return self.consumer
 
     def _consumer_heartbeat(
-        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, token: int, now_ms: int
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, _token: int, now_ms: int
     ) -> Decision:
         if self.consumer is None:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-        return self.consumer.heartbeat(request, caller, token, now_ms)
+        return self.consumer.heartbeat(request, caller, now_ms)
 
     # Offsets.
 
-    def _commit(self, request: OffsetCommitRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+    def _commit(self, request: OffsetCommitRequest, caller: Caller, _token: int, now_ms: int) -> Decision:
         error = ErrorCode.NONE
         try:
             group = self.offsets.check_commit(request, caller)
@@ -247,20 +246,20 @@ class Groups:
         else:
             if isinstance(group, ClassicGroup):
                 self.classic.offset_committed(group, request.member_id, now_ms)
-        return self.offsets.commit(request, caller, token, now_ms, error)
+        return self.offsets.commit(request, caller, now_ms, error)
 
     def _commit_in_transaction(
-        self, request: TxnOffsetCommitRequest, caller: Caller, token: int, now_ms: int
+        self, request: TxnOffsetCommitRequest, caller: Caller, _token: int, now_ms: int
     ) -> Decision:
-        return self.offsets.commit_in_transaction(request, caller, token, now_ms)
+        return self.offsets.commit_in_transaction(request, caller, now_ms)
 
-    def _fetch(self, request: OffsetFetchRequest, caller: Caller, token: int, _now_ms: int) -> Decision:
-        return self.offsets.fetch(request, caller, token)
+    def _fetch(self, request: OffsetFetchRequest, caller: Caller, _token: int, _now_ms: int) -> Decision:
+        return self.offsets.fetch(request, caller)
 
     def _delete_offsets(
-        self, request: OffsetDeleteRequest, _caller: Caller, token: int, _now_ms: int
+        self, request: OffsetDeleteRequest, _caller: Caller, _token: int, _now_ms: int
     ) -> Decision:
-        return self.offsets.delete(request, token)
+        return self.offsets.delete(request)
 
     def _schedule_expiry(self, now_ms: int) -> None:
         def begin_round(now_ms: int) -> None:
@@ -276,22 +275,18 @@ class Groups:
             tombstones += group.deletion_records()
         return tombstones
 
-    def _topics_changed(self, change: TopicsChanged, token: int, now_ms: int) -> Decision:
+    def _topics_changed(self, change: TopicsChanged, now_ms: int) -> Decision:
         tombstones = self.offsets.topics_deleted(change.deleted.items())
-        decision = Decision(tombstones, [Answer(token, None)])
         if self.consumer is None:
-            return decision
+            return Decision(tombstones, None)
         regrouped = self.consumer.topics_changed(change, now_ms)
-        return Decision(
-            [*decision.records, *regrouped.records],
-            [*decision.answers, *regrouped.answers],
-            regrouped.effects,
-            regrouped.on_failed,
-        )
+        return replace(regrouped, records=[*tombstones, *regrouped.records], reply=None)
 
     # What there is.
 
-    def _describe(self, request: DescribeGroupsRequest, caller: Caller, token: int, _now_ms: int) -> Decision:
+    def _describe(
+        self, request: DescribeGroupsRequest, caller: Caller, _token: int, _now_ms: int
+    ) -> Decision:
         described = []
         for group_id in request.groups:
             group = self.groups.get(group_id)
@@ -302,10 +297,10 @@ class Groups:
                     missing = ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
                     found.error_code, found.error_message = missing.code, missing.message
             described.append(found)
-        return reply(token, DescribeGroupsResponse(groups=described))
+        return Decision(reply=DescribeGroupsResponse(groups=described))
 
     def _describe_consumer(
-        self, request: ConsumerGroupDescribeRequest, _caller: Caller, token: int, _now_ms: int
+        self, request: ConsumerGroupDescribeRequest, _caller: Caller, _token: int, _now_ms: int
     ) -> Decision:
         described = []
         for group_id in request.group_ids:
@@ -322,9 +317,9 @@ class Groups:
                         group_id=group_id, error_code=error.code, error_message=error.message
                     )
                 )
-        return reply(token, ConsumerGroupDescribeResponse(groups=described))
+        return Decision(reply=ConsumerGroupDescribeResponse(groups=described))
 
-    def _list(self, request: ListGroupsRequest, _caller: Caller, token: int, _now_ms: int) -> Decision:
+    def _list(self, request: ListGroupsRequest, _caller: Caller, _token: int, _now_ms: int) -> Decision:
         states = {state.lower() for state in request.states_filter}
         types = {type_.lower() for type_ in request.types_filter}
         listed = [
@@ -337,9 +332,9 @@ class Groups:
             for group in self.groups.values()
             if (not states or group.state.lower() in states) and (not types or group.type.value in types)
         ]
-        return reply(token, ListGroupsResponse(groups=listed))
+        return Decision(reply=ListGroupsResponse(groups=listed))
 
-    def _delete(self, request: DeleteGroupsRequest, _caller: Caller, token: int, _now_ms: int) -> Decision:
+    def _delete(self, request: DeleteGroupsRequest, _caller: Caller, _token: int, _now_ms: int) -> Decision:
         tombstones: list[Record] = []
         results: dict[str, DeletableGroupResult] = {}
         for group_id in dict.fromkeys(request.groups_names):
@@ -353,7 +348,7 @@ class Groups:
             except ApiError as error:
                 result.error_code, result.error_message = error.code, error.message
             results[group_id] = result
-        return Decision(tombstones, [Answer(token, DeleteGroupsResponse(results=list(results.values())))])
+        return Decision(tombstones, DeleteGroupsResponse(results=list(results.values())))
 
     def events_of(self, group_id: str) -> Sequence[RebalanceEvent]:
         return self.environment.events_of(group_id)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.coordinator.groups.group import Answer, Caller, Committer, Decision, Environment, Group, reply
+from tidemill.coordinator.groups.group import Caller, Committer, Decision, Environment, Group
 from tidemill.coordinator.groups.pending_offsets import CommittedOffset, PendingOffsets, Place
 from tidemill.coordinator.records import Record, offset_commit_tombstone
 from tidemill.coordinator.responses import error_response, fetch_group_error
@@ -153,9 +153,7 @@ class Offsets:
             raise
         return group
 
-    def commit(
-        self, request: OffsetCommitRequest, caller: Caller, token: int, now_ms: int, error: ErrorCode
-    ) -> Decision:
+    def commit(self, request: OffsetCommitRequest, caller: Caller, now_ms: int, error: ErrorCode) -> Decision:
         """`error` is the outcome of `check_commit`; partitions that do not exist are refused either way."""
         group = self._groups.get(request.group_id)
         records: list[Record] = []
@@ -191,7 +189,7 @@ class Offsets:
             if topic.partitions or count is None:
                 # Kafka answers nothing about a topic for which nothing was asked, unless it is unknown.
                 response.topics.append(answer)
-        return Decision(records, [Answer(token, response)])
+        return Decision(records, response)
 
     def _check_partition(
         self,
@@ -211,9 +209,7 @@ class Offsets:
 
     # TxnOffsetCommit
 
-    def commit_in_transaction(
-        self, request: TxnOffsetCommitRequest, caller: Caller, token: int, now_ms: int
-    ) -> Decision:
+    def commit_in_transaction(self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int) -> Decision:
         """Who may not commit, or not one of the partitions, hears of it for the whole request."""
         group = self._group_to_commit_to(request, caller)
         records: list[Record] = []
@@ -237,7 +233,7 @@ class Offsets:
                 )
             response.topics.append(answer)
         writer = Writer(request.producer_id, request.producer_epoch)
-        return Decision(records, [Answer(token, response)], writer=writer)
+        return Decision(records, response, writer=writer)
 
     def _group_to_commit_to(self, request: TxnOffsetCommitRequest, caller: Caller) -> Group | None:
         if not request.group_id:
@@ -265,11 +261,11 @@ class Offsets:
 
     # OffsetFetch
 
-    def fetch(self, request: OffsetFetchRequest, caller: Caller, token: int) -> Decision:
+    def fetch(self, request: OffsetFetchRequest, caller: Caller) -> Decision:
         version = caller.api_version
         if version >= _FETCH_BATCH_SINCE:
             groups = [self._fetch_group(group, version, request.require_stable) for group in request.groups]
-            return reply(token, OffsetFetchResponse(groups=groups))
+            return Decision(reply=OffsetFetchResponse(groups=groups))
         wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=None)
         if request.topics is not None:
             wanted.topics = [
@@ -278,8 +274,8 @@ class Offsets:
             ]
         fetched = self._fetch_group(wanted, version, request.require_stable)
         if fetched.error_code:
-            return reply(token, error_response(request, version, ErrorCode(fetched.error_code)))
-        return reply(token, OffsetFetchResponse(topics=[_old_topic(topic) for topic in fetched.topics]))
+            return Decision(reply=error_response(request, version, ErrorCode(fetched.error_code)))
+        return Decision(reply=OffsetFetchResponse(topics=[_old_topic(topic) for topic in fetched.topics]))
 
     def _fetch_group(
         self, wanted: OffsetFetchRequestGroup, version: int, require_stable: bool
@@ -346,7 +342,7 @@ class Offsets:
 
     # OffsetDelete and what removes offsets otherwise
 
-    def delete(self, request: OffsetDeleteRequest, token: int) -> Decision:
+    def delete(self, request: OffsetDeleteRequest) -> Decision:
         group = self._group_to_delete_from(request.group_id)
         response = OffsetDeleteResponse()
         records: list[Record] = []
@@ -365,7 +361,7 @@ class Offsets:
                 )
             if topic.partitions:
                 response.topics.append(answer)
-        return Decision(records, [Answer(token, response)])
+        return Decision(records, response)
 
     def _group_to_delete_from(self, group_id: str) -> Group:
         if not group_id:

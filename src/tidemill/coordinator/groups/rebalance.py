@@ -44,7 +44,7 @@ class Outcome:
         self.answers.append(Answer(token, response))
 
     def decision(self) -> Decision:
-        return Decision(self.records, self.answers, self.effects, self.on_failed)
+        return Decision(self.records, answers=self.answers, effects=self.effects, on_failed=self.on_failed)
 
 
 class Rebalances:

@@ -20,10 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidemill import machine
 from tidemill.config import TransactionsConfig
-from tidemill.coordinator import shard
 from tidemill.coordinator.groups.group import Caller
-from tidemill.coordinator.shard import Answer, RawRecord, Writer
+from tidemill.coordinator.shard import RawRecord, Writer
 from tidemill.coordinator.timers import Timers
 from tidemill.coordinator.transactions import records as transaction_records
 from tidemill.coordinator.transactions import rules as transaction_rules
@@ -51,6 +51,7 @@ from tidemill.coordinator.transactions.transaction import (
 )
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
+from tidemill.machine import NO_REPLY
 from tidemill.protocol.api.transactions import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -62,13 +63,13 @@ from tidemill.protocol.api.transactions import (
     InitProducerIdResponse,
     ListTransactionsRequest,
 )
-from tidemill.protocol.schema import Request
+from tidemill.protocol.schema import Request, Response
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
-    Decision = shard.Decision[TransactionRecord]
+    Decision = machine.Decision[TransactionRecord, Any]
 else:
-    Decision = shard.Decision
+    Decision = machine.Decision
 
 OFFSETS_TOPIC = "__consumer_offsets"
 _END_BUMPS_EPOCH_SINCE = 5
@@ -168,14 +169,14 @@ class Transactions:
         self._schedule_timeouts(now_ms)
         self._schedule_expiry(now_ms)
 
-    def decide(self, request: TransactionCall | MarkersWritten, token: int, now_ms: int) -> Decision:
+    def decide(self, request: TransactionCall | MarkersWritten, _token: int, now_ms: int) -> Decision:
         if isinstance(request, MarkersWritten):
-            return self._markers_written(request, token, now_ms)
+            return self._markers_written(request, now_ms)
         try:
-            return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, now_ms)
+            return self._HANDLERS[type(request.request)](self, request.request, request.caller, now_ms)
         except ApiError as error:
             response = error_response(request.request, request.caller.api_version, error.code)
-            return Decision(answers=[Answer(token, response)])
+            return Decision(reply=response)
 
     def expire(self, now_ms: int) -> Decision | None:
         """What is due next: one transaction's abort, one batch of tombstones; None when nothing is."""
@@ -189,7 +190,7 @@ class Transactions:
 
     # Requests.
 
-    def _init(self, request: InitProducerIdRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+    def _init(self, request: InitProducerIdRequest, caller: Caller, now_ms: int) -> Decision:
         expected = _expected_producer(request)
         transactional_id = request.transactional_id
         if not transactional_id:
@@ -206,9 +207,9 @@ class Transactions:
         ):
             case Initialization.FENCE:
                 refused = error_response(request, caller.api_version, ErrorCode.CONCURRENT_TRANSACTIONS)
-                return self._fence(transaction, now_ms, [Answer(token, refused)])
+                return self._fence(transaction, now_ms, refused)
             case Initialization.KEEP:
-                return self._keep(transaction, timeout_ms, token, now_ms)
+                return self._keep(transaction, timeout_ms, now_ms)
             case Initialization.RETRY:
                 producer = Producer(transaction.producer_id, transaction.producer_epoch)
             case Initialization.BUMP_EPOCH:
@@ -218,7 +219,7 @@ class Transactions:
             producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
         )
         after = transaction.initialized(*producer, timeout_ms, now_ms)
-        return self._transition(after, [Answer(token, response)], last_epoch=last_epoch)
+        return self._transition(after, response, last_epoch=last_epoch)
 
     def _timeout_ms(self, request: InitProducerIdRequest) -> int:
         if request.enable2_pc and not self.config.transaction_two_phase_commit_enable:
@@ -231,7 +232,7 @@ class Transactions:
             raise ApiError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         return request.transaction_timeout_ms
 
-    def _keep(self, transaction: Transaction, timeout_ms: int, token: int, now_ms: int) -> Decision:
+    def _keep(self, transaction: Transaction, timeout_ms: int, now_ms: int) -> Decision:
         client = self._after(transaction.client)
         response = InitProducerIdResponse(
             producer_id=client.producer_id,
@@ -240,7 +241,7 @@ class Transactions:
             ongoing_txn_producer_epoch=transaction.producer_epoch,
         )
         after = transaction.kept(client, timeout_ms, now_ms)
-        return self._transition(after, [Answer(token, response)], last_epoch=NO_PRODUCER_EPOCH)
+        return self._transition(after, response, last_epoch=NO_PRODUCER_EPOCH)
 
     def _after(self, producer: Producer) -> Producer:
         """The same producer with its next epoch, or with a new id when it has none left."""
@@ -248,9 +249,7 @@ class Transactions:
             return Producer(self._new_producer_id(), 0)
         return Producer(producer.producer_id, producer.producer_epoch + 1)
 
-    def _add_partitions(
-        self, request: AddPartitionsToTxnRequest, caller: Caller, token: int, now_ms: int
-    ) -> Decision:
+    def _add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller, now_ms: int) -> Decision:
         wanted = added_transaction(request, caller.api_version)
         partitions = added_partitions(wanted)
         producer = Producer(wanted.producer_id, wanted.producer_epoch)
@@ -260,22 +259,19 @@ class Transactions:
             transaction = self.transactions.get(wanted.transactional_id)
             errors = {each: transaction_rules.verified(transaction, producer, each) for each in partitions}
             response = verified_response(wanted, caller.api_version, errors)
-            return Decision(answers=[Answer(token, response)])
+            return Decision(reply=response)
         response = added_response(wanted, caller.api_version, ErrorCode.NONE)
         is_batched = caller.api_version >= ADD_PARTITIONS_BATCHED_SINCE
         client_version = EPOCH_BUMP_SINCE if is_batched else 0
-        answer = Answer(token, response)
-        return self._add(wanted.transactional_id, producer, partitions, client_version, now_ms, answer)
+        return self._add(wanted.transactional_id, producer, partitions, client_version, now_ms, response)
 
-    def _add_offsets(
-        self, request: AddOffsetsToTxnRequest, _caller: Caller, token: int, now_ms: int
-    ) -> Decision:
+    def _add_offsets(self, request: AddOffsetsToTxnRequest, _caller: Caller, now_ms: int) -> Decision:
         if not request.transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         partition = TopicPartition(OFFSETS_TOPIC, self._offsets_partition_of(request.group_id))
         producer = Producer(request.producer_id, request.producer_epoch)
-        answer = Answer(token, AddOffsetsToTxnResponse())
-        return self._add(request.transactional_id, producer, {partition: None}, 0, now_ms, answer)
+        response = AddOffsetsToTxnResponse()
+        return self._add(request.transactional_id, producer, {partition: None}, 0, now_ms, response)
 
     def _add(
         self,
@@ -284,15 +280,15 @@ class Transactions:
         partitions: dict[TopicPartition, None],
         client_version: int,
         now_ms: int,
-        answer: Answer,
+        response: Response,
     ) -> Decision:
         transaction = transaction_rules.check_added(self.transactions.get(transactional_id), producer)
         is_ongoing = transaction.state is TransactionState.ONGOING
         if is_ongoing and all(each in transaction.partitions for each in partitions):
-            return Decision(answers=[answer])
-        return self._transition(transaction.with_partitions(partitions, client_version, now_ms), [answer])
+            return Decision(reply=response)
+        return self._transition(transaction.with_partitions(partitions, client_version, now_ms), response)
 
-    def _end(self, request: EndTxnRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+    def _end(self, request: EndTxnRequest, caller: Caller, now_ms: int) -> Decision:
         if not request.transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         transaction = self.transactions.get(request.transactional_id)
@@ -302,9 +298,8 @@ class Transactions:
         is_commit = request.committed
         if caller.api_version < _END_BUMPS_EPOCH_SINCE:
             ending = transaction_rules.ending(transaction, producer, is_commit=is_commit)
-            answer = Answer(token, EndTxnResponse())
             if ending is Ending.RETRY:
-                return Decision(answers=[answer])
+                return Decision(reply=EndTxnResponse())
             after = transaction.prepared(
                 is_commit=is_commit,
                 # Who wrote a transaction that was taken over is fenced by its markers.
@@ -313,17 +308,16 @@ class Transactions:
                 client_version=0,
                 now_ms=now_ms,
             )
-            return self._prepare(after, [answer], self._last_epochs.of(transaction))
+            return self._prepare(after, EndTxnResponse(), self._last_epochs.of(transaction))
         ending = transaction_rules.bumping_ending(transaction, producer, is_commit=is_commit)
         if ending is Ending.RETRY:
-            return Decision(answers=[Answer(token, _ended(transaction))])
+            return Decision(reply=_ended(transaction))
         after = self._bumped(transaction, is_commit, now_ms)
-        answer = Answer(token, _ended(after.completed(now_ms)))
-        # The epoch of who may go on (KIP-360): not that of a producer whose transaction was taken over.
-        return self._prepare(after, [answer], transaction.client.producer_epoch)
+        # The epoch of the producer that may go on (KIP-360): not of one whose transaction was taken over.
+        response = _ended(after.completed(now_ms))
+        return self._prepare(after, response, transaction.client.producer_epoch)
 
-    def _markers_written(self, told: MarkersWritten, token: int | None, now_ms: int) -> Decision:
-        answers = [] if token is None else [Answer(token, None)]
+    def _markers_written(self, told: MarkersWritten, now_ms: int) -> Decision:
         transaction = self.transactions.get(told.transactional_id)
         is_current = (
             transaction is not None
@@ -332,28 +326,26 @@ class Transactions:
             and transaction.producer_epoch == told.producer_epoch
         )
         if transaction is None or not is_current:
-            return Decision(answers=answers)
+            return Decision(reply=None)
 
         def retry_later(_error: ErrorCode) -> None:
             self._timers.set(
                 ("complete", told.transactional_id),
                 now_ms + _RETRY_MS,
-                lambda later_ms: self._markers_written(told, None, later_ms),
+                lambda later_ms: replace(self._markers_written(told, later_ms), reply=NO_REPLY),
             )
 
         after = transaction.completed(now_ms)
         # The client has seen the epoch before the bump, whatever the producer is called now.
         return self._transition(
-            after, answers, last_epoch=self._last_epochs.of(transaction), on_failed=retry_later
+            after, None, last_epoch=self._last_epochs.of(transaction), on_failed=retry_later
         )
 
-    def _describe(
-        self, request: DescribeTransactionsRequest, _caller: Caller, token: int, _now_ms: int
-    ) -> Decision:
-        return Decision(answers=[Answer(token, describe_transactions(request, self.transactions))])
+    def _describe(self, request: DescribeTransactionsRequest, _caller: Caller, _now_ms: int) -> Decision:
+        return Decision(reply=describe_transactions(request, self.transactions))
 
-    def _list(self, request: ListTransactionsRequest, _caller: Caller, token: int, now_ms: int) -> Decision:
-        return Decision(answers=[Answer(token, list_transactions(request, self.transactions, now_ms))])
+    def _list(self, request: ListTransactionsRequest, _caller: Caller, now_ms: int) -> Decision:
+        return Decision(reply=list_transactions(request, self.transactions, now_ms))
 
     # What the coordinator does by itself.
 
@@ -376,7 +368,7 @@ class Transactions:
         if transaction is None or not transaction.is_timed_out(now_ms, self._loaded_ms):
             return None
         try:
-            return self._fence(transaction, now_ms, [])
+            return self._fence(transaction, now_ms, NO_REPLY)
         except ApiError:
             # No producer id to continue with. The next search finds it again.
             return None
@@ -414,11 +406,11 @@ class Transactions:
 
     # How a transition is written.
 
-    def _fence(self, transaction: Transaction, now_ms: int, answers: list[Answer]) -> Decision:
+    def _fence(self, transaction: Transaction, now_ms: int, reply: Response) -> Decision:
         """Aborts the transaction under a bumped epoch, which nobody was told."""
         if self._transaction_version >= EPOCH_BUMP_SINCE:
             after = self._bumped(transaction, False, now_ms)
-            return self._prepare(after, answers, transaction.client.producer_epoch)
+            return self._prepare(after, reply, transaction.client.producer_epoch)
         after = transaction.prepared(
             is_commit=False,
             producer_epoch=transaction.producer_epoch + 1,
@@ -426,7 +418,7 @@ class Transactions:
             client_version=0,
             now_ms=now_ms,
         )
-        return self._prepare(after, answers, NO_PRODUCER_EPOCH)
+        return self._prepare(after, reply, NO_PRODUCER_EPOCH)
 
     def _bumped(self, transaction: Transaction, is_commit: bool, now_ms: int) -> Transaction:
         following = None
@@ -443,16 +435,16 @@ class Transactions:
             now_ms=now_ms,
         )
 
-    def _prepare(self, prepared: Transaction, answers: list[Answer], last_epoch: int) -> Decision:
+    def _prepare(self, prepared: Transaction, reply: Response, last_epoch: int) -> Decision:
         """The decision about a transaction: once it is committed, the markers are written."""
         return self._transition(
-            prepared, answers, last_epoch=last_epoch, committed_effects=[self._write_markers(prepared)]
+            prepared, reply, last_epoch=last_epoch, committed_effects=[self._write_markers(prepared)]
         )
 
     def _transition(
         self,
         after: Transaction,
-        answers: list[Answer],
+        reply: Response | None,
         *,
         last_epoch: int | None = None,
         committed_effects: list[WriteMarkers] | None = None,
@@ -467,7 +459,7 @@ class Transactions:
                 on_failed(error)
 
         record = TransactionRecord(after.transactional_id, self._as_recorded(after))
-        return Decision([record], answers, on_failed=failed, committed_effects=committed_effects or ())
+        return Decision([record], reply, on_failed=failed, committed_effects=committed_effects or ())
 
     def _as_recorded(self, transaction: Transaction) -> Transaction:
         """Without what the record has no room for while the cluster is at version 0."""
@@ -510,7 +502,7 @@ class Transactions:
             assert (transactional_id in self._ongoing) == (transaction.state is TransactionState.ONGOING)
             assert (transactional_id in self._prepared) == transaction.is_prepared
 
-    _HANDLERS: dict[type, Callable[[Transactions, Any, Caller, int, int], Decision]] = {  # noqa: RUF012
+    _HANDLERS: dict[type, Callable[[Transactions, Any, Caller, int], Decision]] = {  # noqa: RUF012
         InitProducerIdRequest: _init,
         AddPartitionsToTxnRequest: _add_partitions,
         AddOffsetsToTxnRequest: _add_offsets,
