@@ -13,6 +13,7 @@ import logging
 import uuid
 
 from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
 from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
@@ -32,8 +33,6 @@ from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Dispatcher, Scope
 from tidemill.broker.requests.fetch_sessions import FetchSessions
-from tidemill.broker.requests.handlers.producers import write_markers
-from tidemill.broker.requests.handlers.transactions import add_partitions
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.config import BrokerConfig, Listener, check_protocol
 from tidemill.coordinator.groups.group import Caller
@@ -158,6 +157,7 @@ class Node:
             groups=self._groups,
             transactions=self._transactions,
             verification=self._verification,
+            marker_writer=self._marker_writer,
             data_dir=data_dir,
             topic_creation=self._topic_creation,
             client_metrics=ClientMetrics(
@@ -173,6 +173,7 @@ class Node:
         config, replicas, driver = self.config, self._replicas, self._driver
         clock = self._platform.clock
         self._groups = GroupCoordinators(config, clock, replicas, driver, self._new_uuid, uuid_text)
+        self._marker_writer = MarkerWriter(replicas, self._groups, clock)
         self._transactions = TransactionCoordinators(
             config,
             clock,
@@ -181,7 +182,7 @@ class Node:
             self._channels,
             self._producer_ids,
             self._groups.partition_of,
-            lambda request: write_markers(self.broker, request),
+            self._marker_writer.write,
         )
         hosts = (self._groups, self._transactions)
         self._topic_creation = TopicCreation(
@@ -194,7 +195,7 @@ class Node:
             lambda: driver.image,
             replicas.address_of,
             self._transactions.partition_of,
-            lambda request: add_partitions(self.broker, own, request),
+            lambda request: self._transactions.add_partitions(request, own),
         )
 
     def _bind(self) -> None:

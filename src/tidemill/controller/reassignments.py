@@ -20,6 +20,7 @@ from tidemill.controller.placement import UsableBroker, extend_replicas
 from tidemill.controller.records import Record
 from tidemill.controller.replication import Replication, only_directory
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.machine import Decision
 from tidemill.protocol.api.metadata import PartitionChangeRecord
 from tidemill.protocol.api.replicas import (
@@ -35,8 +36,6 @@ from tidemill.protocol.api.replicas import (
 )
 from tidemill.types import BrokerId
 
-OFFSETS_TOPIC = "__consumer_offsets"
-TRANSACTIONS_TOPIC = "__transaction_state"
 # How many partitions one decision begins to move: internal topics are small, but their copies all start at once.
 GROWTH_PER_DECISION = 100
 

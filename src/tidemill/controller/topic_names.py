@@ -8,8 +8,6 @@ from tidemill.errors import ApiError, ErrorCode
 
 # As Kafka: with "-<partition>" behind it, the name of a directory stays within the 255 of file systems.
 MAX_NAME_LENGTH = 249
-# Of the coordinators; shown to clients as such, and written by nobody else.
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 

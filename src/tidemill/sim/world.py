@@ -18,9 +18,9 @@ from random import Random
 from typing import Any
 
 from tidemill.broker.coordinators import markers
-from tidemill.broker.coordinators.groups import OFFSETS_TOPIC
 from tidemill.broker.quorum import driver
 from tidemill.coordinator.partitions import partition_for_group
+from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record

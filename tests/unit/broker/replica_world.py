@@ -14,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import ServerLimits
@@ -262,6 +263,7 @@ class World:
             loop=loop,
             clock=clock,
             replicas=host.replicas,
+            marker_writer=MarkerWriter(host.replicas, cast(Any, None), clock),
             metrics=host.replicas.metrics,
             fetch_sessions=FetchSessions(100, lambda: rng.randrange(1, 1 << 31)),
             syncer=syncer,

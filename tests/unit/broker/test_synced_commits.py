@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
-from tidemill.broker.coordinators.groups import OFFSETS_TOPIC
 from tidemill.broker.node import Node
+from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.log.sync import SyncWork
 
 

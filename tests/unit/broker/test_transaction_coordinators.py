@@ -12,15 +12,14 @@ import pytest
 
 from tests.unit.broker.node_client import LIMIT_S, Client, group_config
 from tidemill.broker.coordinators import transactions
-from tidemill.broker.coordinators.transactions import TRANSACTIONS_TOPIC
 from tidemill.broker.node import Node
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import ConfigResource, ResourceType
 from tidemill.errors import ErrorCode
+from tidemill.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.protocol.records import Record, build_batch
 
 TRANSACTION = 1
-OFFSETS_TOPIC = "__consumer_offsets"
 
 
 def transaction_config(data_dir: Path, **settings: str) -> BrokerConfig:

@@ -22,6 +22,7 @@ from tidemill.controller.image import ConfigResource, MetadataImage, ResourceTyp
 from tidemill.coordinator.consumer_groups.protocol import ConsumerGroupProtocol
 from tidemill.coordinator.groups.group import Caller, Environment, GroupCall, RebalanceEvent, TopicsChanged
 from tidemill.coordinator.groups.machine import Groups
+from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.schema import Request, Response
 from tidemill.types import TopicId
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 # The longest string of the protocol, without a dash and a uuid.
 _MEMBER_PREFIX_BYTES_MAX = 32_767 - 37
-
-OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class GroupCoordinators(ShardHost[Groups]):

@@ -26,11 +26,20 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
 from tidemill.coordinator.groups.group import Caller
 from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
+from tidemill.coordinator.transactions.responses import (
+    ADD_PARTITIONS_BATCHED_SINCE,
+    added_partitions,
+    added_transaction,
+    error_response,
+    verified_response,
+)
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.protocol.schema import Request, Response
+from tidemill.internal_topics import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
+from tidemill.protocol.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from tidemill.protocol.schema import Request, Response, replace
 from tidemill.runtime import NO_TOKEN
+from tidemill.types import TopicPartition
 
-TRANSACTIONS_TOPIC = "__transaction_state"
 _COMPLETE_RETRY_S = 0.1
 # As long as clients pause before they ask again.
 _COMPLETION_S_MAX = 0.02
@@ -114,6 +123,58 @@ class TransactionCoordinators(ShardHost[Transactions]):
     async def _asked(self, transactional_id: str, request: Request, caller: Caller) -> Response:
         answer = self.ask(transactional_id, request, caller)
         return answer if isinstance(answer, Response) else await answer
+
+    async def answer(
+        self, transactional_id: str, request: Request, caller: Caller, *, may_take_id: bool = False
+    ) -> Response:
+        """As `ask`, with an error inside the response. With `may_take_id` it waits for a new producer id."""
+        ask = self.ask_for_producer if may_take_id else self._asked
+        try:
+            return await ask(transactional_id, request, caller)
+        except ApiError as error:
+            return error_response(request, caller.api_version, error.code)
+
+    # -- AddPartitionsToTxn ----------------------------------------------------------------------------------
+
+    async def add_partitions(
+        self, request: AddPartitionsToTxnRequest, caller: Caller
+    ) -> AddPartitionsToTxnResponse:
+        """Adds or verifies partitions of transactions that this broker coordinates.
+
+        Clients send one transaction, up to version 3. Brokers send later versions for their clients, with many.
+        """
+        if caller.api_version < ADD_PARTITIONS_BATCHED_SINCE:
+            return await self._add_partitions(request, caller)
+        merged = AddPartitionsToTxnResponse()
+        answers = [
+            self._add_partitions(replace(request, transactions=[transaction]), caller)
+            for transaction in request.transactions
+        ]
+        for answer in await asyncio.gather(*answers):
+            merged.results_by_transaction += answer.results_by_transaction
+        return merged
+
+    async def _add_partitions(
+        self, request: AddPartitionsToTxnRequest, caller: Caller
+    ) -> AddPartitionsToTxnResponse:
+        """When one of the partitions does not exist, the others of its transaction are not added either."""
+        transaction = added_transaction(request, caller.api_version)
+        errors = {tp: self._addable(tp, caller) for tp in added_partitions(transaction)}
+        if any(code is not ErrorCode.OPERATION_NOT_ATTEMPTED for code in errors.values()):
+            return verified_response(transaction, caller.api_version, errors)
+        if not transaction.verify_only:
+            await self.until_complete(transaction.transactional_id)
+        answer = await self.answer(transaction.transactional_id, request, caller)
+        assert isinstance(answer, AddPartitionsToTxnResponse)
+        return answer
+
+    def _addable(self, tp: TopicPartition, caller: Caller) -> ErrorCode:
+        """OPERATION_NOT_ATTEMPTED if the partition may be added. Only brokers (batched requests) add internal topics."""
+        if caller.api_version < ADD_PARTITIONS_BATCHED_SINCE and tp.topic in INTERNAL_TOPICS:
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if self._controller.image.partition(tp.topic, tp.partition) is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.OPERATION_NOT_ATTEMPTED
 
     async def ask_all(self, request: Request, caller: Caller) -> list[Response]:
         return await self.ask_every_shard(TransactionCall(request, caller))

@@ -23,6 +23,7 @@ from tidemill.broker.net.network import Address
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import TRANSACTIONS_TOPIC
 from tidemill.protocol.api.transactions import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -33,7 +34,6 @@ from tidemill.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-TRANSACTIONS_TOPIC = "__transaction_state"
 _TIMEOUT_S = 30.0
 _ENABLED = "transaction.partition.verification.enable"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tidemill.config import TopicConfig
-from tidemill.controller.topic_names import INTERNAL_TOPICS
 from tidemill.errors import ErrorCode
+from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol import compression
 from tidemill.protocol.record_walk import RECORDS_A_STEP, compress_in_steps, records_in_steps, walk
 from tidemill.protocol.records import (

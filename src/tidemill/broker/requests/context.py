@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
 from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
@@ -52,6 +53,7 @@ class Broker:
     groups: GroupCoordinators
     transactions: TransactionCoordinators
     verification: Verification
+    marker_writer: MarkerWriter
     data_dir: DataDir
     topic_creation: TopicCreation
     client_metrics: ClientMetrics

@@ -50,6 +50,7 @@ from tidemill.coordinator.transactions.transaction import (
     is_exhausted,
 )
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.log.transactions import TransactionEnd
 from tidemill.machine import NO_REPLY
 from tidemill.protocol.api.transactions import (
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
 else:
     Decision = machine.Decision
 
-OFFSETS_TOPIC = "__consumer_offsets"
 _END_BUMPS_EPOCH_SINCE = 5
 # A completion that could not be written is tried again after this time.
 _RETRY_MS = 100

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.dispatch import Call, serves
-from tidemill.broker.requests.handlers.transactions import asked, caller_of
+from tidemill.broker.requests.handlers.transactions import caller_of
 from tidemill.coordinator.transactions.responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
@@ -34,6 +34,8 @@ async def init_producer_id(broker: Broker, call: Call, request: InitProducerIdRe
         return error_response(request, call.version, ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
         await broker.transactions.until_complete(request.transactional_id)
-        return await asked(broker, caller_of(call), request.transactional_id, request, may_take_id=True)
+        return await broker.transactions.answer(
+            request.transactional_id, request, caller_of(call), may_take_id=True
+        )
     # A producer without a transactional id that asks again gets a new id; bumping its epoch is its own affair.
     return InitProducerIdResponse(producer_id=await broker.producer_ids.next(), producer_epoch=0)

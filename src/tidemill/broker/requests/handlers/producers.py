@@ -1,8 +1,4 @@
-"""Writes transaction markers to partitions, and describes the producers of a partition.
-
-Markers come from transaction coordinators, and from administrators who abort a transaction that no coordinator has any
-more. A partition's result is sent when its marker is committed. Markers of `__consumer_offsets` go through the group
-coordinator, so that its state and the log agree on which offsets take effect.
+"""Transaction markers that coordinators and administrators send, and the producers of a partition.
 
 Versions, and what each one changed:
 
@@ -13,121 +9,31 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.controller.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.internal_topics import OFFSETS_TOPIC
-from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.transactions import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
     TopicResponse,
-    WritableTxnMarker,
-    WritableTxnMarkerPartitionResult,
-    WritableTxnMarkerResult,
-    WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
-
-_COMMIT_S_MAX = 30.0
-# What a transaction coordinator does not expect to hear: the partition is not ready for it yet.
-_NOT_READY = (
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.NOT_COORDINATOR,
-)
-
-_Written = asyncio.Future[ErrorCode]
 
 
 @serves(WriteTxnMarkersRequest, independent_since=WriteTxnMarkersRequest.versions.min)
 async def write_txn_markers(
     broker: Broker, call: Call, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
-    return await write_markers(broker, request)
-
-
-async def write_markers(broker: Broker, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """Write every marker now; the answer comes when they are committed, or refused, or late."""
-    written: dict[int, dict[TopicPartition, _Written]] = {}
-    for marker in request.markers:
-        end = _end_of(marker)
-        for topic in marker.topics:
-            for index in topic.partition_indexes:
-                tp = TopicPartition(topic.name, index)
-                written.setdefault(marker.producer_id, {})[tp] = _write(broker, tp, end)
-    waiting = [future for futures in written.values() for future in futures.values()]
-    if waiting:
-        await asyncio.wait(waiting, timeout=_COMMIT_S_MAX)
-    return WriteTxnMarkersResponse(
-        markers=[
-            WritableTxnMarkerResult(producer_id=producer_id, topics=_results(futures))
-            for producer_id, futures in written.items()
-        ]
-    )
-
-
-def _end_of(marker: WritableTxnMarker) -> TransactionEnd:
-    return TransactionEnd(
-        marker.producer_id,
-        marker.producer_epoch,
-        marker.coordinator_epoch,
-        marker.transaction_result,
-        marker.transaction_version,
-    )
-
-
-def _write(broker: Broker, tp: TopicPartition, end: TransactionEnd) -> _Written:
-    written: _Written = broker.loop.create_future()
-    if end.producer_id < 0:
-        written.set_result(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        return written
-    partition, _ = broker.replicas.find((tp.topic, tp.partition))
-    if partition is None or partition.log is None:
-        written.set_result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return written
-    if tp.topic == OFFSETS_TOPIC:
-        return asyncio.ensure_future(_end_in_groups(broker, tp.partition, end))
-
-    def settled(code: ErrorCode) -> None:
-        if not written.done():
-            written.set_result(code)
-
-    try:
-        end_offset = partition.appender.append_marker(end, broker.clock.now_ms())
-        partition.leadership.when_committed(end_offset, settled)
-    except ApiError as error:
-        settled(error.code)
-    return written
-
-
-async def _end_in_groups(broker: Broker, index: int, end: TransactionEnd) -> ErrorCode:
-    try:
-        await broker.groups.end_transaction(index, end)
-    except ApiError as error:
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER if error.code in _NOT_READY else error.code
-    return ErrorCode.NONE
-
-
-def _results(futures: dict[TopicPartition, _Written]) -> list[WritableTxnMarkerTopicResult]:
-    topics: dict[str, WritableTxnMarkerTopicResult] = {}
-    for tp, written in futures.items():
-        code = written.result() if written.done() else ErrorCode.REQUEST_TIMED_OUT
-        topics.setdefault(tp.topic, WritableTxnMarkerTopicResult(name=tp.topic)).partitions.append(
-            WritableTxnMarkerPartitionResult(partition_index=tp.partition, error_code=code)
-        )
-    return list(topics.values())
+    return await broker.marker_writer.write(request)
 
 
 @serves(DescribeProducersRequest)

@@ -1,0 +1,112 @@
+"""Writes transaction markers to the partitions that this broker leads.
+
+Markers come from transaction coordinators, this broker's own among them, and from an administrator who ends a transaction
+that no coordinator knows any more. Each partition is answered when its marker is committed. Markers of
+`__consumer_offsets` go through the group coordinator, so that it and the log agree on which offsets take effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidemill.broker.clock import Clock
+from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.partitions.replicas import Replicas
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import OFFSETS_TOPIC
+from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.api.transactions import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from tidemill.types import TopicPartition
+
+_COMMIT_S_MAX = 30.0
+# Errors of a group coordinator that a transaction coordinator does not know: the partition is not ready yet.
+_NOT_READY = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+)
+
+_Written = asyncio.Future[ErrorCode]
+
+
+class MarkerWriter:
+    def __init__(self, replicas: Replicas, groups: GroupCoordinators, clock: Clock) -> None:
+        self._replicas = replicas
+        self._groups = groups
+        self._clock = clock
+
+    async def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        """Writes every marker now. The response comes when they are committed, or refused, or late."""
+        written: dict[int, dict[TopicPartition, _Written]] = {}
+        for marker in request.markers:
+            end = _end_of(marker)
+            for topic in marker.topics:
+                for index in topic.partition_indexes:
+                    tp = TopicPartition(topic.name, index)
+                    written.setdefault(marker.producer_id, {})[tp] = self._write(tp, end)
+        waiting = [future for futures in written.values() for future in futures.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=_COMMIT_S_MAX)
+        return WriteTxnMarkersResponse(
+            markers=[
+                WritableTxnMarkerResult(producer_id=producer_id, topics=_results(futures))
+                for producer_id, futures in written.items()
+            ]
+        )
+
+    def _write(self, tp: TopicPartition, end: TransactionEnd) -> _Written:
+        written: _Written = asyncio.get_running_loop().create_future()
+        if end.producer_id < 0:
+            written.set_result(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return written
+        partition, _ = self._replicas.find((tp.topic, tp.partition))
+        if partition is None or partition.log is None:
+            written.set_result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return written
+        if tp.topic == OFFSETS_TOPIC:
+            return asyncio.ensure_future(self._end_in_groups(tp.partition, end))
+
+        def settled(code: ErrorCode) -> None:
+            if not written.done():
+                written.set_result(code)
+
+        try:
+            end_offset = partition.appender.append_marker(end, self._clock.now_ms())
+            partition.leadership.when_committed(end_offset, settled)
+        except ApiError as error:
+            settled(error.code)
+        return written
+
+    async def _end_in_groups(self, index: int, end: TransactionEnd) -> ErrorCode:
+        try:
+            await self._groups.end_transaction(index, end)
+        except ApiError as error:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER if error.code in _NOT_READY else error.code
+        return ErrorCode.NONE
+
+
+def _end_of(marker: WritableTxnMarker) -> TransactionEnd:
+    return TransactionEnd(
+        marker.producer_id,
+        marker.producer_epoch,
+        marker.coordinator_epoch,
+        marker.transaction_result,
+        marker.transaction_version,
+    )
+
+
+def _results(futures: dict[TopicPartition, _Written]) -> list[WritableTxnMarkerTopicResult]:
+    topics: dict[str, WritableTxnMarkerTopicResult] = {}
+    for tp, written in futures.items():
+        code = written.result() if written.done() else ErrorCode.REQUEST_TIMED_OUT
+        topics.setdefault(tp.topic, WritableTxnMarkerTopicResult(name=tp.topic)).partitions.append(
+            WritableTxnMarkerPartitionResult(partition_index=tp.partition, error_code=code)
+        )
+    return list(topics.values())
