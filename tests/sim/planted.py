@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tidemill.broker.coordinators.hosting import HostedShard
+from tidemill.broker.coordinators.runtime import HostedShard
 from tidemill.broker.partitions import delayed_operations, fetchers, leadership, partition
 from tidemill.broker.quorum import driver
 from tidemill.broker.quorum import log as quorum_log

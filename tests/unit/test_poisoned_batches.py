@@ -16,7 +16,7 @@ import pytest
 from tests.poisoned import KEYS, POISONED, T0
 from tests.unit.log.compacted import open_log, prepare, put, seal, topic_config
 from tidemill.broker.clock import SystemClock
-from tidemill.broker.coordinators.hosting import HostedShard
+from tidemill.broker.coordinators.runtime import HostedShard
 from tidemill.broker.partitions.produce_rules import ProduceRules
 from tidemill.client.fetch import decoded
 from tidemill.config import TopicConfig

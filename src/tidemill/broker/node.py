@@ -19,7 +19,7 @@ from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
 from tidemill.broker.disk.cleaning_process import clean_in_process
 from tidemill.broker.disk.syncer import Syncer
-from tidemill.broker.image_follower import ImageFollower
+from tidemill.broker.metadata_publisher import MetadataPublisher
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import ServerLimits
 from tidemill.broker.partitions.compaction import Compactor
@@ -113,7 +113,7 @@ class Node:
             platform,
             self._channels,
             self._new_uuid,
-            lambda delta, image: self._follower.follow(delta, image),
+            lambda delta, image: self._publisher.publish(delta, image),
             self._fail,
         )
         self._lifecycle = Lifecycle(config, driver, self._new_uuid, self._fail)
@@ -132,7 +132,7 @@ class Node:
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._make_coordinators()
-        self._follower = ImageFollower(config.node_id, replicas, (self._groups, self._transactions))
+        self._publisher = MetadataPublisher(config.node_id, replicas, (self._groups, self._transactions))
         self._compactor = Compactor(
             config,
             platform.files,
@@ -242,7 +242,7 @@ class Node:
         data_dir, last_registration = self._data_dir, self._last_registration
         previous = data_dir.clean_broker_epoch if data_dir.was_clean else last_registration.epoch()
         await self._lifecycle.register(identity, listeners, previous)
-        await self._follower.load(driver.image)
+        await self._publisher.load(driver.image)
         if self.failure is None:
             last_registration.remember(self._lifecycle.broker_epoch)
         self._replicas.start()
@@ -338,14 +338,14 @@ class Node:
         await self._dispatcher.drain(_DRAIN_S_MAX)
         self._listening.close()
         self._topic_creation.close()
-        self._follower.close()
+        self._publisher.close()
         self._groups.close()
         self._verification.close()
         self._transactions.close()
         self._producer_ids.close()
         await self._compactor.stop()
         # Logs that were never opened are as the last run left them, clean or not.
-        is_clean = await self._replicas.close() and self._follower.is_loaded
+        is_clean = await self._replicas.close() and self._publisher.is_loaded
         await self._quorum.resign()
         self._driver.close()
         is_clean = await self._quorum.close() and is_clean

@@ -1,7 +1,7 @@
 """The group coordinators of this broker: one `Groups` machine for each partition of `__consumer_offsets` that it leads.
 
-`hosting.py` is the shell; this says what is hosted. The machines see the cluster's topics as the image has them, and hear
-when those change.
+`runtime.py` hosts them. The machines read the cluster's topics from the metadata image and get a `TopicsChanged` when
+those change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tidemill.broker.clock import Clock
-from tidemill.broker.coordinators.hosting import InternalTopic, ShardHost
+from tidemill.broker.coordinators.runtime import CoordinatorRuntime, InternalTopic
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _MEMBER_PREFIX_BYTES_MAX = 32_767 - 37
 
 
-class GroupCoordinators(ShardHost[Groups]):
+class GroupCoordinators(CoordinatorRuntime[Groups]):
     def __init__(
         self,
         config: BrokerConfig,
@@ -61,7 +61,7 @@ class GroupCoordinators(ShardHost[Groups]):
     # -- requests --------------------------------------------------------------------------------------------
 
     def ask(self, group_id: str, request: Request, caller: Caller) -> Response | Awaitable[Response]:
-        """The coordinator's response, at once where nothing has to be waited for, as for nearly every heartbeat.
+        """Returns the coordinator's response, at once where nothing is to be committed, as for nearly every heartbeat.
 
         `ApiError`, now or awaited, when this broker cannot give one.
         """
@@ -75,7 +75,7 @@ class GroupCoordinators(ShardHost[Groups]):
         return await self.ask_every_shard(GroupCall(request, caller))
 
     def end_transaction(self, partition_index: int, end: TransactionEnd) -> Awaitable[None]:
-        """The marker of a transaction that has offsets in a partition of `__consumer_offsets`; done when it is committed.
+        """Writes the marker of a transaction to a partition of `__consumer_offsets`; done when it is committed.
 
         `ApiError`, now or awaited, when it is not.
         """
@@ -83,7 +83,7 @@ class GroupCoordinators(ShardHost[Groups]):
         return answer if isinstance(answer, Awaitable) else _done()
 
     def events_of(self, group_id: str) -> Sequence[RebalanceEvent]:
-        """Why a group rebalanced, the last times it did."""
+        """Returns the causes of the group's last rebalances."""
         hosted = self._shards.get(self.partition_of(group_id))
         return () if hosted is None else hosted.machine.environment.events_of(group_id)
 
@@ -108,14 +108,14 @@ class GroupCoordinators(ShardHost[Groups]):
             logger.info("%s", effect)
 
     def _returned(self, machine: Groups, now_ms: int) -> None:
-        """Its members could not be heard: they get new sessions."""
+        """Heartbeats could not arrive meanwhile: the members get new sessions."""
         machine.on_loaded(now_ms)
 
     def _group_configs(self, group_id: str) -> Mapping[str, str]:
         return self._controller.image.config(ConfigResource(ResourceType.GROUP, group_id))
 
     def _new_member_id(self, prefix: str | None) -> str:
-        """As Kafka writes them: a dashed uuid after a prefix, a short one where the id is nothing else."""
+        """As Kafka: the prefix and a dashed uuid, or a uuid in base64 when there is no prefix."""
         unique = self._new_uuid()
         if prefix is None:
             return self._uuid_text(unique)
@@ -125,7 +125,7 @@ class GroupCoordinators(ShardHost[Groups]):
 
 
 async def _done() -> None:
-    """What was to be waited for has happened."""
+    """An answer that is there already."""
 
 
 class _ImageTopics:

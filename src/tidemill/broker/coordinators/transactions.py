@@ -1,11 +1,11 @@
 """The transaction coordinators of this broker, one for each partition of `__transaction_state` that it leads.
 
-`hosting.py` is the shell; this says what is hosted: `Transactions` machines. The epoch of a coordinator is the leader epoch
-of its partition, so that the markers of one that was replaced are told from those of its successor. A `WriteMarkers` that
-a machine reports goes to `markers.py`; when all are written the machine is told.
+`runtime.py` hosts the `Transactions` machines. The epoch of a coordinator is the leader epoch of its partition, so that
+the markers of a replaced coordinator differ from those of its successor. A `WriteMarkers` effect goes to `markers.py`,
+which reports back to the machine when all are written.
 
-A producer that goes on at once comes back while its markers are on their way. Instead of sending it away with
-CONCURRENT_TRANSACTIONS, to come again after its pause, it is kept for the moment that this mostly takes (`until_complete`).
+A producer that goes on at once returns while its markers are on their way. Instead of CONCURRENT_TRANSACTIONS, after which
+it would pause, its request is held for the moment that this mostly takes (`until_complete`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from tidemill.broker.clock import Clock
-from tidemill.broker.coordinators.hosting import InternalTopic, ShardHost
 from tidemill.broker.coordinators.markers import Markers, ShardKey, WriteHere
 from tidemill.broker.coordinators.producer_ids import ProducerIds
+from tidemill.broker.coordinators.runtime import CoordinatorRuntime, InternalTopic
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
@@ -41,11 +41,11 @@ from tidemill.runtime import NO_TOKEN
 from tidemill.types import TopicPartition
 
 _COMPLETE_RETRY_S = 0.1
-# As long as clients pause before they ask again.
+# As long as clients pause before they retry.
 _COMPLETION_S_MAX = 0.02
 
 
-class TransactionCoordinators(ShardHost[Transactions]):
+class TransactionCoordinators(CoordinatorRuntime[Transactions]):
     def __init__(
         self,
         config: BrokerConfig,
@@ -74,7 +74,7 @@ class TransactionCoordinators(ShardHost[Transactions]):
         self._producer_ids = producer_ids
         self._offsets_partition_of = offsets_partition_of
         self._loop = asyncio.get_running_loop()
-        # By transactional id: who waits until its markers are written.
+        # By transactional id: completed when its markers are written.
         self._completions: dict[str, asyncio.Future[None]] = {}
         self._markers = Markers(
             config.node_id,
@@ -88,7 +88,7 @@ class TransactionCoordinators(ShardHost[Transactions]):
     # -- requests --------------------------------------------------------------------------------------------
 
     def ask(self, transactional_id: str, request: Request, caller: Caller) -> Response | Awaitable[Response]:
-        """The coordinator's response. `ApiError`, now or awaited, when this broker cannot give one."""
+        """Returns the coordinator's response. `ApiError`, now or awaited, when this broker cannot give one."""
         shard = self.shard_of(transactional_id)
         answer: Response | Awaitable[Response] = self.ask_shard(
             partial(shard.handle, TransactionCall(request, caller))
@@ -109,7 +109,7 @@ class TransactionCoordinators(ShardHost[Transactions]):
                 await asyncio.shield(completed)
 
     async def ask_for_producer(self, transactional_id: str, request: Request, caller: Caller) -> Response:
-        """The same for a request that may need a new producer id: it waits until there is one."""
+        """As `ask`, for a request that may need a new producer id: it waits until there is one."""
         response = await self._asked(transactional_id, request, caller)
         is_refused = getattr(response, "error_code", 0) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if not is_refused or self._producer_ids.is_stocked:
@@ -204,7 +204,7 @@ class TransactionCoordinators(ShardHost[Transactions]):
         if shard.is_deserted:
             self._loop.call_later(_COMPLETE_RETRY_S, self._complete, key, markers)
         else:
-            # When that cannot be written, the machine tries again by itself.
+            # When that cannot be written, the machine retries by itself.
             shard.handle(markers.written, NO_TOKEN)
             self._wake(markers.transactional_id)
 

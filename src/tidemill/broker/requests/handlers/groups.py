@@ -95,7 +95,7 @@ import re
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tidemill.broker.coordinators.hosting import ShardHost
+from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.coordinator.groups.group import Caller
 from tidemill.coordinator.responses import error_response, in_version
@@ -180,7 +180,7 @@ async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> C
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if key_type not in (_GROUP, _TRANSACTION):
             raise ApiError(ErrorCode.INVALID_REQUEST)
-        coordinators: ShardHost[Any] = broker.groups if key_type == _GROUP else broker.transactions
+        coordinators: CoordinatorRuntime[Any] = broker.groups if key_type == _GROUP else broker.transactions
         member = broker.image.brokers[BrokerId(await coordinators.leader_of(key))]
         host, port = broker.address_of(member, call.connection)
         return Coordinator(key=key, node_id=member.id, host=host, port=port, error_message="")

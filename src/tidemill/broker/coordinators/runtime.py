@@ -1,13 +1,13 @@
-"""The shell around replicated machines: one shard for each partition of an internal topic that this broker leads.
+"""The coordinator runtime: one shard for each partition of an internal topic that this broker leads.
 
-It makes the topic when somebody first asks where a coordinator is, finds the shard of a key, loads shards from their
-partitions, tells them what is committed and what time it is, and carries answers back to the requests that wait. The
-deciding is all in `coordinator/`; `coordinators.py` and `transactions.py` say what is hosted. The time of the shards is
-steady: they keep deadlines as points in time, which must not all come when somebody sets the clock.
+It creates the topic on the first FindCoordinator, finds the shard of a key, loads shards from their partitions, passes them
+the commit position and the time, and carries answers back to the requests that wait. The machines in `coordinator/` decide;
+`groups.py` and `transactions.py` say which. The clock of the shards is steady: their deadlines are points in time, which a
+change of the wall clock must not move.
 
-A shard loads in pieces beside the serving of requests; until it is done it answers COORDINATOR_LOAD_IN_PROGRESS. What it
-replays is everything up to the log's end, committed or not: it is the leader's log, so none of it is taken back while
-this broker leads. A shard belongs to one leader epoch: in the next one there is a new shard.
+A shard loads in slices between requests; until it is done it answers COORDINATOR_LOAD_IN_PROGRESS. It replays everything
+up to the log's end, committed or not: the log is the leader's, so none of it is truncated while this broker leads. A shard
+belongs to one leader epoch: in the next one there is a new shard.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class InternalTopic:
     configs: Mapping[str, str]
 
 
-class ShardHost(Generic[MachineT]):
-    """What is common to the coordinators; a subclass makes the machines and hears their effects."""
+class CoordinatorRuntime(Generic[MachineT]):
+    """The shards of one internal topic. A subclass makes the machines and carries out their effects."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class ShardHost(Generic[MachineT]):
     # -- what a subclass says --------------------------------------------------------------------------------
 
     def _machine(self, partition_index: int, leader_epoch: int) -> MachineT:
-        """A machine that knows nothing yet, for one partition in one epoch."""
+        """Returns an empty machine for one partition in one epoch."""
         raise NotImplementedError
 
     def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
-        """What a machine wants done, or wants to be known."""
+        """Carries out an effect of a machine."""
         raise NotImplementedError
 
     def _returned(self, machine: MachineT, now_ms: int) -> None:
-        """The machine was not asked for a while, because another broker might have had its place, and nobody had."""
+        """The broker is known to lead again, after a time in which another one might have, and none has."""
 
     def _shard_closed(self, partition_index: int, leader_epoch: int) -> None:
         """This broker no longer leads the partition in that epoch."""
@@ -102,7 +102,7 @@ class ShardHost(Generic[MachineT]):
         return partition_for_group(key, self.partition_count)
 
     async def leader_of(self, key: str) -> int:
-        """The broker that coordinates what `key` names; creates the topic if it is not there."""
+        """Returns the broker that coordinates `key`; creates the topic if it does not exist."""
         await self.ensure_topic()
         partition = self._controller.image.partition(self.topic.name, self.partition_of(key))
         if partition is None or not partition.has_leader:
@@ -124,7 +124,7 @@ class ShardHost(Generic[MachineT]):
                 CreatableTopic(
                     name=topic.name,
                     num_partitions=topic.num_partitions,
-                    # A single node coordinates, too; the topic gets more replicas when there are more brokers.
+                    # A single broker coordinates, too; the controller adds replicas when brokers join.
                     replication_factor=min(topic.replication_factor, max(1, brokers)),
                     configs=[
                         CreatableTopicConfig(name=name, value=value) for name, value in topic.configs.items()
@@ -151,7 +151,7 @@ class ShardHost(Generic[MachineT]):
         return shard
 
     def _will_host(self, partition_index: int) -> bool:
-        """Whether the image, which clients are told, is ahead of the partitions that this broker has opened."""
+        """Whether the image, which clients see, is ahead of the partitions that this broker has opened."""
         image = self._controller.image.partition(self.topic.name, partition_index)
         partition, _ = self._replicas.find((self.topic.name, partition_index))
         is_offline = partition is not None and partition.log is None
@@ -162,13 +162,13 @@ class ShardHost(Generic[MachineT]):
         return self._requests.ask(handle)
 
     async def ask_every_shard(self, request: Any) -> list[Any]:
-        """The same request to every shard of this broker."""
+        """Sends the same request to every shard of this broker."""
         shards = [self.shard_at(index) for index in list(self._shards)]
         answers = [self.ask_shard(partial(shard.handle, request)) for shard in shards]
         return [await answer if isinstance(answer, Awaitable) else answer for answer in answers]
 
     def machines(self) -> Iterator[MachineT]:
-        """The machines of the shards that are loaded, for the broker's own questions."""
+        """Returns the machines of the loaded shards, for metrics and status."""
         for shard in self._shards.values():
             if shard.is_active:
                 yield shard.machine
@@ -182,12 +182,12 @@ class ShardHost(Generic[MachineT]):
         self._host(image)
 
     def tell_all(self, request: Any) -> None:
-        """Something that every machine has to know and that nobody waits for."""
+        """Passes a notice to every machine; its reply goes nowhere."""
         for shard in list(self._shards.values()):
             shard.handle(request, NO_TOKEN)
 
     def _host(self, image: MetadataImage) -> None:
-        """A shard for every partition that this broker leads, in the epoch in which it leads it."""
+        """Opens a shard for every partition that this broker leads, in its leader epoch; closes the others."""
         topic = image.topics_by_name.get(self.topic.name)
         led = {
             index: partition
@@ -232,7 +232,7 @@ class ShardHost(Generic[MachineT]):
 
 
 class HostedShard(Generic[MachineT]):
-    """A shard, its partition and its one timer."""
+    """A shard, its partition and its one timer (Kafka: CoordinatorContext). It is the shard's `PartitionLog`."""
 
     def __init__(
         self,
@@ -274,9 +274,9 @@ class HostedShard(Generic[MachineT]):
 
     @property
     def is_deserted(self) -> bool:
-        """Whether another broker may coordinate these keys by now, without this one having heard of it.
+        """Whether another broker may coordinate these keys by now, without the metadata having reached this one.
 
-        Such a coordinator decides nothing and confirms nothing: its clients have theirs elsewhere (failure 11).
+        Such a coordinator decides nothing and confirms nothing: its clients have another one (failure 11).
         """
         is_deserted = self._is_deserted()
         if self._was_deserted and not is_deserted and self._shard.is_active:
@@ -313,17 +313,17 @@ class HostedShard(Generic[MachineT]):
     # -- its life --------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Replay the partition, a few batches at a time."""
+        """Replays the partition, a few batches at a time."""
         log = self._partition.log
         if log is None or self._is_closed:
-            # The topic was deleted, or the leadership given away, before this had its turn.
+            # The topic was deleted, or the leadership lost, before the load began.
             self._shard.fail(ErrorCode.NOT_COORDINATOR)
             return
         try:
             if not await self._replay_log(log):
                 return
         except ProtocolError as error:
-            # As Kafka: what was decided in that batch is not known, so nothing is decided on top of it.
+            # As Kafka: the decision in that batch is not known, so nothing is decided on top of it.
             logger.error("cannot load the coordinator of %s: %s", self._partition.name, error)
             self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         except Exception:
@@ -332,7 +332,7 @@ class HostedShard(Generic[MachineT]):
         self._schedule()
 
     async def _replay_log(self, log: Log) -> bool:
-        """Whether it came to the end: the shard may be closed, and the log deleted, between two batches."""
+        """Returns whether it reached the end: the shard may be closed, and the log deleted, between two batches."""
         count, end_offset = 0, log.log_end_offset
         for segment in list(log.segments):
             for _, header, batch in segment.batches():

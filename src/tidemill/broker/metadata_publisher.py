@@ -1,8 +1,8 @@
-"""Keeps this broker's partitions and coordinators in step with the metadata, a few at a time.
+"""Publishes each committed metadata image to the partitions and coordinators of this broker.
 
-Changes are applied in their order. A small one is done before the caller goes on; one that opens hundreds of logs is cut
-into slices, between which the loop serves heartbeats, votes and clients: without that, a node that creates many partitions
-would look dead to its peers. What comes meanwhile waits its turn.
+Changes are applied in the order of the log. A small one is applied before `publish` returns. One that opens hundreds of
+logs is cut into slices, between which the loop serves heartbeats, votes and clients; otherwise a node that creates many
+partitions would look dead to its peers. Later changes queue behind it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tidemill.broker.coordinators.hosting import ShardHost
+from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.config import BROKER_KEYS, unknown_key_warning
 from tidemill.controller.delta import MetadataDelta
@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 _SLICE_S = 0.02
 
 
-class ImageFollower:
-    def __init__(self, node_id: BrokerId, replicas: Replicas, coordinators: Sequence[ShardHost[Any]]) -> None:
+class MetadataPublisher:
+    def __init__(
+        self, node_id: BrokerId, replicas: Replicas, coordinators: Sequence[CoordinatorRuntime[Any]]
+    ) -> None:
         self._own_configs = (CLUSTER_DEFAULT, ConfigResource(ResourceType.BROKER, str(node_id)))
         self._replicas = replicas
         self._coordinators = coordinators
@@ -40,7 +42,7 @@ class ImageFollower:
         self.is_loaded = False
 
     async def load(self, image: MetadataImage) -> None:
-        """Open every partition of the image; what changes meanwhile is applied afterwards."""
+        """Opens every partition of the image. Changes that arrive meanwhile are applied afterwards."""
         self._has_begun = True
         slice_end_s = self._loop.time() + _SLICE_S
         for _ in self._replicas.load_in_steps(image):
@@ -53,8 +55,8 @@ class ImageFollower:
         self.is_loaded = True
         self._go_on()
 
-    def follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """A committed change. Before `load`, the image is all there is to know."""
+    def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Takes in a committed change. Before `load`, nothing needs it: `load` takes the whole image."""
         if self._has_begun:
             self._changes.append((delta, image))
             if self.is_loaded and not self._is_busy:
@@ -79,7 +81,7 @@ class ImageFollower:
         self._is_busy = False
 
     def _warn_of_unknown(self, configs: Mapping[ConfigResource, Mapping[str, str]]) -> None:
-        """Broker settings that were set at run time and that nothing here reads, as for those of the file."""
+        """Warns of dynamic broker settings that nothing reads, as for those of the file."""
         for resource in self._own_configs:
             for name in configs.get(resource, ()):
                 if name not in BROKER_KEYS:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.broker.coordinators.hosting import _LOAD_BATCHES_AT_ONCE, HostedShard
+from tidemill.broker.coordinators.runtime import _LOAD_BATCHES_AT_ONCE, HostedShard
 from tidemill.broker.partitions.partition import Partition
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.records import BatchHeader, Record, build_batch, header_at, stamp
@@ -79,14 +79,14 @@ class _Stage:
         return answer.code
 
 
-async def test_a_shard_is_loaded_in_pieces() -> None:
+async def test_load_yields_between_batches() -> None:
     stage = _Stage(_Log())
     await stage.shard.load()
     assert len(stage.machine.replayed) == _BATCHES
     assert stage.shard.is_active
 
 
-async def test_a_topic_that_is_deleted_before_its_shard_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+async def test_load_of_deleted_topic_answers_not_coordinator(caplog: pytest.LogCaptureFixture) -> None:
     stage = _Stage(None)
     await stage.shard.load()
     assert stage.refusal() is ErrorCode.NOT_COORDINATOR
@@ -94,7 +94,7 @@ async def test_a_topic_that_is_deleted_before_its_shard_is_loaded(caplog: pytest
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_a_topic_that_is_deleted_while_its_shard_is_loaded(
+async def test_topic_deleted_during_load_ends_the_load_quietly(
     caplog: pytest.LogCaptureFixture, is_closed: bool
 ) -> None:
     log = _Log()
@@ -111,7 +111,7 @@ async def test_a_topic_that_is_deleted_while_its_shard_is_loaded(
     assert not caplog.records
 
 
-async def test_a_shard_that_is_closed_while_it_is_loaded_stays_closed() -> None:
+async def test_shard_closed_during_load_stays_closed() -> None:
     """Led in another epoch by now: the log is the same, the coordinator is not."""
     stage = _Stage(_Log())
     loading = asyncio.ensure_future(stage.shard.load())
