@@ -45,11 +45,12 @@ test: $(VENV)/dev.stamp  ## every test that a fresh machine can run, but for the
 long: $(VENV)/dev.stamp  ## the tests that take longest: a Spark query through kills, the demo, the snippets of the docs
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m long $(ARGS)
 
-check: $(VENV)/dev.stamp  ## lint, types, layers
+check: $(VENV)/dev.stamp  ## lint, types, layers, dead code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python scripts/dead_code.py
 
 docs: $(VENV)/dev.stamp  ## write the generated pages anew, and build the site into ./site
 	@$(BIN)/python scripts/compatibility.py

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tidemill.config.definitions import invalid_value
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-DEFAULT_PROTOCOL_MAP: Mapping[str, str] = {name: name for name in SECURITY_PROTOCOLS}
 
 _ENDPOINT = re.compile(
     r"(?P<name>[\w.-]+)://(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<host>[^\[\]:/]*)):(?P<port>\d{1,5})"

@@ -1,7 +1,7 @@
 """Builds the gateway's Starlette application (`create_app(settings)`), which `Server(uvicorn_config(...))` runs.
 
 A part is a module with `routes`, and with `lifespan` (an async context manager of the application) if it has something to
-start and stop. `_PARTS` lists the parts. They reach the rest only through `backend_of(request)` and `settings_of(request)`.
+start and stop. `_PARTS` lists the parts. They reach the rest only through `backend_of(request)`.
 Paths that no part serves are looked up among the console's files.
 
 Every error response is JSON. `problems.py` maps `Problem` and Kafka's errors to a status. Any other exception is a bug: the

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import Scope
 
 from tidemill.client.cluster import parse_bootstrap
@@ -132,11 +131,6 @@ class Settings:
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
         return is_loopback(self.listen_host)
-
-
-def settings_of(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
 
 
 def is_loopback(host: str) -> bool:

@@ -298,16 +298,6 @@ def test_a_marker_of_the_same_epoch_keeps_the_sequence_and_of_a_new_one_restarts
     assert (state.coordinator_epoch, state.epoch) == (6, 1)
 
 
-def test_the_first_batch_of_a_transaction_with_its_own_epoch_has_sequence_0(log: Log) -> None:
-    late = header_at(transactional(1, 2))
-    with pytest.raises(InvalidBatch) as raised:
-        log.producers.check_first(late)
-    assert raised.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    log.producers.check_first(header_at(transactional(1, 0)))
-    write(log, 1, 0, 2)
-    log.producers.check_first(late)
-
-
 def test_bumped_epoch_continues_open_transaction(log: Log) -> None:
     """As Kafka: only a marker ends it."""
     write(log, 1, 0)

@@ -33,10 +33,6 @@ def path_integer(request: Request, name: str) -> int:
     return int(text)
 
 
-def is_true(request: Request, name: str) -> bool:
-    return request.query_params.get(name, "").lower() == "true"
-
-
 class ClusterLinks:
     def __init__(self, request: Request, cluster_id: str) -> None:
         self.backend: Backend = backend_of(request)

@@ -141,18 +141,6 @@ class Producers:
             )
         return None
 
-    def check_first(self, header: BatchHeader) -> None:
-        """KIP-890: with one epoch per transaction, the first batch of a producer in a partition has sequence 0.
-
-        Raises `InvalidBatch` otherwise: an earlier batch of the transaction is still in flight.
-        """
-        state = self._states.get(header.producer_id)
-        if header.base_sequence != 0 and (state is None or not state.batches):
-            raise InvalidBatch(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"producer {header.producer_id} begins here with sequence {header.base_sequence} instead of 0",
-            )
-
     def check_marker(self, end: TransactionEnd) -> None:
         """Raise `InvalidBatch` when a newer producer epoch or coordinator epoch is known."""
         state = self._states.get(end.producer_id)
