@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidemill.config import GroupsConfig
-from tidemill.coordinator.groups.group import Caller, Environment, GroupCall, RebalanceEvent
+from tidemill.coordinator.groups.group import Environment, GroupCall, RebalanceEvent
 from tidemill.coordinator.groups.machine import Groups
 from tidemill.coordinator.records import Record, decode
 from tidemill.coordinator.responses import error_response
-from tidemill.coordinator.shard import RawRecord, Shard, Writer
+from tidemill.coordinator.shard import Caller, RawRecord, Shard, Writer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.schema import Request

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.config import TransactionsConfig
-from tidemill.coordinator.groups.group import Caller
-from tidemill.coordinator.shard import RawRecord, Shard, Writer
+from tidemill.coordinator.shard import Caller, RawRecord, Shard, Writer
 from tidemill.coordinator.transactions.machine import (
     MarkersWritten,
     TransactionCall,

@@ -35,7 +35,7 @@ from tidemill.broker.requests.dispatch import Dispatcher, Scope
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.config import BrokerConfig, Listener, check_protocol
-from tidemill.coordinator.groups.group import Caller
+from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles

@@ -7,7 +7,6 @@ this for what it finds out itself (not the coordinator, not authorized) and for 
 
 from __future__ import annotations
 
-from tidemill.coordinator.groups.classic_protocol import leave_response, leaving_members
 from tidemill.errors import ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol import error_responses as generic
@@ -16,6 +15,8 @@ from tidemill.protocol.api.groups import (
     JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
     MemberResponse,
 )
 from tidemill.protocol.api.offsets import (
@@ -27,6 +28,7 @@ from tidemill.protocol.api.transactions import TxnOffsetCommitRequest
 from tidemill.protocol.schema import Request, Response
 
 _JOIN_PROTOCOL_NULLABLE_SINCE = 7
+LEAVE_BATCH_SINCE = 3
 _TXN_COMMIT_KNOWS_LOADING_SINCE = 2
 
 
@@ -80,3 +82,15 @@ def _unknown_members(request: LeaveGroupRequest, version: int) -> Response:
 
 def fetch_group_error(group: OffsetFetchRequestGroup, error: ErrorCode) -> OffsetFetchResponseGroup:
     return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+
+
+def leaving_members(request: LeaveGroupRequest, api_version: int) -> list[MemberIdentity]:
+    if api_version < LEAVE_BATCH_SINCE:
+        return [MemberIdentity(member_id=request.member_id)]
+    return request.members
+
+
+def leave_response(members: list[MemberResponse], api_version: int) -> LeaveGroupResponse:
+    if api_version < LEAVE_BATCH_SINCE:
+        return LeaveGroupResponse(error_code=next((each.error_code for each in members), ErrorCode.NONE))
+    return LeaveGroupResponse(members=members)

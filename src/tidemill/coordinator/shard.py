@@ -9,6 +9,7 @@ machine and log see it at the same place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidemill.errors import ApiError, ErrorCode
@@ -18,11 +19,28 @@ from tidemill.runtime import MachineRuntime
 if TYPE_CHECKING:
     from tidemill.log.transactions import TransactionEnd
 
-__all__ = ["CoordinatorMachine", "PartitionLog", "RawRecord", "Shard", "Writer", "coordinator_error"]
+__all__ = [
+    "Caller",
+    "CoordinatorMachine",
+    "PartitionLog",
+    "RawRecord",
+    "Shard",
+    "Writer",
+    "coordinator_error",
+]
 
 RecordT = TypeVar("RecordT")
 
 RawRecord = tuple[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a request, and the version of the API that it uses."""
+
+    client_id: str = ""
+    client_host: str = ""
+    api_version: int = 0
 
 
 class PartitionLog(ReplicatedLog[RawRecord], Protocol):

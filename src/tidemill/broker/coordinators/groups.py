@@ -20,8 +20,9 @@ from tidemill.config import BrokerConfig
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
 from tidemill.coordinator.consumer_groups.protocol import ConsumerGroupProtocol
-from tidemill.coordinator.groups.group import Caller, Environment, GroupCall, RebalanceEvent, TopicsChanged
+from tidemill.coordinator.groups.group import Environment, GroupCall, RebalanceEvent, TopicsChanged
 from tidemill.coordinator.groups.machine import Groups
+from tidemill.coordinator.shard import Caller
 from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.schema import Request, Response

@@ -24,7 +24,7 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
-from tidemill.coordinator.groups.group import Caller
+from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
 from tidemill.coordinator.transactions.responses import (
     ADD_PARTITIONS_BATCHED_SINCE,

@@ -36,18 +36,18 @@ from tidemill.coordinator.consumer_groups.records import (
     target_record,
 )
 from tidemill.coordinator.groups.classic import ClassicGroup
-from tidemill.coordinator.groups.classic_protocol import leave_response
 from tidemill.coordinator.groups.group import (
     CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
     Answer,
-    Caller,
     Decision,
     Group,
     RebalanceEvent,
 )
 from tidemill.coordinator.groups.rebalance import join_error, names_of
 from tidemill.coordinator.records import Record, group_metadata_tombstone
+from tidemill.coordinator.responses import LEAVE_BATCH_SINCE, leave_response
+from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.machine import NO_REPLY
 from tidemill.protocol.api.groups import (
@@ -66,7 +66,6 @@ from tidemill.protocol.api.groups import (
 )
 
 _MEMBER_ID_REQUIRED_SINCE = 4
-_LEAVE_BATCH_SINCE = 3
 
 
 class Migration(ConsumerMembership):
@@ -369,7 +368,7 @@ class Migration(ConsumerMembership):
             except ApiError as error:
                 member_response.error_code = error.code
             responses.append(member_response)
-        version = _LEAVE_BATCH_SINCE if request.members else _LEAVE_BATCH_SINCE - 1
+        version = LEAVE_BATCH_SINCE if request.members else LEAVE_BATCH_SINCE - 1
         response = leave_response(responses, version)
         if not left:
             return Decision(reply=response)

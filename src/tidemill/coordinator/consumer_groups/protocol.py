@@ -28,8 +28,9 @@ from tidemill.coordinator.consumer_groups.member import (
 from tidemill.coordinator.consumer_groups.migration import Migration
 from tidemill.coordinator.consumer_groups.reconciliation import Reported
 from tidemill.coordinator.consumer_groups.records import current_assignment_record
-from tidemill.coordinator.groups.group import Caller, Decision, TopicsChanged
+from tidemill.coordinator.groups.group import Decision, TopicsChanged
 from tidemill.coordinator.records import Record
+from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentKey,

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_member import ClassicMember, Waiting
-from tidemill.coordinator.groups.group import NO_MEMBER_ID, Answer, Caller, Decision
+from tidemill.coordinator.groups.group import NO_MEMBER_ID, Answer, Decision
 from tidemill.coordinator.groups.rebalance import Outcome, Rebalances, join_error, names_of
+from tidemill.coordinator.responses import leave_response, leaving_members
+from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.groups import (
     HeartbeatRequest,
@@ -22,7 +24,6 @@ from tidemill.protocol.api.groups import (
     JoinGroupRequestProtocol,
     JoinGroupResponse,
     LeaveGroupRequest,
-    LeaveGroupResponse,
     MemberIdentity,
     MemberResponse,
     SyncGroupRequest,
@@ -31,7 +32,6 @@ from tidemill.protocol.api.groups import (
 
 _MEMBER_ID_REQUIRED_SINCE = 4
 _SKIP_ASSIGNMENT_SINCE = 9
-_LEAVE_BATCH_SINCE = 3
 
 
 # Protocols, rebalance timeout and session timeout.
@@ -388,15 +388,3 @@ def _rebalance_timeout_ms(request: JoinGroupRequest) -> int:
     if request.rebalance_timeout_ms < 0:
         return request.session_timeout_ms
     return request.rebalance_timeout_ms
-
-
-def leaving_members(request: LeaveGroupRequest, api_version: int) -> list[MemberIdentity]:
-    if api_version < _LEAVE_BATCH_SINCE:
-        return [MemberIdentity(member_id=request.member_id)]
-    return request.members
-
-
-def leave_response(members: list[MemberResponse], api_version: int) -> LeaveGroupResponse:
-    if api_version < _LEAVE_BATCH_SINCE:
-        return LeaveGroupResponse(error_code=next((each.error_code for each in members), ErrorCode.NONE))
-    return LeaveGroupResponse(members=members)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tidemill import machine
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.records import Record
+from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.timers import Timers
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.groups import (
@@ -67,15 +68,6 @@ class Topics(Protocol):
     def name_of(self, topic_id: TopicId) -> str | None: ...
 
     def names(self) -> Iterable[str]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, and in which version of the API."""
-
-    client_id: str = ""
-    client_host: str = ""
-    api_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

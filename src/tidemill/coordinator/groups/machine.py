@@ -20,7 +20,6 @@ from tidemill.coordinator import records
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
 from tidemill.coordinator.groups.group import (
-    Caller,
     ConsumerProtocol,
     Decision,
     Environment,
@@ -32,7 +31,7 @@ from tidemill.coordinator.groups.group import (
 )
 from tidemill.coordinator.groups.offsets import Offsets
 from tidemill.coordinator.records import Record
-from tidemill.coordinator.shard import RawRecord, Writer
+from tidemill.coordinator.shard import Caller, RawRecord, Writer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (
     GroupMetadataKey,

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.coordinator.groups.group import Caller, Committer, Decision, Environment, Group
+from tidemill.coordinator.groups.group import Committer, Decision, Environment, Group
 from tidemill.coordinator.groups.pending_offsets import CommittedOffset, PendingOffsets, Place
 from tidemill.coordinator.records import Record, offset_commit_tombstone
 from tidemill.coordinator.responses import error_response, fetch_group_error
-from tidemill.coordinator.shard import Writer
+from tidemill.coordinator.shard import Caller, Writer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import OffsetCommitKey, OffsetCommitValue
 from tidemill.protocol.api.offsets import (

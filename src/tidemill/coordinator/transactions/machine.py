@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill import machine
 from tidemill.config import TransactionsConfig
-from tidemill.coordinator.groups.group import Caller
-from tidemill.coordinator.shard import RawRecord, Writer
+from tidemill.coordinator.shard import Caller, RawRecord, Writer
 from tidemill.coordinator.timers import Timers
 from tidemill.coordinator.transactions import records as transaction_records
 from tidemill.coordinator.transactions import rules as transaction_rules

@@ -97,9 +97,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.dispatch import Call, serves
-from tidemill.coordinator.groups.group import Caller
 from tidemill.coordinator.responses import error_response, in_version
-from tidemill.coordinator.shard import Writer, coordinator_error
+from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from tidemill.protocol.api.groups import (

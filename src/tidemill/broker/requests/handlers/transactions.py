@@ -33,7 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from tidemill.broker.requests.dispatch import Call, serves
-from tidemill.coordinator.groups.group import Caller
+from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.listing import check_pattern
 from tidemill.coordinator.transactions.responses import (
     ADD_PARTITIONS_BATCHED_SINCE,
