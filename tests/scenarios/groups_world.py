@@ -15,10 +15,10 @@ from tidemill.config import GroupsConfig
 from tidemill.coordinator.groups.group import Environment, GroupCall, RebalanceEvent
 from tidemill.coordinator.groups.machine import Groups
 from tidemill.coordinator.records import Record, decode
-from tidemill.coordinator.responses import error_response
 from tidemill.coordinator.shard import Caller, RawRecord, Shard, Writer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Request
 from tidemill.types import TopicId
 

@@ -20,9 +20,9 @@ from tidemill.coordinator.transactions.machine import (
     WriteMarkers,
 )
 from tidemill.coordinator.transactions.records import TransactionRecord
-from tidemill.coordinator.transactions.responses import error_response
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Request
 
 

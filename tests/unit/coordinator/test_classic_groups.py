@@ -19,13 +19,13 @@ from tests.unit.coordinator.drive import (
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.group import EVENTS_PER_GROUP_MAX, TopicsChanged
-from tidemill.coordinator.responses import in_version
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
     JoinGroupRequestProtocol,
     JoinGroupResponse,
     SyncGroupRequestAssignment,
 )
+from tidemill.protocol.coordinator_responses import in_version
 from tidemill.protocol.schema import encode
 
 

@@ -9,7 +9,6 @@ import pytest
 from tests.scenarios.groups_world import World
 from tests.unit.coordinator.drive import answer_of, commit, fetch
 from tidemill.coordinator.groups.group import TopicsChanged
-from tidemill.coordinator.responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.api.offsets import (
@@ -27,6 +26,7 @@ from tidemill.protocol.api.transactions import (
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
 )
+from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import decode, encode
 
 VERSIONS = range(OffsetFetchRequest.versions.min, OffsetFetchRequest.versions.max + 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.coordinator.responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
     ConsumerGroupDescribeRequest,
@@ -29,6 +28,7 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchRequestTopic,
 )
 from tidemill.protocol.api.transactions import TxnOffsetCommitRequest
+from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Request, encode
 
 REQUESTS: list[type[Request]] = [

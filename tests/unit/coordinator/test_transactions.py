@@ -12,7 +12,6 @@ from tidemill.config import TransactionsConfig, load_broker_config
 from tidemill.coordinator.shard import RawRecord, Writer
 from tidemill.coordinator.transactions.machine import MarkersWritten, WriteMarkers
 from tidemill.coordinator.transactions.records import TransactionRecord, decode, encode
-from tidemill.coordinator.transactions.responses import error_response
 from tidemill.coordinator.transactions.rules import Ending, bumping_ending
 from tidemill.coordinator.transactions.transaction import (
     EPOCH_BUMP_SINCE,
@@ -32,6 +31,7 @@ from tidemill.protocol.api.transactions import (
     InitProducerIdRequest,
     ListTransactionsRequest,
 )
+from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Request
 from tidemill.types import TopicPartition
 

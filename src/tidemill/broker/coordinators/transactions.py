@@ -26,16 +26,16 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
-from tidemill.coordinator.transactions.responses import (
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
+from tidemill.protocol.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from tidemill.protocol.coordinator_responses import (
     ADD_PARTITIONS_BATCHED_SINCE,
     added_partitions,
     added_transaction,
     error_response,
     verified_response,
 )
-from tidemill.errors import ApiError, ErrorCode
-from tidemill.internal_topics import INTERNAL_TOPICS, TRANSACTIONS_TOPIC
-from tidemill.protocol.api.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from tidemill.protocol.schema import Request, Response, replace
 from tidemill.runtime import NO_TOKEN
 from tidemill.types import TopicPartition

@@ -46,7 +46,6 @@ from tidemill.coordinator.groups.group import (
 )
 from tidemill.coordinator.groups.rebalance import join_error, names_of
 from tidemill.coordinator.records import Record, group_metadata_tombstone
-from tidemill.coordinator.responses import LEAVE_BATCH_SINCE, leave_response
 from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.machine import NO_REPLY
@@ -64,6 +63,7 @@ from tidemill.protocol.api.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from tidemill.protocol.coordinator_responses import LEAVE_BATCH_SINCE, leave_response
 
 _MEMBER_ID_REQUIRED_SINCE = 4
 

@@ -14,7 +14,6 @@ from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.classic_member import ClassicMember, Waiting
 from tidemill.coordinator.groups.group import NO_MEMBER_ID, Answer, Decision
 from tidemill.coordinator.groups.rebalance import Outcome, Rebalances, join_error, names_of
-from tidemill.coordinator.responses import leave_response, leaving_members
 from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.groups import (
@@ -29,6 +28,7 @@ from tidemill.protocol.api.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from tidemill.protocol.coordinator_responses import leave_response, leaving_members
 
 _MEMBER_ID_REQUIRED_SINCE = 4
 _SKIP_ASSIGNMENT_SINCE = 9

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from tidemill.coordinator.groups.group import Committer, Decision, Environment, Group
 from tidemill.coordinator.groups.pending_offsets import CommittedOffset, PendingOffsets, Place
 from tidemill.coordinator.records import Record, offset_commit_tombstone
-from tidemill.coordinator.responses import error_response, fetch_group_error
 from tidemill.coordinator.shard import Caller, Writer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import OffsetCommitKey, OffsetCommitValue
@@ -53,6 +52,7 @@ from tidemill.protocol.api.transactions import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from tidemill.protocol.coordinator_responses import error_response, fetch_group_error
 from tidemill.types import NO_TOPIC_ID, TopicId
 
 if TYPE_CHECKING:

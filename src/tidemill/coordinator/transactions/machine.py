@@ -29,14 +29,6 @@ from tidemill.coordinator.transactions import rules as transaction_rules
 from tidemill.coordinator.transactions.last_epochs import LastEpochs
 from tidemill.coordinator.transactions.listing import describe_transactions, list_transactions
 from tidemill.coordinator.transactions.records import TransactionRecord
-from tidemill.coordinator.transactions.responses import (
-    ADD_PARTITIONS_BATCHED_SINCE,
-    added_partitions,
-    added_response,
-    added_transaction,
-    error_response,
-    verified_response,
-)
 from tidemill.coordinator.transactions.rules import Ending, Initialization
 from tidemill.coordinator.transactions.transaction import (
     EPOCH_BUMP_SINCE,
@@ -62,6 +54,14 @@ from tidemill.protocol.api.transactions import (
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListTransactionsRequest,
+)
+from tidemill.protocol.coordinator_responses import (
+    ADD_PARTITIONS_BATCHED_SINCE,
+    added_partitions,
+    added_response,
+    added_transaction,
+    error_response,
+    verified_response,
 )
 from tidemill.protocol.schema import Request, Response
 from tidemill.types import TopicPartition

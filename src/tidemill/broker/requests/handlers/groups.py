@@ -97,7 +97,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.dispatch import Call, serves
-from tidemill.coordinator.responses import error_response, in_version
 from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
@@ -130,6 +129,7 @@ from tidemill.protocol.api.transactions import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from tidemill.protocol.coordinator_responses import error_response, in_version
 from tidemill.protocol.schema import Request, Response, replace
 from tidemill.types import BrokerId, TopicPartition
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.broker.requests.handlers.transactions import caller_of
-from tidemill.coordinator.transactions.responses import error_response
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
+from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Response
 
 if TYPE_CHECKING:

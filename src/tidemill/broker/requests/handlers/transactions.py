@@ -35,9 +35,6 @@ from typing import TYPE_CHECKING, cast
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.listing import check_pattern
-from tidemill.coordinator.transactions.responses import (
-    ADD_PARTITIONS_BATCHED_SINCE,
-)
 from tidemill.coordinator.transactions.transaction import STATES_BY_LABEL
 from tidemill.errors import ApiError
 from tidemill.protocol.api.transactions import (
@@ -49,6 +46,9 @@ from tidemill.protocol.api.transactions import (
     EndTxnRequest,
     ListTransactionsRequest,
     ListTransactionsResponse,
+)
+from tidemill.protocol.coordinator_responses import (
+    ADD_PARTITIONS_BATCHED_SINCE,
 )
 from tidemill.protocol.schema import Response, replace
 
