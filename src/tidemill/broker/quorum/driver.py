@@ -145,7 +145,7 @@ class ControllerDriver:
             self._controller.committed(end_offset)
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Until it holds; it is looked at again whenever the metadata or the controller changed."""
+        """Returns when the condition holds; it is checked whenever the metadata or the controller has changed."""
         while not condition():
             await self._changed.wait()
 
@@ -183,7 +183,7 @@ class ControllerDriver:
     # -- deciding --------------------------------------------------------------------------------------------
 
     async def decide(self, request: Request, version: int) -> Response:
-        """The active controller's answer, once it is committed; NOT_CONTROLLER when that is not here."""
+        """Returns the active controller's answer once it is committed; NOT_CONTROLLER when another node has it."""
         controller = self._controller
         if controller is None:
             raise ApiError(ErrorCode.NOT_CONTROLLER)
@@ -208,7 +208,7 @@ class ControllerDriver:
     async def ask(
         self, request: Request, version: int | None = None, *, timeout_s: float = _ASK_TIMEOUT_S
     ) -> Response:
-        """The controller's answer, from wherever it is; finds a new one while there is time."""
+        """Returns the controller's answer, from this node or another; tries the next controller while there is time."""
         deadline_s = self._loop.time() + timeout_s
         is_decided = type(request) in DECIDES
         while True:
@@ -276,7 +276,7 @@ class ControllerDriver:
             logger.error("cannot write a snapshot of the metadata: %s", task.exception())
 
     def stop_asking(self) -> None:
-        """The node stops: whoever waits for a controller to be found hears that there is none."""
+        """The node stops: requests that wait for a controller fail with REQUEST_TIMED_OUT."""
         self._is_stopping = True
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """This node's place in the metadata quorum.
 
-Every node has one. Controllers vote, everybody else only follows; it is the same machine for all (`raft/`), carried out by
-`quorum_replica.py` over the log of `quorum_log.py`. Committed records go to the `QuorumListener` in the order of the log,
-each once, and so does news of the leadership. At a start nothing but the snapshot is committed until the quorum says so.
+Every node has one. Controllers vote, other nodes only follow. All run the same machine (`raft/`), carried out by
+`replica.py` over the log of `log.py`. The `QuorumListener` gets committed records in the order of the log, each once, and
+changes of the leadership. At a start only the snapshot counts as committed, until the quorum confirms more.
 
-What is here: starting (formation.py finds the voters), the requests of peers and clients, the active controller's appends,
-snapshots, and the end.
+This module starts the replica (formation.py finds the voters), passes it the requests of peers and clients and the active
+controller's appends, writes snapshots, and stops.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class Quorum:
     # -- deciding --------------------------------------------------------------------------------------------
 
     def append(self, values: Sequence[bytes]) -> int:
-        """One batch; returns where it ends. It is committed when the listener hears of it."""
+        """Writes one batch and returns the log's end offset. The listener gets it when it is committed."""
         if self._replica is None or not self._replica.is_active:
             raise ApiError(ErrorCode.NOT_CONTROLLER)
         try:

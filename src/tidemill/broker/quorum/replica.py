@@ -1,15 +1,15 @@
-"""Carries out what the quorum's machine wants: log, disk, peers, and whoever listens.
+"""Carries out the effects of the quorum's machine: on the log, the disk, the peers and the listener.
 
-One event at a time: the machine is stepped, its effects are carried out in their order, then the listener hears what
-came of it, and only then the next event has its turn. Whatever happens meanwhile waits in a queue. A vote and an installed
+One event at a time: the machine is stepped, its effects are carried out in their order, then the listener gets the
+results, and only then the next event has its turn. Events that arrive meanwhile wait in a queue. A vote and an installed
 snapshot are on disk before the next effect; the log is synced by the `Syncer`, and the machine hears when that is done. The
 machine's time is the loop's, which cannot jump (failure 28).
 
-The active controller's records are written *before* the machine hears of them: a full disk is then the caller's problem,
-and the machine is none the wiser. A follower that cannot write what it fetched waits a while and fetches again. A vote or
-an epoch for which there is no space waits, and with it every later effect and event: to its peers the replica is slow,
-and the broker beside it keeps serving what it has. Anything else that fails on the disk, or a bug in the machine, is
-the end: half of an event's effects is no state to go on from.
+The active controller's records are written *before* the machine gets the event: a full disk is then an error of the
+caller, and the machine's state stays as it was. A follower that cannot write what it fetched waits a while and fetches
+again. A vote or an epoch for which there is no space waits, and with it every later effect and event: to its peers the
+replica is slow, and the broker beside it keeps serving what it has. Anything else that fails on the disk, or a bug in the
+machine, is the end: half of an event's effects is no state to go on from.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Replica:
         self.step(on.TimerExpired())
 
     def stop(self) -> None:
-        """Nothing happens after this, and nobody hears of it."""
+        """Ends everything: no event is handled and no listener is called after this."""
         self._is_stopped = True
         self._arm()
         self._end_resignation()
