@@ -251,7 +251,6 @@ BUGS: tuple[Bug, ...] = (
     Bug("consumers read to the log's end", consumers_read_to_the_logs_end),
     Bug("truncates to its own high watermark", truncates_to_its_own_high_watermark),
     Bug("an unclean broker stays in the ISR", unclean_broker_stays_in_the_isr),
-    Bug("a stale broker epoch is accepted", stale_broker_epoch_is_accepted, found_in=41, seeds=60),
     Bug("a start believes what it reads", a_start_believes_what_it_reads),
     Bug("a snapshot loses a topic", snapshot_loses_a_topic),
     Bug("votes are forgotten", votes_are_forgotten),

@@ -36,7 +36,7 @@ from tidemill.raft.roles import Candidate
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.sim.cluster import Machine, Shape
-from tidemill.types import TopicPartition
+from tidemill.types import BrokerId, TopicPartition
 
 _FOUR = Shape(combined=4)
 _DYNAMIC = dynamic_quorum(_FOUR, (1, 2, 3))
@@ -301,6 +301,49 @@ def test_failure_03_killed_replica_leads_before_replica_that_lost_power(has_powe
             stage.cluster.start(machine)
         stage.wait_healthy()
         stage.require(stage.partition().leader_recovery_state == 0, "the election was clean")
+        stage.wait_acks()
+
+    play(course, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_failure_04_a_stale_proposal_does_not_bring_a_new_incarnation_into_the_isr(seed: int) -> None:
+    """The leader's request to add a follower arrives when that follower has lost its power and is back."""
+
+    def course(stage: Stage) -> None:
+        controller, wires = stage.controller(), stage.cluster.wires
+        tp = next(each for each in stage.partitions if stage.leader_of(each) is not controller)
+        leader = stage.leader_of(tp)
+        follower = next(each for each in stage.followers_of(tp) if each is not controller)
+
+        def broker_epoch() -> int:
+            return stage.image().brokers[BrokerId(follower.id)].epoch
+
+        def proposes_follower() -> bool:
+            assert leader.node is not None
+            hosted, _ = leader.node.broker.replicas.find(tp)
+            machine = hosted.leader if hosted is not None else None
+            proposal = machine._proposal if machine is not None else None
+            return proposal is not None and proposal.is_expansion and follower.id in proposal.isr
+
+        wires.cut(follower.host, leader.host)
+        stage.wait(lambda: follower.id not in stage.partition(tp).isr, "the follower leaves the ISR")
+        stage.wait_acks()
+        wires.cut(leader.host, controller.host)
+        wires.heal(follower.host, leader.host)
+        stage.wait(proposes_follower, "the leader proposes the follower")
+        before = broker_epoch()
+        stage.cluster.cut_power(follower)
+        wires.cut(follower.host, leader.host)
+        stage.cluster.start(follower)
+        stage.wait(lambda: broker_epoch() > before, "the follower is registered again")
+        wires.heal(leader.host, controller.host)
+        stage.wait(lambda: not proposes_follower(), "the controller has answered")
+        stage.require(
+            follower.id not in stage.partition(tp).isr, "a replica that has fetched nothing is not in the ISR"
+        )
+        stage.heal()
+        stage.wait_healthy()
         stage.wait_acks()
 
     play(course, seed)

@@ -12,7 +12,13 @@ import pytest
 from tests.sim import planted_transactions, planted_two_phase, test_failures
 from tests.sim import test_transaction_failures as courses
 from tests.sim import test_two_phase_failures as two_phase_courses
-from tests.sim.planted import BUGS, Bug, commits_are_answered_before_replication, planted
+from tests.sim.planted import (
+    BUGS,
+    Bug,
+    commits_are_answered_before_replication,
+    planted,
+    stale_broker_epoch_is_accepted,
+)
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tests.sim.planted_two_phase import TWO_PHASE_BUGS
 from tidemill.sim.world import World
@@ -53,6 +59,12 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
     (
         Bug("commits are answered before replication", commits_are_answered_before_replication),
         test_failures.test_failure_11_a_coordinator_that_is_alone_confirms_no_commit,
+    ),
+    (
+        Bug("a stale broker epoch is accepted", stale_broker_epoch_is_accepted),
+        lambda: test_failures.test_failure_04_a_stale_proposal_does_not_bring_a_new_incarnation_into_the_isr(
+            1
+        ),
     ),
     (
         Bug("nothing is verified", planted_transactions.nothing_is_verified),
