@@ -269,18 +269,21 @@ class TaskKills:
 
     # -- batches ---------------------------------------------------------------------------------------------
 
-    def attempt(self, target: str | None = None) -> bool:
-        """One attempt at the batch that is due, if there is one. Whether the target was struck meanwhile."""
+    def attempt(self, target: str | None = None, death: str | None = None) -> bool:
+        """One attempt at the batch that is due, if there is one. Whether the target was struck meanwhile.
+
+        `death` is one of `DEATHS`, for a driver that dies when everything is written and at no other moment.
+        """
         before = self.summary.strikes.total()
         try:
-            self._run_batch(target)
+            self._run_batch(target, death)
         except TidemillError as failure:
             print(f"the driver failed: {failure}", flush=True)
             self.summary.ended_by_themselves += 1
             self._query.restart()
         return self.summary.strikes.total() > before
 
-    def _run_batch(self, target: str | None) -> None:
+    def _run_batch(self, target: str | None, death: str | None) -> None:
         works = self._query.plan(self._rng.choice(BATCH_ROWS) if target else max(BATCH_ROWS))
         if not works:
             time.sleep(IDLE_S)
@@ -291,7 +294,7 @@ class TaskKills:
         began_s = time.monotonic()
         # Now and then too late, so that it is seen how long a batch takes now.
         strike_s = began_s + self._rng.uniform(0.0, 1.25 * self._batch_s)
-        if target == "driver" and self._rng.random() < 0.5:
+        if death is not None or (target == "driver" and self._rng.random() < 0.5):
             # Not before everything is written.
             strike_s = float("inf")
         is_struck = False
@@ -310,7 +313,11 @@ class TaskKills:
             time.sleep(POLL_S)
         if not is_struck:
             self._batch_s = time.monotonic() - began_s
-        self._end_batch(batch, is_struck=target == "driver")
+        if target == "driver":
+            self._end_driver(batch, death or self._rng.choice(DEATHS))
+        else:
+            self._query.commit_writer(batch.messages())
+            self._query.go_on()
 
     def _begin(self, batch: Batch, number: int) -> None:
         attempt, batch.attempts = batch.attempts, batch.attempts + 1
@@ -329,13 +336,8 @@ class TaskKills:
                 self.summary.ended_by_themselves += 1
                 self._begin(batch, number)
 
-    def _end_batch(self, batch: Batch, *, is_struck: bool) -> None:
-        """A driver that is struck knows afterwards of nothing that was written, whether or not it had told the sink."""
-        if not is_struck:
-            self._query.commit_writer(batch.messages())
-            self._query.go_on()
-            return
-        death = self._rng.choice(DEATHS)
+    def _end_driver(self, batch: Batch, death: str) -> None:
+        """The driver knows afterwards of nothing that was written, whether or not it had told the sink."""
         if death == "after":
             self._query.commit_writer(batch.messages())
         elif death != "before":
@@ -350,6 +352,10 @@ class TaskKills:
             self._targets = self._rng.sample(TARGETS, len(TARGETS))
         target = self._targets.pop()
         eventually(lambda: self.attempt(target), f"a {target} to strike, after {self.summary}", LIMIT_S)
+
+    def strike_driver(self, death: str) -> None:
+        """The driver of the next batch dies at that point; the batch is repeated."""
+        eventually(lambda: self.attempt("driver", death), f"a driver that dies {death}", LIMIT_S)
 
     def _strike(self, target: str, batch: Batch) -> None:
         self.summary.strikes[target] += 1
