@@ -20,7 +20,7 @@ ROWS = 40_000
 # Where it fails: when two of four Arrow batches have reached the sink.
 FATAL_ROW = 25_000
 # Enough that half of the rows are more than the sink gathers before it writes.
-PADDING = "x" * 300
+PADDING = "x" * 600
 # Where a task is held that gets half of the rows.
 HELD_AT = 6_000
 EXPECTED = sorted(f"{number:06d}" for number in range(ROWS))

@@ -20,7 +20,7 @@ from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.client.transactional import Fenced, RecordTooLarge
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark.routing import UnroutableRow
-from tidemill.spark.sink import Task, Written, write_rows
+from tidemill.spark.sink import CHUNK_BYTES, Task, Written, write_rows
 
 FULL = (
     "key string, value binary, topic string, partition int, timestamp timestamp, "
@@ -136,7 +136,7 @@ class TestTask:
         self, target: RunningBroker, topic: str, task: Task
     ) -> None:
         def failing() -> Iterator[pa.RecordBatch]:
-            yield rows("a" * 5_000_000)
+            yield rows("a" * CHUNK_BYTES)
             raise ZeroDivisionError
 
         sink = options(target.bootstrap, topic, **{"kafka.compression.type": "gzip"})
@@ -154,7 +154,7 @@ class TestTask:
         newer: list[Written] = []
 
         def overtaken() -> Iterator[pa.RecordBatch]:
-            yield rows("zombie" * 1_000_000)
+            yield rows("z" * CHUNK_BYTES)
             newer.append(write_rows(sink, task, [rows("a")]))
             yield rows("zombie again")
 
