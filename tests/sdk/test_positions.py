@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from confluent_kafka import Producer
 
 from tidemill import Batches, Client
 from tidemill.sdk.errors import InvalidSetting, NotAssigned
+from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.testing import InProcessBroker
+from tidemill.types import TopicPartition
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000
@@ -120,3 +123,40 @@ def test_what_this_member_has_not_cannot_be_moved(client: Client, hourly: str) -
         next(batches)
         with pytest.raises(NotAssigned, match=f"pause in {hourly}-3: this member has {hourly}-0"):
             batches.pause(partition=3)
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once", "exactly-once"])
+def test_trailing_markers_and_aborted_records_are_committed_over(
+    shared: InProcessBroker, client: Client, topic: str, guarantee: GuaranteeName
+) -> None:
+    producer = Producer({"bootstrap.servers": shared.bootstrap, "transactional.id": topic})
+    producer.init_transactions()
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, b"value")
+        producer.flush()
+        end()
+    group = f"{topic}-{guarantee}"
+    with client.consume(topic, group=group, guarantee=guarantee, instance=group, idle_timeout_s=2) as batches:
+        assert [record.offset for batch in batches for record in batch] == [0]
+    # One record, its marker, an aborted record, its marker.
+    place = TopicPartition(topic, 0)
+    shared.wait_until(lambda: shared.committed(group).get(place) == 4, f"{group} has committed the end")
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_rewind_at_the_end_of_a_partition_hands_the_batch_out_again(
+    shared: InProcessBroker, client: Client, topic: str, guarantee: GuaranteeName
+) -> None:
+    for number in range(3):
+        shared.produce(topic, str(number))
+    seen: list[list[int]] = []
+    with client.consume(
+        topic, group=topic, guarantee=guarantee, instance=topic, linger_s=1, idle_timeout_s=2
+    ) as batches:
+        for batch in batches:
+            seen.append([record.offset for record in batch])
+            if len(seen) == 1:
+                batches.rewind()
+    assert seen[0][0] == 0
+    assert [offset for offsets in seen[1:] for offset in offsets] == [0, 1, 2]

@@ -68,6 +68,10 @@ class Positions:
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._next.update(offsets)
 
+    def passed(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Those of these ends that are behind what is handed out next, of partitions of which something was handed out."""
+        return {place: end for place, end in ends.items() if self._next.get(place, end) < end}
+
     def go_back(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read again from there, as far as the partitions are still here. What cannot be sought now is sought before the
         next record of it is read, or revoked until then."""

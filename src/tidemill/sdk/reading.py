@@ -7,6 +7,9 @@ so Ctrl-C and a cancelled task get their turn. All of it, rebalances included, h
 A rebalance can come only while `step` reads, when no batch is in hand. What was read of a partition that was revoked
 in the same moment is dropped: it is somebody else's, or will be read again.
 
+At the end of a partition its end is committed: markers of transactions and aborted records are passed over, as the position
+of Java's consumer passes them, and a group that has read everything has no lag.
+
 Refuses to wait for brokers without end: when all of them are down for `timeout_s`, `step` raises `Unreachable`.
 Calling it again goes on, as does librdkafka in the background.
 """
@@ -83,6 +86,13 @@ class Chunk:
             self.first_offsets.setdefault(place, record.offset)
             self.next_offsets[place] = record.offset + 1
 
+    def pass_over(self, ends: Mapping[TopicPartition, int], others: Mapping[TopicPartition, int]) -> None:
+        """Between the records and the ends of their partitions, and before the ends of others, are no records."""
+        for place in ends.keys() & self.next_offsets.keys():
+            self.next_offsets[place] = max(ends[place], self.next_offsets[place])
+        for place in others.keys() - self.next_offsets.keys():
+            self.next_offsets[place] = others[place]
+
 
 class Reader:
     def __init__(
@@ -119,14 +129,16 @@ class Reader:
             raise error
         self.positions.pay_back()
         try:
-            records = self._fetch()
+            records, ends = self._fetch()
         except KafkaException as failure:
             raise translated(cause(failure), self._doing) from None
         if not records:
+            self._commit_passed(self.positions.passed(ends))
             self._check_health()
             return None
         self.health.recovered()
         chunk = Chunk(records)
+        chunk.pass_over(ends, self.positions.passed(ends))
         try:
             verdict = self._guarantee.begin(chunk.next_offsets)
         except BaseException:
@@ -254,7 +266,19 @@ class Reader:
         if found.error is not None:
             raise translated(found.error, f"consume {topic}", advice="create it with create_topic")
 
-    def _fetch(self) -> list[Record]:
+    def _commit_passed(self, passed: Mapping[TopicPartition, int]) -> None:
+        """Every record before these offsets is done."""
+        if not passed:
+            return
+        self.positions.moved(passed)
+        try:
+            self._commits.commit(passed)
+        except (Unreachable, CommitFailed) as failure:
+            # No record is read again for it, and the next commit has them too.
+            LOGGER.info("%s: %s", self._doing, failure)
+
+    def _fetch(self) -> tuple[list[Record], dict[TopicPartition, int]]:
+        """Records, and the ends of partitions that were reached."""
         messages: list[Message] = []
         try:
             self._gather(messages)
@@ -265,13 +289,18 @@ class Reader:
             )
             raise
         records = []
+        ends: dict[TopicPartition, int] = {}
         for message in messages:
             error = message.error()
-            if error is not None:
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                place, end = _place(message)
+                if not self.positions.is_owed(place):
+                    ends[place] = end
+            elif error is not None:
                 self._note(error)
             elif not self.positions.is_owed((record := _record(message)).topic_partition):
                 records.append(record)
-        return records
+        return records, ends
 
     def _gather(self, messages: list[Message]) -> None:
         """What has arrived, after a moment's wait for the first; with `linger_s`, until it is over or the batch is full."""
@@ -297,8 +326,6 @@ class Reader:
         """What librdkafka recovers from by itself is no news; everything else is raised, after the records before it."""
         code = error.code()
         is_fatal = error.fatal()
-        if code == KafkaError._PARTITION_EOF:
-            return
         if not is_fatal and (code in NO_ANSWER or code in LOST_MEMBERSHIP):
             LOGGER.info("%s: %s", self._doing, error.str())
             return
@@ -336,15 +363,20 @@ class Reader:
         self.positions.revoked(places)
 
 
-def _record(message: Message) -> Record:
+def _place(message: Message) -> tuple[TopicPartition, int]:
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
     assert partition is not None
     assert offset is not None
+    return TopicPartition(topic, partition), offset
+
+
+def _record(message: Message) -> Record:
+    place, offset = _place(message)
     headers = message.headers()
     return Record(
-        topic,
-        partition,
+        place.topic,
+        place.partition,
         offset,
         message.timestamp()[1],
         message.key(),

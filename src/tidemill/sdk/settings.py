@@ -156,4 +156,5 @@ class Settings:
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
         }
