@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tidemill.broker.requests import client_metrics
@@ -119,6 +121,57 @@ def test_deltas_are_added_and_gauges_replaced(world: World) -> None:
     for _ in range(2):
         world.metrics.keep(client, [Point("sum", (("k", "v"),), 2.0, True), Point("gauge", (), 3.0, False)])
     assert [row[1:] for row in world.metrics.rows()] == [("sum", "k=v", 4.0), ("gauge", "", 3.0)]
+
+
+async def test_pushes_are_expanded_one_at_a_time_and_their_bytes_are_limited_together(world: World) -> None:
+    limit = 16 * world.metrics.max_bytes
+    order: list[str] = []
+
+    async def expand(name: str, size: int, may_end: asyncio.Event) -> None:
+        async with world.metrics.expanding(world.client(name.encode() * 16), size):
+            order.append(f"{name} begins")
+            await may_end.wait()
+            order.append(f"{name} ends")
+
+    may_end = asyncio.Event()
+    tasks = [asyncio.create_task(expand(name, limit // 2, may_end)) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    assert order == ["a begins"]
+    refused = asyncio.create_task(expand("c", 1, may_end))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(*tasks)
+    with pytest.raises(ApiError) as error:
+        await refused
+    assert error.value.code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert order == ["a begins", "a ends", "b begins", "b ends"]
+    # What is over is not counted any more, also after a failure.
+    with pytest.raises(ZeroDivisionError):
+        async with world.metrics.expanding(world.client(), limit):
+            raise ZeroDivisionError
+    async with world.metrics.expanding(world.client(), limit):
+        pass
+
+
+def test_a_push_that_was_refused_for_others_may_come_again_at_once(world: World) -> None:
+    assert world.push() == ErrorCode.NONE
+    client = world.client()
+
+    async def refused() -> None:
+        async with world.metrics.expanding(client, 17 * world.metrics.max_bytes):
+            pytest.fail("it is too large")
+
+    with pytest.raises(ApiError):
+        asyncio.run(refused())
+    assert world.push() == ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "expanded"),
+    [(1_000, 20_000), (1 << 20, 20 << 20), (2 << 20, 32 << 20), (64 << 20, 64 << 20)],
+)
+def test_a_push_expands_to_a_bounded_size(max_bytes: int, expanded: int) -> None:
+    assert ClientMetrics(MetadataImage, lambda: 0.0, max_bytes).expanded_bytes_max == expanded
 
 
 def test_a_silent_client_is_forgotten(world: World) -> None:

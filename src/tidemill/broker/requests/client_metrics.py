@@ -2,14 +2,17 @@
 
 Subscriptions are settings of the cluster. A client asks for its own, pushes at their interval, and is refused before it is
 due. What it pushed is shown among this broker's metrics until it is silent for three intervals. Everything is limited:
-clients, series of a client, series of all, and the length of names.
+clients, series of a client, series of all, the length of names, the bytes of all pushes under way, and what a push
+expands to. One push is expanded at a time, so the last limit holds for all pushes together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tidemill.broker.net.network import Peer
@@ -29,6 +32,11 @@ _CLIENTS_MAX = 16_384
 SERIES_PER_CLIENT_MAX = 500
 _SERIES_MAX = 20_000
 _NAME_CHARS_MAX = 200
+# Metrics are repetitive text: a push that expands to more than this times the largest push is no telemetry.
+_EXPANSION_MAX = 20
+_EXPANDED_BYTES_MAX = 32 << 20
+# In pushes of the largest size. What is above is told to come later.
+_PUSHES_UNDER_WAY_MAX = 16
 _RETRIED = (ErrorCode.UNKNOWN_SUBSCRIPTION_ID, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
 # In the order in which clients should prefer them.
 ACCEPTED_COMPRESSIONS = (
@@ -87,6 +95,8 @@ class ClientMetrics:
         self._configs: object = None
         self._subscriptions: tuple[Subscription, ...] = ()
         self._series_count = 0
+        self._bytes_under_way = 0
+        self._expanding = asyncio.Lock()
 
     # -- who pushes ------------------------------------------------------------------------------------------
 
@@ -184,6 +194,28 @@ class ClientMetrics:
             raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         if size > self.max_bytes:
             raise ApiError(ErrorCode.TELEMETRY_TOO_LARGE)
+
+    # -- what a push costs -----------------------------------------------------------------------------------
+
+    @property
+    def expanded_bytes_max(self) -> int:
+        """What a push may expand to; at least what it may be without compression."""
+        return max(self.max_bytes, min(_EXPANSION_MAX * self.max_bytes, _EXPANDED_BYTES_MAX))
+
+    @asynccontextmanager
+    async def expanding(self, client: ClientInstance, size: int) -> AsyncIterator[None]:
+        """Holds the turn to expand a push of that many bytes; refuses it when too many bytes wait for theirs."""
+        if self._bytes_under_way + size > _PUSHES_UNDER_WAY_MAX * self.max_bytes:
+            # Pushing again is not too early then.
+            client.pushed_ms = None
+            client.last_error = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+        self._bytes_under_way += size
+        try:
+            async with self._expanding:
+                yield
+        finally:
+            self._bytes_under_way -= size
 
     # -- what was pushed -------------------------------------------------------------------------------------
 

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Metrics are repetitive text: more than this is no telemetry.
-_EXPANSION_MAX = 20
-
 
 @serves(GetTelemetrySubscriptionsRequest)
 def get_telemetry_subscriptions(
@@ -67,7 +64,8 @@ async def push_telemetry(broker: Broker, call: Call, request: PushTelemetryReque
     metrics.check_push(client, request.subscription_id, request.terminating, codec, len(data))
     if data:
         try:
-            points = await asyncio.to_thread(_read, codec, data, metrics.max_bytes * _EXPANSION_MAX)
+            async with metrics.expanding(client, len(data)):
+                points = await asyncio.to_thread(_read, codec, data, metrics.expanded_bytes_max)
         except ProtocolError as error:
             logger.info("telemetry of %s cannot be read: %s", call.connection.peer, error)
             client.last_error = ErrorCode.INVALID_RECORD
