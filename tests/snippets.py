@@ -240,7 +240,7 @@ class Reader:
             )
 
     def _run_in_background(self, place: str, text: str, awaited: str) -> None:
-        shell, output = self._start_shell(text)
+        shell, output = self._start_shell(text, is_last=False)
         deadline = time.monotonic() + self._limit_s
         while awaited not in output.read_text(errors="replace"):
             if shell.poll() is not None or time.monotonic() > deadline:
@@ -249,11 +249,14 @@ class Reader:
             time.sleep(0.02)
         self._output = output.read_text(errors="replace")
 
-    def _start_shell(self, text: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Folder and variables are those that the last shell left."""
+    def _start_shell(self, text: str, *, is_last: bool = True) -> tuple[subprocess.Popen[bytes], Path]:
+        """Folder and variables are those that the last shell left. One in the background leaves none: it may end at any
+        time, while another is writing down its own."""
         kept = self._own / "shell"
         keep = f"{{ declare -px | grep -v '^declare -[a-z]*r'; printf 'cd %q\\n' \"$PWD\"; }} > {kept}.new"
-        script = f". {kept} 2>/dev/null || true\nset -euo pipefail\n{text}\n{keep}\nmv {kept}.new {kept}\n"
+        script = f". {kept} 2>/dev/null || true\nset -euo pipefail\n{text}\n"
+        if is_last:
+            script += f"{keep}\nmv {kept}.new {kept}\n"
         output = self._own / f"{len(self._shells)}.output"
         with output.open("wb") as file:
             shell = subprocess.Popen(

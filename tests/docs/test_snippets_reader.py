@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.brokers import eventually
 from tests.snippets import Page, Reader, SnippetFailedError
 
 
@@ -107,6 +108,18 @@ def test_what_runs_in_the_background_ends_with_the_reader(tmp_path: Path, reader
     reader.close()
     with pytest.raises(ProcessLookupError):
         os.kill(shell, 0)
+
+
+def test_what_ends_in_the_background_leaves_no_variables(tmp_path: Path, reader: Reader) -> None:
+    background = (
+        "trap 'touch over' EXIT\nexport NAME=background\necho ready\nuntil test -e go; do sleep 0.02; done"
+    )
+    before = (
+        f"<!-- background: ready -->\n'''sh\n{background}\n'''\n'''sh\nexport NAME=reader\ntouch go\n'''\n"
+    )
+    reader.run_page(page(tmp_path, before))
+    eventually((tmp_path / "over").exists, "the end of the shell in the background")
+    reader.run_page(page(tmp_path, "'''console\n$ echo $NAME\nreader\n'''\n"))
 
 
 def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
