@@ -55,7 +55,7 @@ async def test_many_from_either_kind_of_iterable(
     assert [int(record.value or b"") for record in shared.records(topic)] == list(range(100))
 
 
-async def test_a_failure_that_nobody_awaited_is_raised_by_flush(client: AsyncClient, name: str) -> None:
+async def test_flush_raises_a_failure_that_was_not_awaited(client: AsyncClient, name: str) -> None:
     await client.create_topic(name, configs={"max.message.bytes": 1_000})
     client.publish(name, b"x" * 2_000)
     with pytest.raises(DeliveryFailed):
@@ -92,7 +92,7 @@ async def test_a_full_queue_keeps_the_order_and_lets_the_loop_run(tidemill_broke
     assert turns > 50
 
 
-async def test_who_never_awaits_is_stopped(
+async def test_publishing_without_awaiting_is_limited(
     tidemill_broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_publishing, "BACKLOG_MAX", 20)
@@ -169,7 +169,7 @@ async def test_a_result_that_cannot_be_delivered_is_raised_by_the_loop(
             batch.publish(output, "late")
 
 
-async def test_giving_up_waiting_loses_no_record(
+async def test_cancelled_read_loses_no_record(
     shared: InProcessBroker, client: AsyncClient, topic: str
 ) -> None:
     fill(shared, topic, 1)
@@ -182,7 +182,7 @@ async def test_giving_up_waiting_loses_no_record(
         assert [(await anext(batches))[0].offset for _ in range(3)] == [1, 2, 3]
 
 
-async def test_what_was_read_for_somebody_who_gave_up_is_not_committed(
+async def test_records_read_for_a_cancelled_task_are_not_committed(
     shared: InProcessBroker, client: AsyncClient, topic: str
 ) -> None:
     fill(shared, topic, 1)

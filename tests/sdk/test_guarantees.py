@@ -200,7 +200,7 @@ def test_a_result_that_cannot_be_delivered_keeps_its_batch_from_being_committed(
     await_committed(shared, topic, topic, 2)
 
 
-def test_an_aborted_transaction_is_made_again_without_bothering_the_loop(
+def test_aborted_transaction_is_retried_inside_the_loop(
     tidemill_broker: InProcessBroker,
 ) -> None:
     for each in ("orders", "results"):
@@ -265,7 +265,9 @@ def test_a_second_instance_of_a_name_fences_the_first(
     assert shared.records(output) == []
 
 
-def test_what_cannot_be_consumed_says_so(shared: InProcessBroker, client: Client, name: str) -> None:
+def test_consuming_an_unknown_topic_or_with_bad_settings_is_refused(
+    shared: InProcessBroker, client: Client, name: str
+) -> None:
     with pytest.raises(InvalidSetting, match="at-least-once, at-most-once, exactly-once"):
         client.consume(name, group=name, guarantee="sometimes")  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="max_batch is 0"):

@@ -97,7 +97,7 @@ def test_a_topic_that_publishing_creates_is_waited_for(shared: InProcessBroker, 
     assert (delivery.topic, delivery.offset) == (name, 0)
 
 
-def test_it_is_off_unless_asked_for(client: Client, shared: InProcessBroker, name: str) -> None:
+def test_hot_keys_are_off_by_default(client: Client, shared: InProcessBroker, name: str) -> None:
     topic = shared.create_topic(name, partitions=PARTITIONS)
     deliveries = client.publish_many(topic, [NewRecord("x", "hot")] * 300)
     assert {each.partition for each in deliveries} == {confluent_kafka.murmur2(b"hot", PARTITIONS)}

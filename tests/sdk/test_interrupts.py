@@ -133,7 +133,7 @@ def test_vanished_brokers_raise_an_error_and_the_loop_can_go_on(
         batches.close()
 
 
-def test_a_loop_that_waits_hears_that_the_brokers_are_gone(tidemill_broker: InProcessBroker) -> None:
+def test_waiting_loop_raises_when_brokers_are_gone(tidemill_broker: InProcessBroker) -> None:
     tidemill_broker.produce("orders", "paid")
     with Client(tidemill_broker.bootstrap, timeout_s=1) as client:
         batches = client.consume("orders", group="billing")

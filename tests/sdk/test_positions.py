@@ -91,7 +91,7 @@ def test_lag_falls_to_nothing(shared: InProcessBroker, client: Client, hourly: s
         assert lags == [6, 2, 0]
 
 
-def test_lag_of_what_nothing_was_read_of(shared: InProcessBroker, client: Client, name: str) -> None:
+def test_lag_of_an_unread_partition(shared: InProcessBroker, client: Client, name: str) -> None:
     topic = shared.create_topic(name, partitions=2)
     for _ in range(3):
         shared.produce(topic, "x", partition=1)
@@ -114,7 +114,7 @@ def test_a_paused_partition_is_not_read(shared: InProcessBroker, client: Client,
         assert next(batches)[0].text() == "paused"
 
 
-def test_what_this_member_has_not_cannot_be_moved(client: Client, hourly: str) -> None:
+def test_seek_in_an_unassigned_partition_is_refused(client: Client, hourly: str) -> None:
     with client.consume(hourly, group=hourly) as batches:
         with pytest.raises(InvalidSetting, match="neither an offset nor 'earliest' or 'latest'"):
             batches.seek("yesterday")  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def test_topics_are_created_and_deleted(shared: InProcessBroker, client: Client,
         client.delete_topic(name)
 
 
-def test_what_the_broker_refuses_says_what_to_do(shared: InProcessBroker, client: Client, name: str) -> None:
+def test_refusals_of_the_broker_say_what_to_do(shared: InProcessBroker, client: Client, name: str) -> None:
     client.create_topic(name, configs={"max.message.bytes": 1_000})
     with pytest.raises(DeliveryFailed, match=rf"publish to {name}: .*max\.message\.bytes"):
         client.publish(name, b"x" * 2_000).result()
@@ -93,7 +93,7 @@ def test_settings_are_checked() -> None:
         client.publish("orders", "paid")
 
 
-def test_a_failure_that_nobody_looked_at_is_raised_by_flush(client: Client, name: str) -> None:
+def test_flush_raises_an_unseen_failure(client: Client, name: str) -> None:
     client.create_topic(name, configs={"max.message.bytes": 1_000})
     client.publish(name, b"x" * 2_000)
     with pytest.raises(DeliveryFailed):
@@ -104,7 +104,7 @@ def test_a_failure_that_nobody_looked_at_is_raised_by_flush(client: Client, name
     client.flush()
 
 
-def test_a_failure_that_nobody_looked_at_is_raised_by_the_end_of_the_block(
+def test_end_of_the_block_raises_an_unseen_failure(
     shared: InProcessBroker, client: Client, name: str
 ) -> None:
     client.create_topic(name, configs={"max.message.bytes": 1_000})

@@ -92,7 +92,7 @@ def test_a_second_member_takes_its_share_and_gives_it_back(
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
-def test_who_was_taken_for_dead_commits_nothing_and_goes_on(
+def test_expelled_member_commits_nothing_and_goes_on(
     shared: InProcessBroker, client: Client, topic: str, guarantee: GuaranteeName
 ) -> None:
     output = shared.create_topic(f"{topic}-out")

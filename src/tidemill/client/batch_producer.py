@@ -10,7 +10,7 @@ are taken, the leaders are looked up anew, and the queues are sent again from th
 they are empty. Then it goes on as before. Nothing is skipped, so nothing is reordered, and sequences exclude duplicates.
 
 Every wait is bounded: an answer by the cluster's timeout, the delivery of a batch by `delivery_timeout_s`.
-Errors that no repetition helps are raised at once; the producer is of no more use then.
+Errors that do not pass are raised at once; the producer cannot be used any more.
 """
 
 from __future__ import annotations

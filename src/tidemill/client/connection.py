@@ -1,16 +1,16 @@
 """One connection to one broker: a request goes out, its response comes back.
 
-`request` is one exchange. Who wants the broker to work meanwhile sends with `post` and takes the answer with `take`:
-answers come in the order of the requests, and whoever posts owns the connection until everything is taken.
+`request` is one exchange. `post` sends without waiting, and `take` returns the response later. Responses come in the order
+of the requests, so a caller that posts owns the connection until everything is taken.
 
 The first exchange is ApiVersions; from then on every request uses the highest version that both sides know.
 Every wait is bounded. There are two failures, because a caller may always try again after the first one only:
 
-    BrokerUnreachable    no connection was made, so nothing was asked
-    ConnectionLost       the request may have been carried out, but its answer did not arrive
+    BrokerUnreachable    no connection was made, so nothing was sent
+    ConnectionLost       the request may have been carried out, but its response did not arrive
 
-Where `security` asks for it, the connection is encrypted and the client logs in before anything else is said;
-`AuthenticationFailed` means that one side does not trust the other, and is not worth another try.
+With `security` the connection is encrypted and authenticated before any other request. `AuthenticationFailed` means that
+one side does not trust the other; another attempt would fail, too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Connection:
         self.address = address
         self.is_closed = False
         self._is_ready = False
-        # For who is hung up on: what may be missing. Nothing, as soon as the broker has answered a request.
+        # What may be missing when the broker closes the connection. Empty once the broker has answered a request.
         self._hint = ""
         self._client_id = client_id
         self._timeout_s = timeout_s

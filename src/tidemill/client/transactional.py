@@ -1,15 +1,14 @@
 """Raw batches and a group's offsets in one transaction.
 
-A `TransactionalProducer` owns a transactional id from `init` on: whoever used it before is fenced, and what he left open is
-aborted. One transaction at a time: `begin`, `produce` and `send_offsets`, then `commit` or `abort`. What is said to the
-coordinator, and its failures, are in `transaction_coordinator`.
+A `TransactionalProducer` owns a transactional id from `init` on: the producer that used it before is fenced, and its open
+transaction is aborted. One transaction at a time: `begin`, `produce` and `send_offsets`, then `commit` or `abort`. Requests
+to the coordinator, and their failures, are in `transaction_coordinator`.
 
-The transaction may be left to somebody else to end: `prepare` returns when everything is written and tells who the writer
-was (KIP-939). `take_over` instead of `init` tells what an earlier producer left open; `end_taken_over` ends it.
+Another producer may end the transaction (KIP-939): `prepare` returns the writer's identity when everything is written.
+`take_over` instead of `init` returns what an earlier producer left open; `end_taken_over` ends it.
 
-A commit whose answer is lost is asked again. When no answer comes within the cluster's timeout it is not known what
-became of it: that is why a marker belongs into the transaction (`send_offsets`), and whoever comes next looks for it
-(`stable_offsets`).
+A commit whose response is lost is sent again. Without a response within the cluster's timeout its outcome is unknown. So a
+marker belongs into the transaction (`send_offsets`), and the next producer looks for it (`stable_offsets`).
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ class TransactionalProducer(BatchProducer):
         self._cluster.retrying(attempt)
 
     def prepare(self) -> Identity:
-        """Returns when everything is written, and leaves the transaction open: who the writer is, for who ends it."""
+        """Returns the writer's identity when everything is written, and leaves the transaction open."""
         self.flush()
         self._is_open = False
         return self._known_identity()

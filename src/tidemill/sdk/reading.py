@@ -283,7 +283,7 @@ class Reader:
         try:
             self._gather(messages)
         except BaseException:
-            # Ctrl-C, above all: who goes on after it must not miss what was read before it.
+            # Ctrl-C, above all: a loop that goes on after it must not miss what was read before it.
             self.positions.go_back(
                 Chunk([_record(each) for each in messages if not each.error()]).first_offsets
             )

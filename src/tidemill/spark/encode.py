@@ -6,7 +6,7 @@ result is the bytes of all records, end to end. Headers are joined in the same w
 
 Rows are cut into batches before that, by sizes that assume the longest deltas: a batch is never larger than it may
 be, except that of a single large record, and seldom a few bytes a record smaller. A batch holds rows of one part, such as a
-partition: all parts are encoded together, because the columns cost as much for few rows as for many. Who sends a batch adds
+partition: all parts are encoded together, because the columns cost as much for few rows as for many. The producer adds
 the header, the checksum and the compression.
 """
 

@@ -75,7 +75,7 @@ class Router:
         known = self._bytes_max.get(topic)
         if known is None:
             value = Admin(self._cluster).topic_values([topic], "max.message.bytes").get(topic)
-            # Who may write need not be allowed to read configurations.
+            # A principal that may write need not be allowed to read configurations.
             known = self._bytes_max[topic] = int(value) if value else _MESSAGE_BYTES_MAX
         return known
 

@@ -122,7 +122,7 @@ class BatchWriter(DataSourceArrowWriter):
         with self._options.access.reached() as cluster:
             commit_batch(cluster, self._query_id, self._options.batch_id or 0, written)
             if self._options.job is None:
-                # Nobody will ask for it.
+                # No later run has this name, so none will read it.
                 forget_decision(cluster, self._query_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
