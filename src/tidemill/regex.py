@@ -6,9 +6,11 @@ broker. So expressions are compiled to a list of instructions (a character, a sp
 all threads at once. The sets of threads are cached as the states of an automaton, so most steps are one dictionary
 lookup.
 
-An expression must match the whole name. Look-around, backreferences and possessive quantifiers do not exist in RE2 and
-are rejected; so are word boundaries, which RE2 has. Names use few characters, so a class is the set of characters that
-it admits, and a character outside the alphabet matches nothing.
+An expression must match the whole name. `groups` also returns what each group captured, with the priorities of a
+backtracking matcher. It steps the threads with their captures (Pike's machine), has no automaton, and is for names that
+are matched once. Look-around, backreferences and possessive quantifiers do not exist in RE2 and are rejected; so are
+word boundaries, which RE2 has. Names use few characters, so a class is the set of characters that it admits, and a
+character outside the alphabet matches nothing.
 """
 
 from __future__ import annotations
@@ -65,13 +67,22 @@ class _Anchor(NamedTuple):
     next: int
 
 
+class _Save(NamedTuple):
+    """A group begins (even slots) or ends (odd slots) here."""
+
+    slot: int
+    next: int
+
+
 class _Match(NamedTuple):
     """The expression has matched."""
 
 
-_Instruction = _Char | _Split | _Anchor | _Match
+_Instruction = _Char | _Split | _Anchor | _Save | _Match
 # A syntax tree: a class, an anchor, or an operator with its operands.
 _Node = tuple[str, object]
+# Where the groups of one thread began and ended.
+_Slots = tuple[int | None, ...]
 
 
 class Regex:
@@ -83,7 +94,9 @@ class Regex:
             raise _invalid(text[:40] + "…", f"it is longer than {REGEX_LENGTH_MAX} characters")
         self._text = text
         self._program: list[_Instruction] = [_Match()]
-        self._begin = self._compile(_Parser(text, alphabet).parse(), 0)
+        parser = _Parser(text, alphabet)
+        self._begin = self._compile(parser.parse(), 0)
+        self.group_count = parser.group_count
         self._start = self._closure([self._begin], at_begin=True)
         self._automaton: dict[frozenset[int], dict[str, frozenset[int]]] = {}
         self._accepting: dict[frozenset[int], bool] = {}
@@ -114,6 +127,47 @@ class Regex:
     def matching(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self.matches(name)]
 
+    def groups(self, name: str) -> list[tuple[int, int] | None] | None:
+        """Where each group matched, the whole name first; None when the name does not match."""
+        slots: _Slots = (None,) * (2 * self.group_count)
+        threads = self._threads([(self._begin, slots)], at=0, length=len(name))
+        for index, char in enumerate(name):
+            moved: list[tuple[int, _Slots]] = []
+            for position, slots in threads:
+                instruction = self._program[position]
+                if isinstance(instruction, _Char) and char in instruction.accepts:
+                    moved.append((instruction.next, slots))
+            threads = self._threads(moved, at=index + 1, length=len(name))
+        for position, slots in threads:
+            if position == 0:
+                pairs = zip(slots[::2], slots[1::2], strict=True)
+                spans = [None if low is None or high is None else (low, high) for low, high in pairs]
+                return [(0, len(name)), *spans]
+        return None
+
+    def _threads(self, starts: list[tuple[int, _Slots]], *, at: int, length: int) -> list[tuple[int, _Slots]]:
+        """Threads that wait for a character or have matched, by priority; the first to reach a place stays there."""
+        seen: set[int] = set()
+        waiting: list[tuple[int, _Slots]] = []
+        todo = starts[::-1]
+        while todo:
+            position, slots = todo.pop()
+            if position in seen:
+                continue
+            seen.add(position)
+            instruction = self._program[position]
+            if isinstance(instruction, _Split):
+                todo.extend((each, slots) for each in reversed(instruction.nexts))
+            elif isinstance(instruction, _Save):
+                slot = instruction.slot
+                todo.append((instruction.next, (*slots[:slot], at, *slots[slot + 1 :])))
+            elif isinstance(instruction, _Anchor):
+                if at == (0 if instruction.where == _BEGIN else length):
+                    todo.append((instruction.next, slots))
+            else:
+                waiting.append((position, slots))
+        return waiting
+
     def _step(self, state: frozenset[int], char: str) -> frozenset[int]:
         following = []
         for position in sorted(state):
@@ -136,7 +190,9 @@ class Regex:
             instruction = self._program[position]
             if isinstance(instruction, _Split):
                 todo.extend(instruction.nexts)
-            elif isinstance(instruction, _Anchor) and (at_begin if instruction.where == _BEGIN else at_end):
+            elif isinstance(instruction, _Save) or (
+                isinstance(instruction, _Anchor) and (at_begin if instruction.where == _BEGIN else at_end)
+            ):
                 todo.append(instruction.next)
         return frozenset(seen)
 
@@ -165,21 +221,27 @@ class Regex:
         if kind == "either":
             assert isinstance(operand, list)
             return self._emit(_Split(tuple(self._compile(each, after) for each in operand)))
-        assert kind == "repeat", kind
         assert isinstance(operand, tuple)
-        repeated, least, most = operand
-        return self._compile_repeat(repeated, least, most, after)
+        if kind == "group":
+            index, grouped = operand
+            after = self._emit(_Save(2 * index + 1, after))
+            return self._emit(_Save(2 * index, self._compile(grouped, after)))
+        assert kind == "repeat", kind
+        repeated, least, most, is_lazy = operand
+        return self._compile_repeat(repeated, least, most, is_lazy, after)
 
-    def _compile_repeat(self, node: _Node, least: int, most: int | None, after: int) -> int:
+    def _compile_repeat(self, node: _Node, least: int, most: int | None, is_lazy: bool, after: int) -> int:
+        def split(body: int, end: int) -> _Split:
+            return _Split((end, body) if is_lazy else (body, end))
+
         if most is None:
             loop = self._emit(_Split((after,)))
-            body = self._compile(node, loop)
-            self._program[loop] = _Split((body, after))
+            self._program[loop] = split(self._compile(node, loop), after)
             after = loop
         else:
             end = after
             for _ in range(most - least):
-                after = self._emit(_Split((self._compile(node, after), end)))
+                after = self._emit(split(self._compile(node, after), end))
         for _ in range(least):
             after = self._compile(node, after)
         return after
@@ -194,6 +256,7 @@ class _Parser:
         self._position = 0
         self._ignores_case = False
         self._depth = 0
+        self.group_count = 0
 
     def parse(self) -> _Node:
         node = self._either()
@@ -233,12 +296,12 @@ class _Parser:
         bounds = self._quantifier()
         if bounds is None:
             return node
-        if self._peek() == "?":
-            # A lazy quantifier matches the same names.
-            self._position += 1
+        # A lazy quantifier matches the same names, and captures less.
+        is_lazy = self._peek() == "?"
+        self._position += is_lazy
         if self._peek() == "+" or self._quantifier() is not None:
             raise self._error("a quantifier follows a quantifier")
-        return ("repeat", (node, *bounds))
+        return ("repeat", (node, *bounds, is_lazy))
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         char = self._peek()
@@ -324,6 +387,9 @@ class _Parser:
         if self._depth > _DEPTH_MAX:
             raise self._error("groups are nested too deeply")
         ignored_case = self._ignores_case
+        captures = self._peek() != "?" or self._peek(3) == "?P<" or self._peek(2) == "?<"
+        index = self.group_count
+        self.group_count += captures
         if self._peek() == "?":
             self._position += 1
             if self._group_options():
@@ -335,7 +401,7 @@ class _Parser:
         self._position += 1
         self._ignores_case = ignored_case
         self._depth -= 1
-        return node
+        return ("group", (index, node)) if captures else node
 
     def _group_options(self) -> bool:
         """Parse what follows `(?`. Returns True for flags that apply to the rest of the enclosing group, as in

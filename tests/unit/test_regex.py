@@ -95,3 +95,28 @@ def test_memory_is_bounded() -> None:
         name = format(number, "b").replace("0", "b").replace("1", "a") + "a" + "b" * 12
         assert compiled.matches(name)
     assert len(compiled._automaton) <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("(a)(b)?c", "ac"),
+        ("(a*)(a*)", "aaa"),
+        ("(a*?)(a*)", "aaa"),
+        ("(a|ab)(c|bcd)(d*)", "abcd"),
+        ("((a)|b)*", "aba"),
+        ("(?:x)(?P<n>y)(z{2,3}?)(.*)", "xyzzz"),
+        ("^(.*?)-(.*)$", "a-b-c"),
+        ("(a?){3}", "a"),
+    ],
+)
+def test_groups_capture_what_a_backtracking_matcher_captures(expression: str, name: str) -> None:
+    expected = re.fullmatch(expression, name)
+    assert expected is not None
+    spans = [expected.span(group) for group in range(len(expected.groups()) + 1)]
+    found = Regex(expression).groups(name)
+    assert found == [None if span == (-1, -1) else span for span in spans]
+
+
+def test_groups_of_a_name_that_does_not_match_are_none() -> None:
+    assert Regex("(a)b").groups("ac") is None
