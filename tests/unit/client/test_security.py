@@ -18,7 +18,7 @@ import pytest
 
 from tests.brokers import RunningBroker
 from tidemill.client.connection import Address, Connection
-from tidemill.client.sasl import AuthenticationFailed, Scram
+from tidemill.client.sasl import AuthenticationFailed
 from tidemill.client.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol import frames
@@ -177,62 +177,6 @@ def test_secrets_are_not_shown_but_travel() -> None:
     assert "rabbit" not in repr(options)
     assert "alice" in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
-
-
-# --- SCRAM ---
-
-
-@pytest.mark.parametrize(
-    ("hash_name", "nonce", "server_first", "client_final", "server_final"),
-    [
-        (  # RFC 5802, section 5
-            "sha1",
-            "fyko+d2lbbFgONRv9qkxdawL",
-            b"r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,s=QSXCR+Q6sek8bf92,i=4096",
-            b"c=biws,r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,p=v0X8v3Bz2T0CJGbJQyF0X+HI4Ts=",
-            b"v=rmF9pqV8S7suAoZWja4dJRkFsKQ=",
-        ),
-        (  # RFC 7677, section 3
-            "sha256",
-            "rOprNGfwEbeRWgbNEkqO",
-            b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
-            b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
-            b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=",
-            b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=",
-        ),
-    ],
-)
-def test_the_examples_of_the_standards(
-    hash_name: str, nonce: str, server_first: bytes, client_final: bytes, server_final: bytes
-) -> None:
-    scram = Scram(hash_name, "user", "pencil", lambda: nonce)
-    assert scram.first() == f"n,,n=user,r={nonce}".encode()
-    assert scram.answer(server_first) == client_final
-    assert scram.answer(server_final) is None
-    again = Scram(hash_name, "user", "pencil", lambda: nonce)
-    again.answer(server_first)
-    with pytest.raises(ValueError, match="does not know the password"):
-        again.answer(b"v=" + base64.b64encode(b"x" * hashlib.new(hash_name).digest_size))
-
-
-@pytest.mark.parametrize(
-    ("server_first", "expected"),
-    [
-        (b"r=other,s=c2FsdA==,i=4096", "nonce does not continue ours"),
-        (b"r=ours,s=c2FsdA==,i=4096", "nonce does not continue ours"),
-        (b"r=ours+1,s=c2FsdA==,i=4095", "asks for 4095 iterations"),
-        (b"r=ours+1,s=c2FsdA==,i=2000000000", "asks for 2000000000 iterations"),
-        (b"r=ours+1,s=c2FsdA==", "asks for no iterations"),
-        (b"r=ours+1,s=!,i=4096", "no valid s="),
-        (b"e=unknown-user", "the server says unknown-user"),
-        (b"hello", "not one of SCRAM"),
-        (b"\xff", "utf-8"),
-    ],
-)
-def test_a_server_that_says_something_else(server_first: bytes, expected: str) -> None:
-    scram = Scram("sha256", "user", "pencil", lambda: "ours")
-    with pytest.raises(ValueError, match=expected):
-        scram.answer(server_first)
 
 
 # --- logging in ---
