@@ -16,15 +16,28 @@ from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import decode_record, encode_record, image_records
 from tidemill.protocol.api.admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasRequestEntryData,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     DeleteTopicsRequest,
     DeleteTopicState,
+    EntityData,
     IncrementalAlterConfigsAlterableConfig,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
+    OpData,
 )
 from tidemill.protocol.api.brokers import AllocateProducerIdsRequest
+from tidemill.protocol.api.security import (
+    AclCreation,
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsFilter,
+    DeleteAclsRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
 from tidemill.types import BrokerId
 
 names = st.sampled_from(["a", "b", "c.d", "c_d", "bad name"])
@@ -105,6 +118,55 @@ class ClusterLife(RuleBasedStateMachine):
         request = AllocateProducerIdsRequest(broker_id=broker_id, broker_epoch=epoch)
         self.cluster.ask(request)
 
+    @rule(name=names, permission=st.integers(2, 3), operation=st.integers(2, 4))
+    def create_acl(self, name: str, permission: int, operation: int) -> None:
+        creation = AclCreation(
+            resource_type=2,
+            resource_name=name,
+            principal="User:a",
+            host="*",
+            operation=operation,
+            permission_type=permission,
+        )
+        self.cluster.ask(CreateAclsRequest(creations=[creation, creation]))
+
+    @rule(name=names | st.none(), pattern=st.integers(1, 4))
+    def delete_acls(self, name: str | None, pattern: int) -> None:
+        wanted = DeleteAclsFilter(
+            resource_type_filter=2,
+            resource_name_filter=name,
+            pattern_type_filter=pattern,
+            operation=1,
+            permission_type=1,
+        )
+        self.cluster.ask(DeleteAclsRequest(filters=[wanted, wanted]))
+
+    @rule(user=st.sampled_from(["a", "b"]), mechanism=st.integers(0, 2), is_deletion=st.booleans())
+    def alter_credential(self, user: str, mechanism: int, is_deletion: bool) -> None:
+        request = AlterUserScramCredentialsRequest()
+        if is_deletion:
+            request.deletions = [ScramCredentialDeletion(name=user, mechanism=mechanism)]
+        else:
+            request.upsertions = [
+                ScramCredentialUpsertion(
+                    name=user, mechanism=mechanism, iterations=4096, salt=b"s", salted_password=b"p"
+                )
+            ]
+        self.cluster.ask(request)
+
+    @rule(
+        user=st.sampled_from(["a", None]),
+        value=st.floats(1, 9),
+        remove=st.booleans(),
+        key=st.sampled_from(["request_percentage", "producer_byte_rate"]),
+    )
+    def alter_quota(self, user: str | None, value: float, remove: bool, key: str) -> None:
+        entry = AlterClientQuotasRequestEntryData(
+            entity=[EntityData(entity_type="user", entity_name=user)],
+            ops=[OpData(key=key, value=value, remove=remove)],
+        )
+        self.cluster.ask(AlterClientQuotasRequest(entries=[entry]))
+
     @rule(batch_size=st.integers(1, 7))
     def replay_in_batches(self, batch_size: int) -> None:
         assert rebuilt(self.cluster, batch_size) == self.cluster.image
@@ -122,6 +184,7 @@ class ClusterLife(RuleBasedStateMachine):
         assert from_snapshot.configs == image.configs
         assert from_snapshot.next_producer_id == image.next_producer_id
         assert from_snapshot.features == image.features
+        assert from_snapshot.security == image.security
         assert from_snapshot.cluster_id == image.cluster_id
 
     @invariant()

@@ -34,10 +34,11 @@ from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record, encode_record
 from tidemill.controller.replication import ELECTIONS_PER_DECISION, Replication
+from tidemill.controller.security import acls, client_quotas, scram_credentials
 from tidemill.controller.sessions import Sessions
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision, Writer
-from tidemill.protocol.api import admin, replicas
+from tidemill.protocol.api import admin, replicas, security
 from tidemill.protocol.api import brokers as broker_api
 from tidemill.protocol.api.metadata import BrokerRegistrationChangeRecord, ConfigRecord
 from tidemill.protocol.error_responses import error_response
@@ -279,6 +280,26 @@ class Controller:
     ) -> Decision[Record, replicas.ListPartitionReassignmentsResponse]:
         return Decision([], reassignments.list_partition_reassignments(self.image, request))
 
+    def _create_acls(
+        self, request: security.CreateAclsRequest, context: RequestContext
+    ) -> Decision[Record, security.CreateAclsResponse]:
+        return acls.create_acls(self.image, request, context.new_uuid)
+
+    def _delete_acls(
+        self, request: security.DeleteAclsRequest, _: RequestContext
+    ) -> Decision[Record, security.DeleteAclsResponse]:
+        return acls.delete_acls(self.image, request)
+
+    def _alter_user_scram_credentials(
+        self, request: security.AlterUserScramCredentialsRequest, _: RequestContext
+    ) -> Decision[Record, security.AlterUserScramCredentialsResponse]:
+        return scram_credentials.alter_user_scram_credentials(self.image, request)
+
+    def _alter_client_quotas(
+        self, request: admin.AlterClientQuotasRequest, _: RequestContext
+    ) -> Decision[Record, admin.AlterClientQuotasResponse]:
+        return client_quotas.alter_client_quotas(self.image, request)
+
     # -- what is due by itself -------------------------------------------------------------------------------
 
     @property
@@ -355,6 +376,10 @@ DECIDES: dict[type[Request], Callable[[Controller, Any, RequestContext], Decisio
     admin.IncrementalAlterConfigsRequest: Controller._incremental_alter_configs,
     admin.AlterConfigsRequest: Controller._alter_configs,
     admin.UpdateFeaturesRequest: Controller._update_features,
+    admin.AlterClientQuotasRequest: Controller._alter_client_quotas,
+    security.CreateAclsRequest: Controller._create_acls,
+    security.DeleteAclsRequest: Controller._delete_acls,
+    security.AlterUserScramCredentialsRequest: Controller._alter_user_scram_credentials,
     broker_api.BrokerRegistrationRequest: Controller._register_broker,
     broker_api.BrokerHeartbeatRequest: Controller._heartbeat,
     broker_api.AllocateProducerIdsRequest: Controller._allocate_producer_ids,

@@ -22,6 +22,7 @@ from tidemill.controller.image import (
     TopicImage,
     topic_resource,
 )
+from tidemill.controller.security.image import SECURITY_RECORDS, SecurityDelta
 from tidemill.protocol.api.metadata import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
@@ -90,6 +91,7 @@ class MetadataDelta:
         self.changed_controllers: dict[int, ControllerImage] = {}
         self.cluster_id = image.cluster_id
         self.next_producer_id = image.next_producer_id
+        self._security = SecurityDelta(image.security)
         self._names: dict[str, TopicId | None] = {}
 
     @property
@@ -124,6 +126,7 @@ class MetadataDelta:
             ),
             next_producer_id=self.next_producer_id,
             controllers=_merged(self.image.controllers, self.changed_controllers),
+            security=self._security.apply(),
         )
 
     def _apply_topics(self) -> tuple[Mapping[str, TopicImage], Mapping[TopicId, TopicImage]]:
@@ -269,6 +272,9 @@ class MetadataDelta:
     def _replay_feature(self, record: FeatureLevelRecord) -> None:
         self.changed_features[record.name] = record.feature_level
 
+    def _replay_security(self, record: DataMessage) -> None:
+        self._security.replay(record)
+
     def _replay_producer_ids(self, record: ProducerIdsRecord) -> None:
         self.next_producer_id = ProducerId(record.next_producer_id)
 
@@ -290,6 +296,7 @@ _HANDLERS: dict[type[DataMessage], Callable[[MetadataDelta, Any], None]] = {
     FeatureLevelRecord: MetadataDelta._replay_feature,
     ProducerIdsRecord: MetadataDelta._replay_producer_ids,
     NoOpRecord: MetadataDelta._replay_cluster_id,
+    **dict.fromkeys(SECURITY_RECORDS, MetadataDelta._replay_security),
 }
 
 

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.config import BrokerLayers
+from tidemill.controller.security.image import SecurityImage
 from tidemill.types import (
     NO_BROKER,
     BrokerEpoch,
@@ -147,6 +148,7 @@ class MetadataImage:
     features: Mapping[str, int] = field(default_factory=dict)
     next_producer_id: ProducerId = _FIRST_PRODUCER_ID
     controllers: Mapping[int, ControllerImage] = field(default_factory=dict)
+    security: SecurityImage = field(default_factory=SecurityImage)
 
     def config(self, resource: ConfigResource) -> Mapping[str, str]:
         """What was set for the resource, without anything inherited."""

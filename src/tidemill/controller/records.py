@@ -15,6 +15,7 @@ from tidemill.controller.image import (
     PartitionImage,
     TopicImage,
 )
+from tidemill.controller.security.image import security_records
 from tidemill.protocol.api.metadata import (
     BrokerEndpoint,
     BrokerFeature,
@@ -65,6 +66,7 @@ def image_records(image: MetadataImage) -> Iterator[Record]:
             )
     if image.next_producer_id:
         yield ProducerIdsRecord(next_producer_id=image.next_producer_id)
+    yield from security_records(image.security)
 
 
 def topic_records(topic: TopicImage) -> Iterator[Record]:
