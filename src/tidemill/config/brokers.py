@@ -39,6 +39,8 @@ _TOPIC_KEYS_WITHOUT_EFFECT = frozenset(
     }
 )
 
+_STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
@@ -78,6 +80,15 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorizationConfig:
+    """`super_users` are principals separated by semicolons, as the authorizer reads them."""
+
+    is_enabled: bool
+    super_users: str
+    allows_without_acl: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """All settings of a node."""
 
@@ -94,6 +105,7 @@ class BrokerConfig:
     groups: GroupsConfig
     offsets_topic: OffsetsTopicConfig
     transactions: TransactionsConfig
+    authorization: AuthorizationConfig
     properties: Mapping[str, str]
 
     @property
@@ -145,6 +157,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
             segment_bytes=values.number("offsets.topic.segment.bytes"),
         ),
         transactions=load_transactions(values),
+        authorization=_authorization(values),
         properties=MappingProxyType(complete),
     )
     values.read.add("broker.id")
@@ -158,6 +171,17 @@ def _with_node_id(properties: Mapping[str, str]) -> dict[str, str]:
     if node_id is not None and broker_id is not None and broker_id.strip() not in ("-1", node_id.strip()):
         raise invalid_value("broker.id", broker_id, f"the same as node.id, which is {node_id}")
     return {**properties, "node.id": node_id if node_id is not None else number, "broker.id": number}
+
+
+def _authorization(values: Values) -> AuthorizationConfig:
+    name = values.text("authorizer.class.name").strip()
+    if name not in ("", _STANDARD_AUTHORIZER):
+        raise invalid_value("authorizer.class.name", name, f"{_STANDARD_AUTHORIZER}, or empty")
+    return AuthorizationConfig(
+        is_enabled=bool(name),
+        super_users=values.optional_text("super.users") or "",
+        allows_without_acl=values.flag("allow.everyone.if.no.acl.found"),
+    )
 
 
 def _storage(values: Values) -> StorageConfig:

@@ -31,11 +31,6 @@ _TRUSTED_NETWORK = "let only machines that you trust reach the listeners (docs/s
 
 UNSERVED = (
     Unserved(
-        "an authorizer",
-        f"remove the key, and {_TRUSTED_NETWORK}",
-        re.compile(r"authorizer\.class\.name"),
-    ),
-    Unserved(
         "TLS",
         f"remove the key, and {_TRUSTED_NETWORK} or put a proxy with TLS before them",
         re.compile(r"ssl\..+"),

@@ -24,6 +24,7 @@ from tidemill.broker.net.network import Address, Link, Listening, Part, Peer, Se
 from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
+from tidemill.security.principals import ANONYMOUS
 from tidemill.sim.loops import Scheduler, SimulatedLoop
 
 _EPHEMERAL_PORT_MIN = 40_000
@@ -352,6 +353,7 @@ class SimulatedPeer:
         self.host = listener.address.host
         self.peer = f"{client_host}:{client_port}"
         self.listener_name = listener.name
+        self.principal = ANONYMOUS
         self.local_address = (listener.address.host, listener.address.port)
         self.is_closed = False
         # Real time is not measured in the simulation.

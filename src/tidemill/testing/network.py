@@ -20,6 +20,7 @@ from tidemill.protocol.api.cluster import MetadataRequest
 from tidemill.protocol.api.data import FetchRequest, ProduceRequest
 from tidemill.protocol.frames import has_flexible_response_header, parse_request_header
 from tidemill.protocol.schema import Request, decode, encode
+from tidemill.security.principals import Principal
 from tidemill.testing.faults import Fault, Faults, Strike
 from tidemill.testing.refusals import NameOf, refusal, refused_metadata, topics_of
 
@@ -129,6 +130,10 @@ class _StruckPeer:
     @property
     def listener_name(self) -> str:
         return self._peer.listener_name
+
+    @property
+    def principal(self) -> Principal:
+        return self._peer.principal
 
     @property
     def local_address(self) -> tuple[str, int]:

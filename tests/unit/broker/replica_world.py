@@ -61,6 +61,7 @@ from tidemill.protocol.api.metadata import (
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.records import BatchHeader, Record, build_batch, iterate_records, split_batches
 from tidemill.protocol.schema import DataMessage, Request, Response
+from tidemill.security.principals import ANONYMOUS
 from tidemill.sim.disk import SimulatedDisk
 from tidemill.sim.loops import Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
@@ -91,6 +92,7 @@ class FakePeer:
 
     peer = "test"
     listener_name = "PLAINTEXT"
+    principal = ANONYMOUS
     local_address = ("localhost", PORT)
     received_s = 0.0
 
@@ -271,6 +273,7 @@ class World:
             image=self.image,
             # Nothing waits in line here.
             lanes=SimpleNamespace(claim=lambda *_: None),
+            authorizer=None,
             address_of=lambda broker, _connection: next(
                 (endpoint.host, endpoint.port) for endpoint in broker.endpoints.values()
             ),

@@ -17,6 +17,7 @@ from tidemill.protocol.api import admin, quorum
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataRequest
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.schema import Request, Response
+from tidemill.security.principals import ANONYMOUS
 
 assert handlers  # importing them fills the dispatch table
 
@@ -46,6 +47,7 @@ class _Lanes:
 
 class _Broker:
     metrics = _Metrics()
+    authorizer = None
 
     def __init__(self) -> None:
         self.lanes = _Lanes()
@@ -62,6 +64,7 @@ class _Reply:
 class _Peer:
     peer = "10.0.0.1:5000"
     listener_name = LISTENER
+    principal = ANONYMOUS
     local_address = ("10.0.0.2", 9092)
     received_s = 0.0
 

@@ -15,12 +15,14 @@ from tidemill.broker.requests.node_proof import NodeLanes, hosts_of_replica, kno
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request
 from tidemill.raft.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
+from tidemill.security.principals import ANONYMOUS
 
 _NODE, _CLIENT = "10.0.0.2", "10.0.0.9"
 
 
 class _Peer:
     local_address = ("10.0.0.1", 9092)
+    principal = ANONYMOUS
     is_closed = False
 
     def __init__(self, ip: str, listener: str = "PLAINTEXT") -> None:

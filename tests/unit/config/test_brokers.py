@@ -65,7 +65,6 @@ def test_unknown_and_idle_keys_are_named_in_different_warnings() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "asked"),
     [
-        ("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "an authorizer"),
         ("ssl.keystore.location", "/etc/kafka/broker.jks", "TLS"),
         ("ssl.keystore.key", "-----BEGIN PRIVATE KEY-----", "TLS"),
         ("ssl.truststore.certificates", "-----BEGIN CERTIFICATE-----", "TLS"),
@@ -117,10 +116,23 @@ def test_the_error_names_every_key_that_asks_for_the_same_and_no_password() -> N
         ("connections.max.reauth.ms", "0"),
         ("listener.name.ssl.connections.max.idle.ms", "5"),
         ("super.users", "User:admin"),
+        ("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
     ],
 )
 def test_key_without_protection_does_not_prevent_start(name: str, text: str) -> None:
     load_broker_config({name: text})
+
+
+def test_authorizer_is_kafkas_standard_one_or_none() -> None:
+    config, _ = load_broker_config({})
+    assert not config.authorization.is_enabled
+    name = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    config, warnings = load_broker_config({"authorizer.class.name": name, "super.users": "User:a;User:b"})
+    assert config.authorization.is_enabled
+    assert config.authorization.super_users == "User:a;User:b"
+    assert warnings == []
+    with pytest.raises(ConfigError, match=r"authorizer\.class\.name"):
+        load_broker_config({"authorizer.class.name": "com.example.Authorizer"})
 
 
 def test_broker_requires_protection_of_controller_listener() -> None:

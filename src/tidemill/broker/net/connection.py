@@ -35,6 +35,7 @@ from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.broker.net.turns import TURN_S, Turns
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
+from tidemill.security.principals import ANONYMOUS
 
 _REPLIES_QUEUED_MAX = 512
 _REPLY_BYTES_QUEUED_MAX = 4 << 20
@@ -87,6 +88,7 @@ class Connection:
         "listener_name",
         "local_address",
         "peer",
+        "principal",
         "received_s",
     )
 
@@ -113,6 +115,7 @@ class Connection:
         self.peer = peer
         self.local_address = local_address
         self.listener_name = listener_name
+        self.principal = ANONYMOUS
         self.close_callbacks: list[Callable[[], None]] = []
         self._turns = turns
         self._dispatch = dispatch

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tidemill.log.files import FileSlice
+from tidemill.security.principals import Principal
 
 # A reply is sent in parts; a slice of a file goes out by `sendfile`.
 Part = bytes | bytearray | memoryview | FileSlice
@@ -50,6 +51,10 @@ class Peer(Protocol):
     def listener_name(self) -> str: ...
     @property
     def local_address(self) -> tuple[str, int]: ...
+    @property
+    def principal(self) -> Principal:
+        """Who the other side has proven to be; ANONYMOUS where nothing is asked for."""
+
     @property
     def is_closed(self) -> bool: ...
     @property

@@ -40,10 +40,16 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         NOT_EMPTY,
     ),
     key(
+        "allow.everyone.if.no.acl.found",
+        BOOLEAN,
+        "false",
+        "Whether everybody may do everything to a resource that no ACL covers.",
+    ),
+    key(
         "authorizer.class.name",
         STRING,
         "",
-        "Authorizer that decides on every request; empty allows everything.",
+        "Authorizer that decides on every request, Kafka's StandardAuthorizer; empty allows everything.",
     ),
     key(
         "broker.heartbeat.interval.ms",
@@ -461,6 +467,12 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
     key("ssl.truststore.location", STRING, None, "File of the trust store.", mode=PER_BROKER),
     key("ssl.truststore.password", PASSWORD, None, "Password of the trust store.", mode=PER_BROKER),
     key("ssl.truststore.type", STRING, "JKS", "Format of the trust store.", mode=PER_BROKER),
+    key(
+        "super.users",
+        STRING,
+        None,
+        "Principals that may do everything, as User:NAME, separated by semicolons.",
+    ),
     key(
         "telemetry.max.bytes",
         INT,
