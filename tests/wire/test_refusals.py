@@ -31,19 +31,6 @@ ACL = {
     "permission_type": 2,
 }
 UNSERVED: list[tuple[str, int, dict[str, Any]]] = [
-    (
-        "alter_client_quotas",
-        1,
-        {
-            "entries": [
-                {
-                    "entity": [{"entity_type": "user", "entity_name": "eve"}],
-                    "ops": [{"key": "producer_byte_rate", "value": 1.0, "remove": False}],
-                }
-            ]
-        },
-    ),
-    ("alter_user_scram_credentials", 0, {"deletions": [{"name": "eve", "mechanism": 1}], "upsertions": []}),
     ("share_group_describe", 1, {"group_ids": ["g"]}),
 ]
 

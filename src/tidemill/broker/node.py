@@ -35,6 +35,8 @@ from tidemill.broker.requests.dispatch import Dispatcher, Scope
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.config import BrokerConfig, Listener, check_protocol
+from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.image import MetadataImage
 from tidemill.coordinator.shard import Caller
 from tidemill.errors import ApiError, ConfigError, ErrorCode, StorageError
 from tidemill.log.datadir import DataDir, Identity
@@ -113,7 +115,7 @@ class Node:
             platform,
             self._channels,
             self._new_uuid,
-            lambda delta, image: self._publisher.publish(delta, image),
+            self._image_changed,
             self._fail,
         )
         self._lifecycle = Lifecycle(config, driver, self._new_uuid, self._fail)
@@ -168,6 +170,10 @@ class Node:
             new_uuid=self._new_uuid,
             metrics=replicas.metrics,
         )
+
+    def _image_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        self.broker.follow_acls(image)
+        self._publisher.publish(delta, image)
 
     def _make_coordinators(self) -> None:
         config, replicas, driver = self.config, self._replicas, self._driver

@@ -59,11 +59,16 @@ _UNKNOWN_VALUES: dict[str, int | str] = {
 _ALTER_REPLICA_LOG_DIRS = 34
 
 
-def error_response(request: Request, version: int, code: int, message: str | None) -> Response | None:
-    """None when this version has no place for the error, or the request has no entry that could get it."""
+def error_response(
+    request: Request, version: int, code: int, message: str | None, *, in_entries: bool = False
+) -> Response | None:
+    """None when this version has no place for the error, or the request has no entry that could get it.
+
+    With `in_entries` the error stands in each entry, also where the response has a place for one error.
+    """
     response = apis.RESPONSES[request.api_key]()
     specs = [spec for spec in field_specs(type(response)) if spec.is_in(version)]
-    if any(spec.name in _ERROR_CODES for spec in specs):
+    if not in_entries and any(spec.name in _ERROR_CODES for spec in specs):
         _tell(response, specs, code, message)
         return response
     is_told = False

@@ -41,7 +41,9 @@ async def _ask(data: bytes, decided: Response | ApiError | None = None) -> Envel
         return decided
 
     broker = SimpleNamespace(
-        controller=SimpleNamespace(decide=decide), is_controller_listener=lambda _name: True
+        controller=SimpleNamespace(decide=decide),
+        is_controller_listener=lambda _name: True,
+        authorizer=None,
     )
     call = SimpleNamespace(connection=SimpleNamespace(listener_name="CONTROLLER"))
     answer = await envelope(cast(Broker, broker), cast(Call, call), EnvelopeRequest(request_data=data))

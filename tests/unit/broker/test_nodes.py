@@ -57,6 +57,7 @@ def _broker() -> Broker:
             image=SimpleNamespace(brokers=registered),
             quorum=SimpleNamespace(voters=voters),
             refused_as_nodes=set(),
+            authorizer=None,
             is_controller_listener=lambda name: name == "CONTROLLER",
         ),
     )

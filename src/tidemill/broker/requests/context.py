@@ -6,7 +6,7 @@ Wired once by `node.py`. Handlers take what they need from here and own no state
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tidemill.broker.clock import Clock
@@ -36,6 +36,9 @@ from tidemill.protocol.api.cluster import (
     SupportedFeatureKey,
 )
 from tidemill.raft.voters import KRAFT_VERSION_MAX
+from tidemill.security.acls import AclBinding
+from tidemill.security.authorizer import Authorizer, parse_super_users
+from tidemill.security.principals import Principal
 
 _KRAFT_VERSION = "kraft.version"
 
@@ -63,6 +66,27 @@ class Broker:
     # (address, API) of connections that were refused for not being a node's, as far as the log tells of them.
     refused_as_nodes: set[tuple[str, int]] = field(default_factory=set)
     lanes: NodeLanes = field(default_factory=NodeLanes)
+    # None without `authorizer.class.name`: everything is allowed then.
+    authorizer: Authorizer | None = field(init=False, default=None)
+    _super_users: frozenset[Principal] = field(init=False, default=frozenset())
+    # The rules from which the authorizer was made.
+    _acls: Mapping[bytes, AclBinding] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._super_users = parse_super_users(self.config.authorization.super_users)
+        self.follow_acls(self.image)
+
+    def follow_acls(self, image: MetadataImage) -> None:
+        """Another set of ACLs makes another authorizer. Before the metadata is there, only super users are served."""
+        settings = self.config.authorization
+        is_known = bool(image.cluster_id)
+        if settings.is_enabled and (image.security.acls is not self._acls or not is_known):
+            self._acls = image.security.acls if is_known else None
+            self.authorizer = Authorizer(
+                image.security.acls.values(),
+                super_users=self._super_users,
+                allows_without_acl=settings.allows_without_acl and is_known,
+            )
 
     @property
     def image(self) -> MetadataImage:

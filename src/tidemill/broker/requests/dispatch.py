@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tidemill.broker.net.network import Part, Peer, Reply
 from tidemill.broker.net.request_order import Order, declare, order_in
+from tidemill.broker.requests import authorization
 from tidemill.broker.requests.node_proof import known_hosts
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
@@ -195,6 +196,8 @@ def _register(
     is_raw: bool = False,
 ) -> None:
     assert request.api_key not in TABLE, f"{request.__name__} is served twice"
+    if request.api_key not in authorization.NEEDS:
+        raise ValueError(f"{request.__name__} cannot be served: authorization.py does not say what it needs")
     stable = request.versions
     if request.latest_version_unstable:
         stable = VersionRange(stable.min, stable.max - 1)
@@ -275,7 +278,10 @@ class Dispatcher:
             broker.lanes.claim(broker, call.connection, lambda: known_hosts(broker, request))
         call.expect_reply()
         try:
-            result = served.handler(self._broker, call, request)  # type: ignore[call-arg]
+            if self._broker.authorizer is None:
+                result = served.handler(self._broker, call, request)  # type: ignore[call-arg]
+            else:
+                result = authorization.serve(self._broker, call, request, served.handler)  # type: ignore[arg-type]
         except Exception as error:
             self._failed(served, call, request, error)
             return

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.access import Access, access_of
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.controller.image import PartitionImage, TopicImage
 from tidemill.controller.topic_names import is_valid_topic_name
@@ -56,6 +57,7 @@ from tidemill.protocol.api.cluster import (
     MetadataResponseTopic,
 )
 from tidemill.protocol.schema import NO_UUID
+from tidemill.security.acls import CLUSTER, Operation, Resource, ResourceType
 from tidemill.types import TopicId
 
 if TYPE_CHECKING:
@@ -102,12 +104,26 @@ def metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataRe
     if call.version < _TOPICS_BY_ID_SINCE and any(topic.topic_id != NO_UUID for topic in topics or ()):
         # The field exists since version 10, but brokers use it only since this one.
         return _refused_metadata(topics or ())
-    if topics and request.allow_auto_topic_creation:
-        broker.topic_creation.begin(_to_create(broker, topics))
-    return _metadata(broker, call, request)
+    access = access_of(broker, call.connection)
+    to_create = list(_to_create(broker, topics)) if topics and request.allow_auto_topic_creation else []
+    refused: set[str] = set()
+    if access is not None and to_create:
+        refused = {name for name in to_create if not _may_create(access, name)}
+    if to_create:
+        broker.topic_creation.begin(name for name in to_create if name not in refused)
+    return _metadata(broker, call, request, access, refused)
 
 
-def _metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataResponse:
+def _may_create(access: Access, name: str) -> bool:
+    if not access.topic(Operation.DESCRIBE, name):
+        return False
+    return access.cluster(Operation.CREATE, quiet=True) or access.topic(Operation.CREATE, name)
+
+
+def _metadata(
+    broker: Broker, call: Call, request: MetadataRequest, access: Access | None, refused: set[str]
+) -> MetadataResponse:
+    """`refused` are topics that do not exist and that the client may not create."""
     topics = request.topics
     wants_all = topics is None or (call.version < _NULL_IS_ALL_TOPICS_SINCE and not topics)
     image = broker.image
@@ -120,16 +136,33 @@ def _metadata(broker: Broker, call: Call, request: MetadataRequest) -> MetadataR
             MetadataResponseBroker(node_id=member.id, host=host, port=port, rack=member.rack)
         )
     if wants_all:
-        response.topics = [_describe(broker, topic) for topic in image.topics_by_name.values()]
+        response.topics = [
+            _describe(broker, topic)
+            for topic in image.topics_by_name.values()
+            if access is None or access.topic(Operation.DESCRIBE, topic.name, quiet=True)
+        ]
     else:
-        response.topics = _find_topics(broker, topics or ())
+        response.topics = _find_topics(broker, topics or (), access, refused)
     if request.include_topic_authorized_operations:
         for topic in response.topics:
             if not topic.error_code:
-                topic.topic_authorized_operations = _ALL_TOPIC_OPERATIONS
+                topic.topic_authorized_operations = _topic_operations(access, topic.name or "")
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = _cluster_operations(access)
     return response
+
+
+def _topic_operations(access: Access | None, name: str) -> int:
+    if access is None:
+        return _ALL_TOPIC_OPERATIONS
+    return access.operations(Resource(ResourceType.TOPIC, name))
+
+
+def _cluster_operations(access: Access | None) -> int:
+    """Only a principal that may describe the cluster sees what it may do to it."""
+    if access is None:
+        return _ALL_CLUSTER_OPERATIONS
+    return access.operations(CLUSTER) if access.cluster(Operation.DESCRIBE, quiet=True) else 0
 
 
 def _refused_metadata(topics: Iterable[MetadataRequestTopic]) -> MetadataResponse:
@@ -157,8 +190,11 @@ def _to_create(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> Iterab
     }
 
 
-def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
-    """Each topic once; those that are missing come last."""
+def _find_topics(
+    broker: Broker, wanted: Iterable[MetadataRequestTopic], access: Access | None, refused: set[str]
+) -> list[MetadataResponseTopic]:
+    """Each topic once; those that are missing come last. A topic that may not be described shows nothing of itself."""
+    denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     image = broker.image
     found: dict[str, MetadataResponseTopic] = {}
     missing: dict[str | bytes, MetadataResponseTopic] = {}
@@ -170,9 +206,17 @@ def _find_topics(broker: Broker, wanted: Iterable[MetadataRequestTopic]) -> list
                     error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic.topic_id
                 )
                 continue
+            if access is not None and not access.topic(Operation.DESCRIBE, known.name):
+                missing[topic.topic_id] = MetadataResponseTopic(
+                    error_code=denied, name=None, topic_id=topic.topic_id
+                )
+                continue
         else:
             name = topic.name or ""
             known = image.topics_by_name.get(name)
+            if name in refused or (access is not None and not access.topic(Operation.DESCRIBE, name)):
+                missing[name] = MetadataResponseTopic(error_code=denied, name=name)
+                continue
             if known is None:
                 missing[name] = MetadataResponseTopic(error_code=_missing_error(name), name=name)
                 continue
@@ -252,7 +296,7 @@ def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest
         response.controller_id = broker.config.node_id
         response.brokers = list(_known_brokers(broker, call, with_fenced=request.include_fenced_brokers))
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = _ALL_CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = _cluster_operations(access_of(broker, call.connection))
     return response
 
 
@@ -272,7 +316,14 @@ def describe_topic_partitions(
 ) -> DescribeTopicPartitionsResponse:
     """In the order of the names, from the cursor on, until the limit of partitions is reached."""
     image = broker.image
+    access = access_of(broker, call.connection)
     names = sorted({topic.name for topic in request.topics} or set(image.topics_by_name))
+    denied: set[str] = set()
+    if access is not None:
+        is_quiet = not request.topics
+        denied = {name for name in names if not access.topic(Operation.DESCRIBE, name, quiet=is_quiet)}
+        if not request.topics:
+            names = [name for name in names if name not in denied]
     first_index = 0
     cursor = request.cursor
     if cursor is not None:
@@ -284,12 +335,16 @@ def describe_topic_partitions(
     left = max(1, min(request.response_partition_limit, broker.config.fetch.max_request_partition_size_limit))
     response = DescribeTopicPartitionsResponse()
     for name in names:
+        if name in denied:
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+            continue
         topic = image.topics_by_name.get(name)
+        operations = _topic_operations(access, name)
         if topic is None:
-            code = _missing_error(name)
             response.topics.append(
                 DescribeTopicPartitionsResponseTopic(
-                    error_code=code, name=name, topic_authorized_operations=_ALL_TOPIC_OPERATIONS
+                    error_code=_missing_error(name), name=name, topic_authorized_operations=operations
                 )
             )
             continue
@@ -297,7 +352,9 @@ def describe_topic_partitions(
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
             break
         end = min(len(topic.partitions), first_index + left)
-        response.topics.append(_describe_partitions(broker, topic, range(first_index, end)))
+        described = _describe_partitions(broker, topic, range(first_index, end))
+        described.topic_authorized_operations = operations
+        response.topics.append(described)
         left -= max(0, end - first_index)
         if end < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=end)
@@ -322,7 +379,6 @@ def _describe_partitions(
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic.name in INTERNAL_TOPICS,
-        topic_authorized_operations=_ALL_TOPIC_OPERATIONS,
         partitions=[
             DescribeTopicPartitionsResponsePartition(
                 error_code=_leader_error(partition),

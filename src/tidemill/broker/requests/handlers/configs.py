@@ -27,6 +27,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.requests import loggers
+from tidemill.broker.requests.access import access_of
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.config import (
     BrokerLayers,
@@ -65,6 +66,7 @@ from tidemill.protocol.api.replicas import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from tidemill.security.acls import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,6 +213,9 @@ def _result(entry: ConfigEntry, look: _Look) -> DescribeConfigsResourceResult:
 
 @serves(DescribeLogDirsRequest)
 def describe_log_dirs(broker: Broker, call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    access = access_of(broker, call.connection)
+    if access is not None and not access.cluster(Operation.DESCRIBE):
+        return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if request.topics is None:
         wanted = {name: set(hosted) for name, hosted in broker.replicas.by_name.items()}
     else:

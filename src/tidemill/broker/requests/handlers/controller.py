@@ -103,10 +103,10 @@ if TYPE_CHECKING:
 @serves(ListPartitionReassignmentsRequest, scope=Scope.BOTH)
 @serves(UnregisterBrokerRequest, scope=Scope.BOTH, gaps=["A broker that is alive is refused: stop it first."])
 async def ask(broker: Broker, call: Call, request: Request) -> Response:
-    return await _asked(broker, call, request)
+    return await ask_controller(broker, call, request)
 
 
-async def _asked(broker: Broker, call: Call, request: Request) -> Response:
+async def ask_controller(broker: Broker, call: Call, request: Request) -> Response:
     if broker.is_controller_listener(call.connection.listener_name):
         return await broker.controller.decide(request, call.version)
     return await broker.controller.ask(request, call.version)
@@ -119,12 +119,12 @@ async def incremental_alter_configs(
     """Loggers are this process's own (KIP-412); the rest is the controller's to decide."""
     is_logger = [each.resource_type == ResourceType.BROKER_LOGGER for each in request.resources]
     if not any(is_logger):
-        return await _asked(broker, call, request)
+        return await ask_controller(broker, call, request)
     stored = [each for each in request.resources if each.resource_type != ResourceType.BROKER_LOGGER]
     answers: Iterator[admin.AlterConfigsResourceResponse] = iter(())
     if stored:
         rest = admin.IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
-        answer = await _asked(broker, call, rest)
+        answer = await ask_controller(broker, call, rest)
         assert isinstance(answer, admin.IncrementalAlterConfigsResponse)
         answers = iter(answer.responses)
     names = Counter(each.resource_name for each, own in zip(request.resources, is_logger, strict=True) if own)

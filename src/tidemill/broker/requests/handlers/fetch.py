@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.requests.access import Access, access_of
 from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
 from tidemill.broker.requests.fetch_sessions import (
@@ -39,6 +40,7 @@ from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
 from tidemill.protocol.schema import decode
+from tidemill.security.acls import Operation
 from tidemill.types import BrokerId
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _READ_COMMITTED = 1
 _NO_EPOCH = -1
 _FOLLOWERS_SERVE_SINCE = 11
+_TOP_LEVEL_ERROR_SINCE = 7
 _METADATA_TOPIC = "__cluster_metadata"
 _METADATA_TOPIC_ID = bytes(15) + b"\1"
 _RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -56,6 +59,8 @@ _RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector
 def fetch(broker: Broker, call: Call) -> None:
     request = decode(FetchRequest, call.version, call.frame, call.header.body_position)
     call.expect_reply()
+    if broker.authorizer is not None and _is_refused(broker, call, request):
+        return
     if _is_of_metadata(request):
         _claim_lane(broker, call, request)
         broker.quorum.fetch(call, request)
@@ -76,6 +81,30 @@ def fetch(broker: Broker, call: Call) -> None:
         respond_or_delay(broker.loop, call, request, ConsumerFetch(broker, call, request, session))
 
 
+def _is_refused(broker: Broker, call: Call, request: FetchRequest) -> bool:
+    """Replicas need ClusterAction; as in Kafka, a refused one reads it at each partition. Consumers are checked later."""
+    is_of_metadata = _is_of_metadata(request)
+    if not (is_of_metadata or is_replica(request)):
+        return False
+    if Access(broker, call.connection).cluster(Operation.CLUSTER_ACTION):
+        return False
+    if is_of_metadata and call.version >= _TOP_LEVEL_ERROR_SINCE:
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        call.respond(pack_fetched((), call.version, error_code=code))
+        return True
+    answers: list[Answer] = [
+        (
+            (topic.topic_id if call.version >= TOPIC_IDS_SINCE else topic.topic, wanted.partition),
+            Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+            None,
+        )
+        for topic in request.topics
+        for wanted in topic.partitions
+    ]
+    call.respond(pack_fetched(by_topic(answers), call.version))
+    return True
+
+
 def _claim_lane(broker: Broker, call: Call, request: FetchRequest) -> None:
     broker.lanes.claim(broker, call.connection, lambda: hosts_of_replica(broker, replica_of(request)[0]))
 
@@ -89,6 +118,7 @@ def _is_of_metadata(request: FetchRequest) -> bool:
 
 class ConsumerFetch:
     __slots__ = (
+        "_access",
         "_broker",
         "_call",
         "_has_errors",
@@ -105,6 +135,7 @@ class ConsumerFetch:
         self._broker = broker
         self._call = call
         self._request = request
+        self._access = access_of(broker, call.connection)
         self._session = session
         self._reads_committed = request.isolation_level == _READ_COMMITTED
         self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
@@ -129,7 +160,12 @@ class ConsumerFetch:
         is_urgent = False
         can_grow = False
         answers: list[Answer] = []
+        access = self._access
         for key, wanted, _ in self._wanted:
+            if access is not None and not access.wire_topic(Operation.READ, key[0]):
+                is_urgent = self._has_errors = True
+                answers.append((key, Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED), None))
+                continue
             partition, error = self._broker.replicas.find(key)
             if partition is None:
                 fetched = Fetched(wanted.partition, error, aborted=[])

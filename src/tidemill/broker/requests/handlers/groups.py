@@ -96,6 +96,7 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
+from tidemill.broker.requests.access import Access, access_of
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
@@ -122,6 +123,8 @@ from tidemill.protocol.api.offsets import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
 )
 from tidemill.protocol.api.transactions import (
     TxnOffsetCommitRequest,
@@ -131,6 +134,7 @@ from tidemill.protocol.api.transactions import (
 )
 from tidemill.protocol.coordinator_responses import error_response, in_version
 from tidemill.protocol.schema import Request, Response, replace
+from tidemill.security.acls import Operation, Resource, ResourceType
 from tidemill.types import BrokerId, TopicPartition
 
 if TYPE_CHECKING:
@@ -175,6 +179,7 @@ async def find_coordinator(
 async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> Coordinator:
     error = ErrorCode.NONE
     try:
+        _check_describable(broker, call, key_type, key)
         if key_type == _SHARE and _is_share_key(key, call.version):
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if key_type not in (_GROUP, _TRANSACTION):
@@ -186,6 +191,18 @@ async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> C
     except ApiError as refused:
         error = refused.code
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=error.message)
+
+
+def _check_describable(broker: Broker, call: Call, key_type: int, key: str) -> None:
+    access = access_of(broker, call.connection)
+    if access is None:
+        return
+    if key_type == _GROUP and not access.group(Operation.DESCRIBE, key):
+        raise ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    if key_type == _TRANSACTION and not access.transactional_id(Operation.DESCRIBE, key):
+        raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if key_type == _SHARE and not access.cluster(Operation.CLUSTER_ACTION):
+        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def _is_share_key(key: str, api_version: int) -> bool:
@@ -244,8 +261,14 @@ def ask_of_group(
 
 @serves(OffsetFetchRequest)
 async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) -> Response:
+    access = access_of(broker, call.connection)
     if call.version < _BATCHED_FETCH_SINCE:
-        return await _asked(broker, call, request.group_id, request)
+        if access is not None and not access.group(Operation.DESCRIBE, request.group_id):
+            return error_response(request, call.version, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        only = cast(OffsetFetchResponse, await _asked(broker, call, request.group_id, request))
+        if access is not None:
+            only.topics = [topic for topic in only.topics if _is_shown(access, topic, request.topics is None)]
+        return only
     merged = OffsetFetchResponse()
     # All offsets of a group are told once, however often it is named.
     groups = {
@@ -253,9 +276,32 @@ async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) 
         for number, each in enumerate(request.groups)
     }
     for group in groups.values():
-        answer = await _asked(broker, call, group.group_id, replace(request, groups=[group]))
-        merged.groups += cast(OffsetFetchResponse, answer).groups
+        one = replace(request, groups=[group])
+        if access is not None and not access.group(Operation.DESCRIBE, group.group_id):
+            answer = error_response(one, call.version, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        else:
+            answer = await _asked(broker, call, group.group_id, one)
+        told = cast(OffsetFetchResponse, answer).groups
+        if access is not None:
+            for each in told:
+                wants_all = group.topics is None
+                each.topics = [topic for topic in each.topics if _is_shown(access, topic, wants_all)]
+        merged.groups += told
     return merged
+
+
+def _is_shown(
+    access: Access, topic: OffsetFetchResponseTopic | OffsetFetchResponseTopics, wants_all: bool
+) -> bool:
+    """A topic that may not be described is left out of all topics; asked for, its offsets are taken out."""
+    key = topic.topic_id if isinstance(topic, OffsetFetchResponseTopics) and not topic.name else topic.name
+    if access.wire_topic(Operation.DESCRIBE, key):
+        return True
+    for partition in topic.partitions:
+        partition.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        partition.committed_offset = partition.committed_leader_epoch = -1
+        partition.metadata = ""
+    return not wants_all
 
 
 # Version 6 names topics by their ids; no release of Kafka has it yet.
@@ -338,7 +384,7 @@ async def describe_groups(
         answer = await _asked(broker, call, group_id, replace(request, groups=[group_id]))
         merged.groups += cast(DescribeGroupsResponse, answer).groups
     if request.include_authorized_operations:
-        _show_operations(merged.groups)
+        _show_operations(broker, call, merged.groups)
     return merged
 
 
@@ -351,16 +397,23 @@ async def consumer_group_describe(
         answer = await _asked(broker, call, group_id, replace(request, group_ids=[group_id]))
         merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
     if request.include_authorized_operations:
-        _show_operations(merged.groups)
+        _show_operations(broker, call, merged.groups)
     return merged
 
 
 def _show_operations(
+    broker: Broker,
+    call: Call,
     groups: Iterable[DescribeGroupsDescribedGroup | ConsumerGroupDescribeDescribedGroup],
 ) -> None:
+    access = access_of(broker, call.connection)
     for group in groups:
         if not group.error_code:
-            group.authorized_operations = _ALL_GROUP_OPERATIONS
+            group.authorized_operations = (
+                _ALL_GROUP_OPERATIONS
+                if access is None
+                else access.operations(Resource(ResourceType.GROUP, group.group_id))
+            )
 
 
 @serves(DeleteGroupsRequest, versions=(0, 2))
@@ -381,4 +434,9 @@ async def list_groups(broker: Broker, call: Call, request: ListGroupsRequest) ->
         return ListGroupsResponse(error_code=error.code)
     for answer in answers:
         merged.groups += cast(ListGroupsResponse, answer).groups
+    access = access_of(broker, call.connection)
+    if access is not None and not access.cluster(Operation.DESCRIBE, quiet=True):
+        merged.groups = [
+            each for each in merged.groups if access.group(Operation.DESCRIBE, each.group_id, quiet=True)
+        ]
     return merged

@@ -37,7 +37,8 @@ def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, Respon
     @wraps(handler)
     async def guarded(broker: Broker, call: Call, request: RequestT) -> ResponseT:
         connection = call.connection
-        if not broker.is_controller_listener(connection.listener_name):
+        # With an authorizer the connection's principal has ClusterAction, or the request does not come this far.
+        if broker.authorizer is None and not broker.is_controller_listener(connection.listener_name):
             hosts = claimed_hosts(broker, request)
             if hosts is not None and not await comes_from(broker.loop, connection, hosts):
                 _tell(broker, connection, request.api_key)

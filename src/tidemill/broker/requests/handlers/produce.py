@@ -26,6 +26,7 @@ from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Waiter
 from tidemill.broker.partitions.guards import Guard
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.requests.access import Access
 from tidemill.broker.requests.dispatch import Call, serves_raw
 from tidemill.broker.requests.replica_fetch import node_endpoints
 from tidemill.errors import ErrorCode
@@ -41,6 +42,7 @@ from tidemill.protocol.produce import ProduceResult, ProduceWalk, pack_produced,
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
 from tidemill.protocol.schema import encode
 from tidemill.protocol.steps import NotAtOnce
+from tidemill.security.acls import Operation
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -74,16 +76,21 @@ def produce(broker: Broker, call: Call) -> None:
         return
     if acks:
         call.expect_reply()
+    results: Results = []
+    if broker.authorizer is not None:
+        if not _may_use_transaction(broker, call, walk):
+            _refuse_all(call, walk, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            return
+        walk, results = _without_denied(broker, call, walk)
     if walk.transactional_id is not None:
-        TransactionalProduce(broker, call, walk, walk.transactional_id).start()
+        TransactionalProduce(broker, call, walk, walk.transactional_id, results).start()
         return
     frame, version = call.frame, call.version
     topics = broker.replicas.by_wire_id if version >= _TOPIC_IDS_SINCE else broker.replicas.by_wire_name
     now_ms = broker.clock.now_ms()
-    results: Results = []
     unsettled: list[Unsettled] = []
     later: list[tuple[Unsettled, memoryview]] = []
-    all_good = True
+    all_good = not results
     for wire_name, partitions in walk.topics:
         hosted = topics.get(wire_name)
         topic_results: list[ProduceResult] = []
@@ -115,6 +122,27 @@ def produce(broker: Broker, call: Call) -> None:
         DelayedProduce(broker, call, acks, results, unsettled, walk.timeout_ms, later)
     else:
         _answer(broker, call, acks, results, all_good)
+
+
+def _may_use_transaction(broker: Broker, call: Call, walk: ProduceWalk) -> bool:
+    access = Access(broker, call.connection)
+    return walk.transactional_id is None or access.transactional_id(Operation.WRITE, walk.transactional_id)
+
+
+def _without_denied(broker: Broker, call: Call, walk: ProduceWalk) -> tuple[ProduceWalk, Results]:
+    """What the client may write to, and the results of the topics that it may not."""
+    access = Access(broker, call.connection)
+    allowed = []
+    denied: Results = []
+    for topic in walk.topics:
+        wire_name, partitions = topic
+        key = bytes(wire_name) if call.version >= 13 else wire_name.decode(errors="replace")
+        if access.wire_topic(Operation.WRITE, key):
+            allowed.append(topic)
+        elif partitions:
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            denied.append((wire_name, [ProduceResult(index, code) for index, _, _ in partitions]))
+    return walk._replace(topics=allowed), denied
 
 
 def _unappendable(
@@ -250,13 +278,16 @@ class TransactionalProduce:
         "_walk",
     )
 
-    def __init__(self, broker: Broker, call: Call, walk: ProduceWalk, transactional_id: str) -> None:
+    def __init__(
+        self, broker: Broker, call: Call, walk: ProduceWalk, transactional_id: str, results: Results
+    ) -> None:
+        """`results` are those of topics that are refused already."""
         self._broker = broker
         self._call = call
         self._walk = walk
         self._transactional_id = transactional_id
         self._adds = call.version >= _ADDS_PARTITIONS_SINCE
-        self._results: Results = []
+        self._results = results
         self._unsettled: list[Unsettled] = []
         # Batches that are not appended or refused yet, and `start` as long as it runs.
         self._waiting = 1

@@ -1,6 +1,7 @@
-"""Answers ACL, quota and SCRAM requests as a Kafka without an authorizer, quotas and SCRAM users does.
+"""Serves ACLs, client quotas and SCRAM credentials.
 
-Setting quotas and SCRAM users is not served.
+Describe requests read the metadata image; the controller decides about changes. Without an authorizer the APIs of ACLs
+return SECURITY_DISABLED, as in Kafka.
 
 Versions, and what each one changed:
 
@@ -15,7 +16,10 @@ Versions, and what each one changed:
        3  resources of type user (KIP-373)
     DescribeClientQuotas (48), from 0 (KIP-546)
        1  flexible (KIP-482)
+    AlterClientQuotas (49), from 0 (KIP-546)
+       1  flexible (KIP-482)
     DescribeUserScramCredentials (50), from 0 (KIP-554)
+    AlterUserScramCredentials (51), from 0 (KIP-554)
 """
 
 from __future__ import annotations
@@ -24,19 +28,34 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.dispatch import Call, Scope, serves
+from tidemill.broker.requests.handlers.controller import ask_controller
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
-from tidemill.protocol.api.admin import DescribeClientQuotasRequest, DescribeClientQuotasResponse
+from tidemill.protocol.api.admin import (
+    AlterClientQuotasRequest,
+    DescribeClientQuotasEntryData,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    EntityData,
+    ValueData,
+)
 from tidemill.protocol.api.security import (
+    AclDescription,
+    AlterUserScramCredentialsRequest,
     CreateAclsRequest,
+    CredentialInfo,
     DeleteAclsRequest,
     DescribeAclsRequest,
+    DescribeAclsResource,
+    DescribeAclsResponse,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
 from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.schema import Request, Response
+from tidemill.security.acls import AclFilter, check_filter
+from tidemill.security.quotas import QuotaEntity
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
@@ -46,14 +65,62 @@ _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
 
 
 @serves(DescribeAclsRequest, scope=Scope.BOTH)
-@serves(CreateAclsRequest, scope=Scope.BOTH, gaps=["There is no authorizer: SECURITY_DISABLED."])
-@serves(DeleteAclsRequest, scope=Scope.BOTH, gaps=["There is no authorizer: SECURITY_DISABLED."])
-def acls(broker: Broker, call: Call, request: Request) -> Response:
-    """Each entry is refused: an answer without entries would read as if a rule were in force."""
-    code = ErrorCode.SECURITY_DISABLED
-    refused = error_response(request, call.version, code, "No Authorizer is configured.")
-    # A request that names nothing gets an answer about nothing.
-    return refused if refused is not None else apis.RESPONSES[request.api_key]()
+def describe_acls(broker: Broker, call: Call, request: DescribeAclsRequest) -> DescribeAclsResponse:
+    _check_authorizer(broker)
+    wanted = AclFilter(
+        request.resource_type_filter,
+        request.resource_name_filter,
+        request.pattern_type_filter,
+        request.principal_filter,
+        request.host_filter,
+        request.operation,
+        request.permission_type,
+    )
+    check_filter(wanted)
+    resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
+    for binding in broker.image.security.acls.values():
+        if wanted.matches(binding):
+            key = (binding.resource_type, binding.resource_name, binding.pattern_type)
+            resource = resources.setdefault(
+                key, DescribeAclsResource(resource_type=key[0], resource_name=key[1], pattern_type=key[2])
+            )
+            resource.acls.append(
+                AclDescription(
+                    principal=binding.principal,
+                    host=binding.host,
+                    operation=binding.operation,
+                    permission_type=binding.permission,
+                )
+            )
+    return DescribeAclsResponse(resources=list(resources.values()))
+
+
+@serves(CreateAclsRequest, scope=Scope.BOTH)
+@serves(DeleteAclsRequest, scope=Scope.BOTH)
+async def alter_acls(broker: Broker, call: Call, request: Request) -> Response:
+    try:
+        _check_authorizer(broker)
+    except ApiError as error:
+        refused = error_response(request, call.version, error.code, error.message)
+        # A request that names nothing gets an answer about nothing.
+        return refused if refused is not None else apis.RESPONSES[request.api_key]()
+    return await ask_controller(broker, call, request)
+
+
+def _check_authorizer(broker: Broker) -> None:
+    """Rules that nothing enforces are not kept: an answer would read as if they were in force."""
+    if broker.authorizer is None:
+        raise ApiError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
+
+
+@serves(AlterUserScramCredentialsRequest, scope=Scope.BOTH)
+@serves(
+    AlterClientQuotasRequest,
+    scope=Scope.BOTH,
+    gaps=["Quotas are stored and described; they throttle nothing yet."],
+)
+async def alter(broker: Broker, call: Call, request: Request) -> Response:
+    return await ask_controller(broker, call, request)
 
 
 @serves(DescribeClientQuotasRequest)
@@ -64,7 +131,31 @@ def describe_client_quotas(
         check_quota_filter(request)
     except ApiError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
-    return DescribeClientQuotasResponse(error_message="")  # not null, as Kafka
+    return DescribeClientQuotasResponse(
+        error_message="",  # not null, as Kafka
+        entries=[
+            DescribeClientQuotasEntryData(
+                entity=[EntityData(entity_type=kind, entity_name=name) for kind, name in entity.parts],
+                values=[ValueData(key=key, value=value) for key, value in values.items()],
+            )
+            for entity, values in broker.image.security.client_quotas.items()
+            if _is_wanted(request, entity)
+        ],
+    )
+
+
+def _is_wanted(request: DescribeClientQuotasRequest, entity: QuotaEntity) -> bool:
+    """Every component has to match; a strict request wants no other types in the entity."""
+    parts = dict(entity.parts)
+    if request.strict and len(parts) != len(request.components):
+        return False
+    for component in request.components:
+        if component.entity_type not in parts:
+            return False
+        name = parts[component.entity_type]
+        if component.match_type != _SPECIFIED and name != component.match:
+            return False
+    return True
 
 
 def check_quota_filter(request: DescribeClientQuotasRequest) -> None:
@@ -95,17 +186,21 @@ def check_quota_filter(request: DescribeClientQuotasRequest) -> None:
 def describe_user_scram_credentials(
     broker: Broker, call: Call, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
-    """No user has credentials; without names, all users are asked for."""
-    counts = Counter(user.name for user in request.users or ())
+    """Without names, all users are asked for. Salts and keys are never shown."""
+    infos: dict[str, list[CredentialInfo]] = {}
+    for (user, mechanism), kept in sorted(broker.image.security.scram_credentials.items()):
+        infos.setdefault(user, []).append(CredentialInfo(mechanism=mechanism, iterations=kept.iterations))
+    counts = Counter(user.name for user in request.users or ()) or dict.fromkeys(infos, 1)
     response = DescribeUserScramCredentialsResponse(error_message="")  # not null, as Kafka
     for name, count in counts.items():
-        code = ErrorCode.RESOURCE_NOT_FOUND if count == 1 else ErrorCode.DUPLICATE_RESOURCE
-        told = (
-            f"Attempt to describe a user credential that does not exist: {name}"
-            if count == 1
-            else f"Cannot describe SCRAM credentials for the same user twice: {name}"
-        )
-        response.results.append(
-            DescribeUserScramCredentialsResult(user=name, error_code=code, error_message=told)
-        )
+        result = DescribeUserScramCredentialsResult(user=name)
+        if count > 1:
+            result.error_code = ErrorCode.DUPLICATE_RESOURCE
+            result.error_message = f"Cannot describe SCRAM credentials for the same user twice: {name}"
+        elif name not in infos:
+            result.error_code = ErrorCode.RESOURCE_NOT_FOUND
+            result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
+        else:
+            result.credential_infos = infos[name]
+        response.results.append(result)
     return response

@@ -32,11 +32,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from tidemill.broker.requests.access import access_of
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.listing import check_pattern
 from tidemill.coordinator.transactions.transaction import STATES_BY_LABEL
-from tidemill.errors import ApiError
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -49,8 +50,12 @@ from tidemill.protocol.api.transactions import (
 )
 from tidemill.protocol.coordinator_responses import (
     ADD_PARTITIONS_BATCHED_SINCE,
+    added_partitions,
+    added_transaction,
+    verified_response,
 )
 from tidemill.protocol.schema import Response, replace
+from tidemill.security.acls import Operation
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
@@ -64,7 +69,29 @@ def caller_of(call: Call) -> Caller:
 async def add_partitions_to_txn(
     broker: Broker, call: Call, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    return await broker.transactions.add_partitions(request, caller_of(call))
+    refused = _denied_topics(broker, call, request)
+    return (
+        refused if refused is not None else await broker.transactions.add_partitions(request, caller_of(call))
+    )
+
+
+def _denied_topics(
+    broker: Broker, call: Call, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse | None:
+    """When a client may not write to one of the topics, none is added. Brokers have checked their clients."""
+    access = access_of(broker, call.connection)
+    if access is None or call.version >= ADD_PARTITIONS_BATCHED_SINCE:
+        return None
+    transaction = added_transaction(request, call.version)
+    names = dict.fromkeys(tp.topic for tp in added_partitions(transaction))
+    denied = {name for name in names if not access.topic(Operation.WRITE, name)}
+    if not denied:
+        return None
+    errors = {
+        tp: ErrorCode.TOPIC_AUTHORIZATION_FAILED if tp.topic in denied else ErrorCode.OPERATION_NOT_ATTEMPTED
+        for tp in added_partitions(transaction)
+    }
+    return verified_response(transaction, call.version, errors)
 
 
 @serves(AddOffsetsToTxnRequest)
@@ -89,6 +116,12 @@ async def describe_transactions(
         one = replace(request, transactional_ids=[transactional_id])
         answer = await broker.transactions.answer(transactional_id, one, caller_of(call))
         merged.transaction_states += cast(DescribeTransactionsResponse, answer).transaction_states
+    access = access_of(broker, call.connection)
+    if access is not None:
+        for state in merged.transaction_states:
+            state.topics = [
+                each for each in state.topics if access.topic(Operation.DESCRIBE, each.topic, quiet=True)
+            ]
     return merged
 
 
@@ -106,4 +139,11 @@ async def list_transactions(
     merged = ListTransactionsResponse(unknown_state_filters=unknown)
     for answer in answers:
         merged.transaction_states += cast(ListTransactionsResponse, answer).transaction_states
+    access = access_of(broker, call.connection)
+    if access is not None:
+        merged.transaction_states = [
+            each
+            for each in merged.transaction_states
+            if access.transactional_id(Operation.DESCRIBE, each.transactional_id, quiet=True)
+        ]
     return merged
