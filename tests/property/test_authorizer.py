@@ -115,6 +115,29 @@ def test_some_resource_is_allowed_when_one_of_many_names_is(
     assert authorizer.authorize_by_resource_type(principal, host, operation, kind) is expected
 
 
+@given(rule_sets, rule_sets, rule_sets, principals, st.sampled_from(HOSTS), st.sampled_from(ASKED), resources)
+@settings(max_examples=300, deadline=None)
+def test_changed_authorizer_decides_as_one_made_from_the_rules(
+    kept: list[AclBinding],
+    removed: list[AclBinding],
+    added: list[AclBinding],
+    principal: Principal,
+    host: str,
+    operation: Operation,
+    resource: Resource,
+) -> None:
+    before = Authorizer([*kept, *removed])
+    expected_before = before.authorize(principal, host, operation, resource).allowed
+    after = before.changed(removed, added)
+    fresh = Authorizer([*kept, *added])
+    assert after.allows(principal, host, operation, resource) is fresh.allows(
+        principal, host, operation, resource
+    )
+    # The one before is what it was.
+    assert Authorizer([*kept, *removed])._rules == before._rules
+    assert before.authorize(principal, host, operation, resource).allowed is expected_before
+
+
 @given(rule_sets, resources)
 def test_filter_that_matches_a_name_finds_the_rules_that_cover_it(
     acls: list[AclBinding], resource: Resource

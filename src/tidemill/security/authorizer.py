@@ -60,13 +60,38 @@ class _ResourceRules:
     everything: _Rules = field(default_factory=dict)
 
     def add(self, binding: AclBinding) -> None:
-        if binding.pattern_type == PatternType.PREFIXED:
-            rules = self.prefixed.setdefault(binding.resource_name, {})
-        elif binding.resource_name == WILDCARD:
-            rules = self.everything
-        else:
-            rules = self.literal.setdefault(binding.resource_name, {})
+        patterns = self._patterns(binding)
+        rules = self.everything if patterns is None else patterns.setdefault(binding.resource_name, {})
         rules.setdefault(binding.principal, []).append(binding)
+
+    def remove(self, binding: AclBinding) -> None:
+        patterns = self._patterns(binding)
+        rules = self.everything if patterns is None else patterns[binding.resource_name]
+        rules[binding.principal].remove(binding)
+        if not rules[binding.principal]:
+            del rules[binding.principal]
+        if patterns is not None and not rules:
+            del patterns[binding.resource_name]
+
+    def copy(self) -> _ResourceRules:
+        """Shares the rules of each pattern; `unshare` before one changes."""
+        return _ResourceRules(
+            dict(self.literal), dict(self.prefixed), list(self.prefix_lengths), self.everything
+        )
+
+    def unshare(self, binding: AclBinding) -> None:
+        """Makes the rules of the binding's pattern this object's own."""
+        patterns = self._patterns(binding)
+        if patterns is None:
+            self.everything = _copied(self.everything)
+        elif binding.resource_name in patterns:
+            patterns[binding.resource_name] = _copied(patterns[binding.resource_name])
+
+    def _patterns(self, binding: AclBinding) -> dict[str, _Rules] | None:
+        """Where the rules of the binding's pattern are, by name; None for those of everything."""
+        if binding.pattern_type == PatternType.PREFIXED:
+            return self.prefixed
+        return None if binding.resource_name == WILDCARD else self.literal
 
     def index_prefixes(self) -> None:
         self.prefix_lengths = sorted({len(prefix) for prefix in self.prefixed}, reverse=True)
@@ -82,6 +107,10 @@ class _ResourceRules:
                     yield rules
         if self.everything:
             yield self.everything
+
+
+def _copied(rules: _Rules) -> _Rules:
+    return {principal: list(bindings) for principal, bindings in rules.items()}
 
 
 class Authorizer:
@@ -100,6 +129,31 @@ class Authorizer:
         for rules in self._rules.values():
             rules.index_prefixes()
         self._decided: dict[tuple[Principal, str, int, Resource], Decision] = {}
+
+    def changed(self, removed: Iterable[AclBinding], added: Iterable[AclBinding]) -> Authorizer:
+        """Another authorizer, which shares what did not change: its cost is that of a copy of the names."""
+        other = Authorizer([], super_users=self._super_users)
+        other._without_rule = self._without_rule
+        other._rules = dict(self._rules)
+        removed, added = list(removed), list(added)
+        own: dict[int, _ResourceRules] = {}
+        unshared: set[tuple[int, int, str]] = set()
+        for binding in (*removed, *added):
+            kind = binding.resource_type
+            if kind not in own:
+                known = self._rules.get(kind)
+                own[kind] = other._rules[kind] = _ResourceRules() if known is None else known.copy()
+            pattern = (kind, binding.pattern_type, binding.resource_name)
+            if pattern not in unshared:
+                unshared.add(pattern)
+                own[kind].unshare(binding)
+        for binding in removed:
+            own[binding.resource_type].remove(binding)
+        for binding in added:
+            own[binding.resource_type].add(binding)
+        for rules in own.values():
+            rules.index_prefixes()
+        return other
 
     def authorize(self, principal: Principal, host: str, operation: int, resource: Resource) -> Decision:
         """`host` is the address from which the principal speaks."""

@@ -78,15 +78,22 @@ class Broker:
 
     def follow_acls(self, image: MetadataImage) -> None:
         """Another set of ACLs makes another authorizer. Before the metadata is there, only super users are served."""
-        settings = self.config.authorization
+        settings, before, acls = self.config.authorization, self._acls, image.security.acls
         is_known = bool(image.cluster_id)
-        if settings.is_enabled and (image.security.acls is not self._acls or not is_known):
-            self._acls = image.security.acls if is_known else None
+        if not settings.is_enabled or (before is acls and is_known):
+            return
+        if before is None or self.authorizer is None:
             self.authorizer = Authorizer(
-                image.security.acls.values(),
+                acls.values(),
                 super_users=self._super_users,
                 allows_without_acl=settings.allows_without_acl and is_known,
             )
+        else:
+            self.authorizer = self.authorizer.changed(
+                removed=[binding for acl_id, binding in before.items() if acl_id not in acls],
+                added=[binding for acl_id, binding in acls.items() if acl_id not in before],
+            )
+        self._acls = acls if is_known else None
 
     @property
     def image(self) -> MetadataImage:
