@@ -240,6 +240,19 @@ async def test_failure_38_produce_and_fetch_are_refused_by_name_and_by_id(author
         assert [each.error_code for each in topic_answer.partitions] == [29], version
 
 
+async def test_failure_38_topic_that_is_named_by_its_id_alone_is_checked(authorized: Authorized) -> None:
+    topic_id = authorized.topic_id(SECRET)
+    await authorized.allow(READ, GROUP, "g")
+    deletion = admin.DeleteTopicsRequest(topics=[admin.DeleteTopicState(name=None, topic_id=topic_id)])
+    (deleted,) = (await authorized.ask(ALICE, deletion)).responses
+    assert (deleted.error_code, deleted.name, deleted.topic_id) == (29, None, topic_id)
+    partition = offsets.OffsetCommitRequestPartition(partition_index=0, committed_offset=0)
+    topic = offsets.OffsetCommitRequestTopic(topic_id=topic_id, partitions=[partition])
+    commit = offsets.OffsetCommitRequest(group_id="g", topics=[topic])
+    (committed,) = (await authorized.ask(ALICE, commit, 10)).topics
+    assert [each.error_code for each in committed.partitions] == [29]
+
+
 async def test_failure_38_metadata_log_is_for_nodes(authorized: Authorized) -> None:
     wanted = data.FetchPartition(partition=0, partition_max_bytes=1000)
     by_name = data.FetchTopic(topic="__cluster_metadata", partitions=[wanted])

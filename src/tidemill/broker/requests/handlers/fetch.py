@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.requests.access import Access, access_of
+from tidemill.broker.requests.access import Access
 from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
 from tidemill.broker.requests.fetch_sessions import (
@@ -135,7 +135,7 @@ class ConsumerFetch:
         self._broker = broker
         self._call = call
         self._request = request
-        self._access = access_of(broker, call.connection)
+        self._access = None if broker.authorizer is None else Access(broker, call.connection)
         self._session = session
         self._reads_committed = request.isolation_level == _READ_COMMITTED
         self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
