@@ -18,7 +18,17 @@ from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol import api as apis
-from tidemill.protocol.api import admin, cluster, data, groups, offsets, replicas, security, transactions
+from tidemill.protocol.api import (
+    admin,
+    brokers,
+    cluster,
+    data,
+    groups,
+    offsets,
+    replicas,
+    security,
+    transactions,
+)
 from tidemill.protocol.declarations import ArrayOf, Primitive, Struct, StructType, field_specs
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.schema import Request
@@ -26,7 +36,7 @@ from tidemill.security.principals import Principal
 
 ADMIN, ALICE, MALLORY = Principal.user("admin"), Principal.user("alice"), Principal.user("mallory")
 SECRET, PUBLIC = "secret", "public"
-LISTENER = "PLAINTEXT"
+LISTENER, CONTROLLER = "PLAINTEXT", "CONTROLLER"
 LIMIT_S = 30.0
 DENIED = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -34,7 +44,7 @@ DENIED = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = 3, 4, 5, 6, 7, 8
+READ, WRITE, CREATE, DESCRIBE, CLUSTER_ACTION = 3, 4, 5, 8, 9
 TOPIC, GROUP, CLUSTER_TYPE, TRANSACTIONAL_ID = 2, 3, 4, 5
 
 
@@ -50,12 +60,12 @@ class _Peer:
     """A connection that has proven who it is."""
 
     peer = "10.0.0.9:5000"
-    listener_name = LISTENER
     local_address = ("127.0.0.1", 9092)
     received_s = 0.0
 
-    def __init__(self, principal: Principal) -> None:
+    def __init__(self, principal: Principal, listener_name: str = LISTENER) -> None:
         self.principal = principal
+        self.listener_name = listener_name
         self.closed_because: str | None = None
         self.close_callbacks: list[Callable[[], None]] = []
         self.replies: list[_Reply] = []
@@ -82,12 +92,14 @@ class Authorized:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._dispatcher = Dispatcher(node.broker, {LISTENER: Scope.BOTH})
+        self._dispatcher = Dispatcher(node.broker, {LISTENER: Scope.BOTH, CONTROLLER: Scope.CONTROLLER})
 
-    async def ask(self, principal: Principal, request: Request, version: int | None = None) -> Any:
+    async def ask(
+        self, principal: Principal, request: Request, version: int | None = None, *, listener: str = LISTENER
+    ) -> Any:
         """The response; None when the connection was closed instead."""
         number = TABLE[request.api_key].versions.max if version is None else version
-        peer = _Peer(principal)
+        peer = _Peer(principal, listener)
         frame = request_frame(request, number, 7, "client")
         self._dispatcher.dispatch(peer, memoryview(bytes(frame[LENGTH_BYTES:])))
         if peer.is_closed:
@@ -121,6 +133,8 @@ class Authorized:
 async def authorized(tmp_path: Path) -> AsyncIterator[Authorized]:
     config = group_config(
         tmp_path,
+        listeners="PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0",
+        controller_listener_names=CONTROLLER,
         authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         super_users="User:admin",
     )
@@ -259,6 +273,27 @@ async def test_failure_38_metadata_log_is_for_nodes(authorized: Authorized) -> N
     by_id = data.FetchTopic(topic_id=bytes(15) + b"\1", partitions=[wanted])
     assert (await authorized.ask(MALLORY, data.FetchRequest(topics=[by_name]), 12)).error_code == 31
     assert (await authorized.ask(MALLORY, data.FetchRequest(topics=[by_id]))).error_code == 31
+
+
+async def test_node_passes_on_at_the_controllers_listener_what_its_client_asked(
+    authorized: Authorized,
+) -> None:
+    node = Principal.user("node")
+    await authorized.allow(CLUSTER_ACTION, CLUSTER_TYPE, "kafka-cluster", "User:node")
+    creation = admin.CreatableTopic(name="new", num_partitions=1, replication_factor=1)
+    request = admin.CreateTopicsRequest(topics=[creation], timeout_ms=10_000)
+    for principal, listener in ((MALLORY, CONTROLLER), (node, LISTENER)):
+        refused = await authorized.ask(principal, request, listener=listener)
+        assert refused.topics[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    passed_on = await authorized.ask(node, request, listener=CONTROLLER)
+    assert passed_on.topics[0].error_code == 0
+
+
+async def test_envelope_of_a_client_is_refused_whatever_is_in_it(authorized: Authorized) -> None:
+    enclosed = request_frame(admin.CreateTopicsRequest(), 7, 1, "")[LENGTH_BYTES:]
+    envelope = brokers.EnvelopeRequest(request_data=bytes(enclosed), request_principal=b"User:admin")
+    response = await authorized.ask(MALLORY, envelope, listener=CONTROLLER)
+    assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 # --- parts of a request ---
