@@ -57,15 +57,21 @@ def real_platform(
 ) -> Platform:
     """The operating system's own, for the running loop; tests may replace a part."""
     loop = asyncio.get_running_loop()
+    network = SocketNetwork(loop)
     pool = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="tidemill-disk")
+
+    def close() -> None:
+        network.close()
+        pool.shutdown()
+
     return Platform(
         files=files or DiskFiles(),
         clock=clock or SystemClock(),
-        network=SocketNetwork(loop),
+        network=network,
         rng=rng or random.SystemRandom(),
         run_blocking=lambda function: loop.run_in_executor(pool, function),
         pid=os.getpid(),
         host_name=socket.gethostname(),
         boot_id=boot_id(),
-        close=pool.shutdown,
+        close=close,
     )

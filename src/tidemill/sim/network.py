@@ -20,12 +20,22 @@ from random import Random
 from zlib import crc32
 
 from tidemill.broker.net.connection import Reply
-from tidemill.broker.net.network import Address, Link, Listening, Part, Peer, ServerLimits
+from tidemill.broker.net.network import (
+    OPEN,
+    Address,
+    Entrance,
+    Link,
+    Listening,
+    Part,
+    Peer,
+    ServerLimits,
+)
 from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.security.principals import ANONYMOUS
 from tidemill.sim.loops import Scheduler, SimulatedLoop
+from tidemill.tls.contexts import TlsContexts
 
 _EPHEMERAL_PORT_MIN = 40_000
 _CONNECT_TIMEOUT_S = 20.0
@@ -353,12 +363,13 @@ class SimulatedPeer:
         self.host = listener.address.host
         self.peer = f"{client_host}:{client_port}"
         self.listener_name = listener.name
-        self.principal = ANONYMOUS
         self.local_address = (listener.address.host, listener.address.port)
         self.is_closed = False
         # Real time is not measured in the simulation.
         self.received_s = 0.0
         self.close_callbacks: list[Callable[[], None]] = []
+        # TLS is not simulated: what it does to bytes is OpenSSL's business.
+        self.principal = ANONYMOUS
         self.connection: Connection | None = None
         self._listener = listener
         self._replies: deque[Reply] = deque()
@@ -403,6 +414,9 @@ class SimulatedPeer:
 
     def mark_as_node(self) -> None:
         """Mark the peer as a node. Requests take no simulated time, so there is no queue to bypass."""
+
+    def mark_as_authenticated(self) -> None:
+        """Frames of any size are let in from the beginning."""
 
     def _note_unanswered(self, order: Order) -> None:
         newest = self._replies[-1] if self._replies else None
@@ -531,14 +545,16 @@ class SimulatedListening:
         self._limits = limits
         self._listeners: dict[str, _Listener] = {}
 
-    def bind(self, name: str, host: str, port: int) -> int:
+    def bind(self, name: str, host: str, port: int, entrance: Entrance = OPEN) -> int:
         """Bind a listener: all listeners of a process use the one address of its host."""
         if host not in ("", self._host):
             raise OSError(f"{host} is not an address of {self._host}")
         address = Address(self._host, port or self._wires.new_port())
         if address in self._wires.listeners:
             raise OSError(f"{address} is in use")
-        listener = _Listener(self._loop, name, address, self._dispatch, self._limits.frame_bytes_max)
+        listener = _Listener(
+            self._loop, name, address, entrance.dispatch or self._dispatch, self._limits.frame_bytes_max
+        )
         self._wires.listeners[address] = self._listeners[name] = listener
         return address.port
 
@@ -574,6 +590,7 @@ class ProcessNetwork:
         on_close: Callable[[str], None],
         *,
         frame_bytes_max: int,
+        tls: TlsContexts | None = None,
     ) -> Link:
-        del frame_bytes_max
+        del frame_bytes_max, tls
         return SimulatedLink(self._wires, self._loop, self._host, address, on_frame, on_close)

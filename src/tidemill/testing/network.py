@@ -23,6 +23,7 @@ from tidemill.protocol.schema import Request, decode, encode
 from tidemill.security.principals import Principal
 from tidemill.testing.faults import Fault, Faults, Strike
 from tidemill.testing.refusals import NameOf, refusal, refused_metadata, topics_of
+from tidemill.tls.contexts import TlsContexts
 
 if TYPE_CHECKING:
     from tidemill.broker.net.network import Reply
@@ -57,8 +58,9 @@ class FaultyNetwork:
         on_close: Callable[[str], None],
         *,
         frame_bytes_max: int,
+        tls: TlsContexts | None = None,
     ) -> Link:
-        return self._network.connect(address, on_frame, on_close, frame_bytes_max=frame_bytes_max)
+        return self._network.connect(address, on_frame, on_close, frame_bytes_max=frame_bytes_max, tls=tls)
 
     def disconnect_all(self) -> int:
         clients = list(self._clients)
@@ -128,12 +130,19 @@ class _StruckPeer:
         return self._peer.peer
 
     @property
-    def listener_name(self) -> str:
-        return self._peer.listener_name
-
-    @property
     def principal(self) -> Principal:
         return self._peer.principal
+
+    @principal.setter
+    def principal(self, principal: Principal) -> None:
+        self._peer.principal = principal
+
+    def mark_as_authenticated(self) -> None:
+        self._peer.mark_as_authenticated()
+
+    @property
+    def listener_name(self) -> str:
+        return self._peer.listener_name
 
     @property
     def local_address(self) -> tuple[str, int]:

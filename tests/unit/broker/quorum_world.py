@@ -211,6 +211,7 @@ class TestNode:
         on_close: Callable[[str], None],
         *,
         frame_bytes_max: int,
+        tls: object = None,
     ) -> Link:
         return MemoryLink(self.world, self, address, on_frame, on_close)
 

@@ -75,6 +75,7 @@ class _Peer:
         return self.closed_because is not None
 
     def mark_as_node(self) -> None: ...
+    def mark_as_authenticated(self) -> None: ...
 
     def expect_reply(self) -> Reply:
         self.replies.append(_Reply())

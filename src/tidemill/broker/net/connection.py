@@ -87,6 +87,7 @@ class Connection:
         "last_active_s",
         "listener_name",
         "local_address",
+        "on_authenticated",
         "peer",
         "principal",
         "received_s",
@@ -115,8 +116,10 @@ class Connection:
         self.peer = peer
         self.local_address = local_address
         self.listener_name = listener_name
-        self.principal = ANONYMOUS
         self.close_callbacks: list[Callable[[], None]] = []
+        self.principal = ANONYMOUS
+        # Called when the peer has logged in, where it has to.
+        self.on_authenticated: Callable[[], None] | None = None
         self._turns = turns
         self._dispatch = dispatch
         self._on_close = on_close
@@ -153,6 +156,14 @@ class Connection:
     def mark_as_node(self) -> None:
         """The other side is a node of the cluster: it does not wait in line with clients."""
         self._is_node = True
+
+    def mark_as_authenticated(self) -> None:
+        on_authenticated, self.on_authenticated = self.on_authenticated, None
+        if on_authenticated is not None:
+            on_authenticated()
+
+    def allow_frames_of(self, frame_bytes_max: int) -> None:
+        self._received.allow_frames_of(frame_bytes_max)
 
     def _on_readable(self) -> None:
         if self._has_turn:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tidemill.log.files import FileSlice
-from tidemill.security.principals import Principal
+from tidemill.security.principals import Principal, Subject
+from tidemill.tls.contexts import TlsContexts
 
 # A reply is sent in parts; a slice of a file goes out by `sendfile`.
 Part = bytes | bytearray | memoryview | FileSlice
+# Handles one request frame of a peer.
+Dispatch = Callable[["Peer", memoryview], None]
 
 
 class Address(NamedTuple):
@@ -34,6 +37,26 @@ class ServerLimits:
     backlog: int = 1024
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
+    # Connections that have not shown who they are: how many at once, and for how long.
+    setups_max: int = 1024
+    setup_ms_max: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What a peer goes through before its requests are handled."""
+
+    # The contexts of the listener, where it has TLS.
+    tls: TlsContexts | None = None
+    # The largest frame of a peer that has not logged in; None where a login is not asked for.
+    login_bytes_max: int | None = None
+    # What handles the frames of this listener, where it is not what handles all others.
+    dispatch: Dispatch | None = None
+    # The principal of a certificate that was verified; NoMatchingRule refuses the connection.
+    principal_of: Callable[[Subject], Principal] | None = None
+
+
+OPEN = Entrance()
 
 
 class Reply(Protocol):
@@ -52,10 +75,6 @@ class Peer(Protocol):
     @property
     def local_address(self) -> tuple[str, int]: ...
     @property
-    def principal(self) -> Principal:
-        """Who the other side has proven to be; ANONYMOUS where nothing is asked for."""
-
-    @property
     def is_closed(self) -> bool: ...
     @property
     def received_s(self) -> float:
@@ -64,8 +83,15 @@ class Peer(Protocol):
     @property
     def close_callbacks(self) -> list[Callable[[], None]]: ...
     def expect_reply(self) -> Reply: ...
+
+    # Proven by a certificate or a login; ANONYMOUS without either.
+    principal: Principal
+
     def mark_as_node(self) -> None:
         """The other side is a node of the cluster: what it sends need not wait for clients."""
+
+    def mark_as_authenticated(self) -> None:
+        """The other side has logged in: it is no longer held to small frames and a short time."""
 
     def close(self, reason: str | None) -> None: ...
 
@@ -73,7 +99,7 @@ class Peer(Protocol):
 class Listening(Protocol):
     """The server's side: every listener of a node, feeding one handler."""
 
-    def bind(self, name: str, host: str, port: int) -> int:
+    def bind(self, name: str, host: str, port: int, entrance: Entrance = OPEN) -> int:
         """Take the port; those who dial it wait. Returns the real one, which is chosen for port 0."""
 
     def start_accepting(self, name: str) -> None:
@@ -96,7 +122,7 @@ class Link(Protocol):
 
 
 class Network(Protocol):
-    def listen(self, dispatch: Callable[[Peer, memoryview], None], limits: ServerLimits) -> Listening: ...
+    def listen(self, dispatch: Dispatch, limits: ServerLimits) -> Listening: ...
 
     def connect(
         self,
@@ -105,5 +131,6 @@ class Network(Protocol):
         on_close: Callable[[str], None],
         *,
         frame_bytes_max: int,
+        tls: TlsContexts | None = None,
     ) -> Link:
         """Returns at once. `on_close` is called once, with the reason, when the link fails or the other side ends it."""

@@ -16,6 +16,8 @@ _SIZE = struct.Struct(">i")
 # A silent connection costs little; one that has filled its first buffer gets a roomy one.
 _RECEIVE_BYTES_MIN = 2 * 1024
 _RECEIVE_BYTES_ROOMY = 64 * 1024
+# How a TLS record with a ClientHello begins: a length of hundreds of megabytes to who expects a frame.
+_TLS_HANDSHAKE = 0x1603
 
 
 class ReceiveBuffer:
@@ -38,6 +40,10 @@ class ReceiveBuffer:
         self._end += received
         return received
 
+    @property
+    def has_room(self) -> bool:
+        return self._end < self._receive_end
+
     def next_frame(self) -> memoryview | None:
         """The next whole frame without its length, valid until `make_room`; None when the rest is still to come."""
         start = self._start
@@ -47,6 +53,8 @@ class ReceiveBuffer:
             return None
         size: int = _SIZE.unpack_from(self._view, start)[0]
         if not 0 < size <= self._frame_bytes_max:
+            if size >> 16 == _TLS_HANDSHAKE:
+                raise ProtocolError("it speaks TLS on a listener without TLS")
             raise ProtocolError(f"a frame of {size} bytes; the limit is {self._frame_bytes_max}")
         if arrived < size:
             self._needed = size + 4
@@ -77,6 +85,10 @@ class ReceiveBuffer:
         # A large frame is received exactly to its end: its successor then begins at the front and never moves.
         capacity = len(self._buffer)
         self._receive_end = min(self._start + needed, capacity) if needed > _RECEIVE_BYTES_ROOMY else capacity
+
+    def allow_frames_of(self, frame_bytes_max: int) -> None:
+        """From the next frame on."""
+        self._frame_bytes_max = frame_bytes_max
 
     def release_memory(self) -> None:
         """Give back a large buffer that holds nothing."""

@@ -3,6 +3,10 @@
 Owns every `Connection`: accepts it, counts it (`max.connections`, `max.connections.per.ip`), reaps it when it has been
 idle for `connections.max.idle.ms`, closes it at shutdown. Running out of file descriptors pauses accepting for a
 moment instead of spinning; the clients wait in the kernel's backlog.
+
+On a listener with TLS a connection begins when the handshake is done (`tls.py`), and on one with SASL it is held to small
+frames until the peer has logged in. Until then it is one of the `Setups`, which are bounded. The files of certificates are
+looked at by housekeeping, in a thread.
 """
 
 from __future__ import annotations
@@ -11,14 +15,22 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor
 from time import perf_counter
+from typing import NamedTuple, cast
 
 from tidemill.broker.net.connection import Connection
-from tidemill.broker.net.network import Peer, ServerLimits
+from tidemill.broker.net.network import OPEN, Dispatch, Entrance, ServerLimits
+from tidemill.broker.net.refusals import RefusalLog
+from tidemill.broker.net.setups import Setups
+from tidemill.broker.net.tls import HandshakeFailed, TlsConnection, accept_tls
 from tidemill.broker.net.turns import Turns
 from tidemill.errors import ConfigError
+from tidemill.security.principals import ANONYMOUS, NoMatchingRule, Principal, Subject
+from tidemill.tls.contexts import TlsContexts
 
 logger = logging.getLogger(__name__)
 
@@ -29,26 +41,38 @@ _HOUSEKEEPING_S = 1.0
 _BUFFER_IDLE_S = 5.0
 
 
+class _Listener(NamedTuple):
+    name: str
+    entrance: Entrance
+
+
 class Server:
     """One or more listeners that feed the same handler."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        dispatch: Callable[[Peer, memoryview], None],
+        dispatch: Dispatch,
         limits: ServerLimits,
+        executor: Executor | None = None,
     ) -> None:
+        """`executor` has the threads in which handshakes are made; without one they are the loop's."""
         self._loop = loop
         self._dispatch = dispatch
         self._limits = limits
+        self._executor = executor
         self._turns = Turns(loop)
-        self._listeners: dict[socket.socket, str] = {}
+        self._listeners: dict[socket.socket, _Listener] = {}
         self._connections: dict[int, Connection] = {}
+        self._setups = Setups(limits.setups_max, limits.setup_ms_max / 1000)
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._refusals = RefusalLog(logger)
+        self._is_reloading = False
         self._per_ip: Counter[str] = Counter()
         self._housekeeping = loop.call_later(_HOUSEKEEPING_S, self._keep_house)
         self._is_refusing = False
 
-    def bind(self, name: str, host: str, port: int) -> int:
+    def bind(self, name: str, host: str, port: int, entrance: Entrance = OPEN) -> int:
         """Take the port; clients that dial it wait. Returns the real one, which the kernel chooses for port 0."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -61,14 +85,14 @@ class Server:
         except OSError as error:
             listener.close()
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        self._listeners[listener] = name
+        self._listeners[listener] = _Listener(name, entrance)
         bound_port: int = listener.getsockname()[1]
         return bound_port
 
     def start_accepting(self, name: str) -> None:
         """On the listener of that name; the others keep their clients waiting."""
-        for listener, its_name in self._listeners.items():
-            if its_name == name:
+        for listener, of in self._listeners.items():
+            if of.name == name:
                 self._accept_from(listener)
 
     def _accept_from(self, listener: socket.socket) -> None:
@@ -90,19 +114,17 @@ class Server:
                 return
             self._admit(sock, address, self._listeners[listener])
 
-    def _admit(self, sock: socket.socket, address: tuple[str, int], name: str) -> None:
+    def _admit(self, sock: socket.socket, address: tuple[str, int], listener: _Listener) -> None:
         ip = address[0]
         limits = self._limits
-        if (
-            len(self._connections) >= limits.connections_max
-            or self._per_ip[ip] >= limits.connections_per_ip_max
-        ):
+        open_count = len(self._connections) + len(self._handshakes)
+        if open_count >= limits.connections_max or self._per_ip[ip] >= limits.connections_per_ip_max:
             if not self._is_refusing:
                 self._is_refusing = True
                 logger.warning(
                     "refusing connections, now from %s: %d are open (max.connections=%d, max.connections.per.ip=%d)",
                     ip,
-                    len(self._connections),
+                    open_count,
                     limits.connections_max,
                     limits.connections_per_ip_max,
                 )
@@ -116,27 +138,95 @@ class Server:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
         if limits.receive_buffer_bytes > 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
+        self._per_ip[ip] += 1
+        if listener.entrance.tls is None:
+            self._open(Connection, sock, address, listener)
+        else:
+            self._begin_handshake(sock, address, listener, listener.entrance.tls)
+
+    def _open(
+        self,
+        kind: Callable[..., Connection],
+        sock: socket.socket,
+        address: tuple[str, int],
+        listener: _Listener,
+    ) -> Connection:
+        name, entrance = listener
         local = sock.getsockname()
-        connection = Connection(
+        connection = kind(
             self._loop,
             sock,
-            f"{ip}:{address[1]}",
+            f"{address[0]}:{address[1]}",
             (local[0], local[1]),
             name,
             turns=self._turns,
-            dispatch=self._dispatch,
+            dispatch=entrance.dispatch or self._dispatch,
             on_close=self._closed,
-            frame_bytes_max=limits.frame_bytes_max,
+            frame_bytes_max=entrance.login_bytes_max or self._limits.frame_bytes_max,
         )
         self._connections[connection.fd] = connection
-        self._per_ip[ip] += 1
+        if entrance.login_bytes_max is not None:
+            self._await_login(connection, address[0])
+        return connection
+
+    def _await_login(self, connection: Connection, ip: str) -> None:
+        number = self._setups.begin(ip, perf_counter(), lambda _reason: connection.close(None))
+        connection.close_callbacks.append(lambda: self._setups.end(number))
+
+        def logged_in() -> None:
+            self._setups.end(number)
+            connection.allow_frames_of(self._limits.frame_bytes_max)
+
+        connection.on_authenticated = logged_in
+
+    # -- TLS -------------------------------------------------------------------------------------------------
+
+    def _begin_handshake(
+        self, sock: socket.socket, address: tuple[str, int], listener: _Listener, tls: TlsContexts
+    ) -> None:
+        task = self._loop.create_task(self._shake_hands(sock, address, listener, tls))
+        number = self._setups.begin(address[0], perf_counter(), lambda _reason: _cancel(task))
+        self._handshakes.add(task)
+        task.add_done_callback(lambda _task: self._setups.end(number))
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(
+        self, sock: socket.socket, address: tuple[str, int], listener: _Listener, tls: TlsContexts
+    ) -> None:
+        assert tls.server is not None
+        ip = address[0]
+        try:
+            secured = await accept_tls(self._loop, self._executor, tls.server, sock)
+            principal = _principal(secured, listener.entrance)
+        except (HandshakeFailed, NoMatchingRule) as failure:
+            self._forget_ip(ip)
+            if str(failure):
+                self._refusals.tell(f"refused {ip} at listener {listener.name}: {failure}", perf_counter())
+        except asyncio.CancelledError:
+            self._forget_ip(ip)
+            raise
+        else:
+            self._open(TlsConnection, secured, address, listener).principal = principal
+
+    def _reload_certificates(self) -> None:
+        contexts = {each.entrance.tls: each.name for each in self._listeners.values() if each.entrance.tls}
+        if contexts and not self._is_reloading:
+            self._is_reloading = True
+            self._loop.run_in_executor(self._executor, _reload, contexts).add_done_callback(self._reloaded)
+
+    def _reloaded(self, _done: object) -> None:
+        self._is_reloading = False
+
+    # -- the life of connections -----------------------------------------------------------------------------
 
     def _closed(self, connection: Connection, reason: str | None) -> None:
         if reason is not None:
             logger.warning("closed the connection of %s: %s", connection.peer, reason)
         if self._connections.get(connection.fd) is connection:
             del self._connections[connection.fd]
-        ip = connection.peer.rpartition(":")[0]
+        self._forget_ip(connection.peer.rpartition(":")[0])
+
+    def _forget_ip(self, ip: str) -> None:
         self._per_ip[ip] -= 1
         if self._per_ip[ip] <= 0:
             del self._per_ip[ip]
@@ -150,6 +240,14 @@ class Server:
                 connection.close(None)
             elif idle_s > _BUFFER_IDLE_S:
                 connection.release_memory()
+        self._setups.expire(now)
+        if given_up := self._setups.take_given_up_count():
+            logger.warning(
+                "gave up %d connections that did not show who they are within %g s, or were too many at once",
+                given_up,
+                self._limits.setup_ms_max / 1000,
+            )
+        self._reload_certificates()
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_S, self._keep_house)
 
     def stop_listening(self) -> None:
@@ -161,5 +259,32 @@ class Server:
     def close(self) -> None:
         self.stop_listening()
         self._housekeeping.cancel()
+        for task in list(self._handshakes):
+            task.cancel()
         for connection in list(self._connections.values()):
             connection.close(None)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _principal(sock: ssl.SSLSocket, entrance: Entrance) -> Principal:
+    """Raises NoMatchingRule, with the socket closed."""
+    certificate = sock.getpeercert() if entrance.principal_of is not None else None
+    if not certificate or entrance.principal_of is None:
+        return ANONYMOUS
+    try:
+        return entrance.principal_of(cast(Subject, certificate["subject"]))
+    except NoMatchingRule:
+        sock.close()
+        raise
+
+
+def _reload(contexts: dict[TlsContexts, str]) -> None:
+    for tls, name in contexts.items():
+        try:
+            if tls.reload_if_changed():
+                logger.info("listener %s has new certificates: connections from now on get them", name)
+        except ConfigError as error:
+            logger.error("listener %s keeps its old certificates: %s", name, error)

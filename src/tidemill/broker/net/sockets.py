@@ -14,14 +14,18 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from tidemill.broker.net.network import Address, Peer, ServerLimits
+from tidemill.broker.net.network import Address, Dispatch, ServerLimits
 from tidemill.broker.net.receive_buffer import ReceiveBuffer
 from tidemill.broker.net.server import Server
+from tidemill.broker.net.tls import HandshakeFailed, open_tls, say_goodbye
 from tidemill.errors import ProtocolError
+from tidemill.tls.contexts import TlsContexts, tls_reason
 
 _CONNECT_S_MAX = 10.0
 _QUEUED_BYTES_MAX = 32 << 20
@@ -31,12 +35,21 @@ _SEND_JOIN_BYTES_MAX = 64 * 1024
 _Found = tuple[int, int, int, str, Any]
 
 
+# Handshakes are arithmetic: more threads than this would take the loop's own core.
+_HANDSHAKE_THREADS = 2
+
+
 class SocketNetwork:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        # A thread starts with the first handshake.
+        self._executor = ThreadPoolExecutor(_HANDSHAKE_THREADS, thread_name_prefix="tidemill-tls")
 
-    def listen(self, dispatch: Callable[[Peer, memoryview], None], limits: ServerLimits) -> Server:
-        return Server(self._loop, dispatch, limits)
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def listen(self, dispatch: Dispatch, limits: ServerLimits) -> Server:
+        return Server(self._loop, dispatch, limits, self._executor)
 
     def connect(
         self,
@@ -45,7 +58,10 @@ class SocketNetwork:
         on_close: Callable[[str], None],
         *,
         frame_bytes_max: int,
+        tls: TlsContexts | None = None,
     ) -> SocketLink:
+        if tls is not None:
+            return TlsLink(self._loop, address, on_frame, on_close, frame_bytes_max, tls, self._executor)
         return SocketLink(self._loop, address, on_frame, on_close, frame_bytes_max)
 
 
@@ -177,6 +193,9 @@ class SocketLink:
         if received == 0:
             self._fail("the other side closed the connection")
             return
+        self._hand_over_frames()
+
+    def _hand_over_frames(self) -> None:
         while not self.is_closed and (frame := self._next_frame()) is not None:
             self._on_frame(frame)
             frame.release()
@@ -233,13 +252,16 @@ class SocketLink:
                 length += len(run[-1])
             data = b"".join(run)
         try:
-            sent = sock.send(data)
+            sent = self._write(sock, data)
         except (BlockingIOError, InterruptedError):
             outgoing.appendleft(data)
             raise
         self._queued_bytes -= sent
         if sent < len(data):
             outgoing.appendleft(memoryview(data)[sent:])
+
+    def _write(self, sock: socket.socket, data: bytes | bytearray | memoryview) -> int:
+        return sock.send(data)
 
     # -- closing ---------------------------------------------------------------------------------------------
 
@@ -273,3 +295,77 @@ class SocketLink:
         self._loop.remove_reader(sock.fileno())
         self._loop.remove_writer(sock.fileno())
         sock.close()
+
+
+class TlsLink(SocketLink):
+    """A link over TLS. It is up when the handshake is done."""
+
+    __slots__ = ("_contexts", "_executor", "_handshake", "_tls")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        on_frame: Callable[[memoryview], None],
+        on_close: Callable[[str], None],
+        frame_bytes_max: int,
+        contexts: TlsContexts,
+        executor: Executor,
+    ) -> None:
+        self._contexts = contexts
+        self._executor = executor
+        self._handshake: asyncio.Task[None] | None = None
+        self._tls: ssl.SSLSocket | None = None
+        super().__init__(loop, address, on_frame, on_close, frame_bytes_max)
+
+    def _up(self, sock: socket.socket) -> None:
+        # From here on the handshake owns the socket, and closes it when it fails. The time to connect goes on.
+        self._sock = None
+        self._handshake = self._loop.create_task(self._shake_hands(sock))
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        try:
+            secured = await open_tls(self._loop, self._executor, self._contexts, sock, self._address.host)
+        except HandshakeFailed as failure:
+            self._handshake = None
+            self._fail(f"no TLS connection: {failure}" if str(failure) else "the other side refused TLS")
+            return
+        self._handshake = None
+        self._sock = self._tls = secured
+        super()._up(secured)
+
+    def _on_readable(self) -> None:
+        sock = self._tls
+        assert sock is not None
+        while not self.is_closed:
+            try:
+                received = self._received.receive_from(sock)
+            except ssl.SSLWantReadError:
+                return
+            except ssl.SSLWantWriteError:
+                # The peer changes its keys; what was to be sent goes out with the next write.
+                return
+            except OSError as error:
+                self._fail(tls_reason(error))
+                return
+            if received == 0:
+                self._fail("the other side closed the connection")
+                return
+            self._hand_over_frames()
+            if self.is_closed or not sock.pending():
+                return
+
+    def _write(self, sock: socket.socket, data: bytes | bytearray | memoryview) -> int:
+        """What did not fit is repeated with the same bytes first, as OpenSSL wants it."""
+        try:
+            return sock.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def _tear_down(self) -> None:
+        if self._handshake is not None:
+            self._handshake.cancel()
+            self._handshake = None
+        if self._tls is not None and not self.is_closed:
+            say_goodbye(self._tls)
+        super()._tear_down()
