@@ -37,11 +37,29 @@ Settings of a broker come from a file with `key=value` lines (`tidemill serve --
 `--set KEY=VALUE`, then from what was set while the cluster runs (`tidemill configs set`), which wins. Settings of a topic
 come from the topic, then from the broker key in the column "default from". A broker names at its start every key that it
 does not know and every key that Kafka knows and that has no effect here. It does not start with a key that asks for
-protection which it does not give: an authorizer, TLS or SASL ([security](security.md)).
+protection which it does not give, as Kerberos ([security](security.md)). Keys that begin with `ssl.` or `sasl.` may be
+for one listener: `listener.name.external.ssl.keystore.location`. With a mechanism behind the listener's name, as
+`listener.name.external.scram-sha-512.sasl.jaas.config`, they are for one mechanism of it.
 
 `tidemill serve` itself takes `tidemill.status.listener=HOST:PORT` from the same file, as `--status` does."""
 # They are read only from what was set while the cluster runs, so a broker does not read them at its start.
 _ONLY_DYNAMIC = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
+# A listener with everything that secures one: what it needs is read for such listeners only.
+_SECURED = {
+    "log.dirs": "data",
+    "listeners": "SASL_SSL://:9093,CONTROLLER://:9094",
+    "listener.security.protocol.map": "SASL_SSL:SASL_SSL,CONTROLLER:SASL_SSL",
+    "controller.listener.names": "CONTROLLER",
+    "controller.quorum.bootstrap.servers": "controller:9094",
+    "sasl.mechanism.controller.protocol": "OAUTHBEARER",
+    "sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
+    "sasl.mechanism.inter.broker.protocol": "OAUTHBEARER",
+    "sasl.oauthbearer.jwks.endpoint.url": "file:///jwks.json",
+    "sasl.oauthbearer.token.endpoint.url": "file:///token",
+    "security.inter.broker.protocol": "SASL_SSL",
+    "ssl.keystore.location": "broker.pem",
+    "ssl.truststore.location": "ca.pem",
+}
 
 
 def keys_with_effect() -> set[str]:
@@ -55,8 +73,8 @@ def keys_with_effect() -> set[str]:
 
     with unittest.mock.patch.object(brokers, "Values", Recording):
         load_broker_config({"log.dirs": "data"})
-    (values,) = made
-    return values.read | _ONLY_DYNAMIC
+        load_broker_config(_SECURED)
+    return {name for values in made for name in values.read if name in BROKER_KEYS} | _ONLY_DYNAMIC
 
 
 def render() -> str:

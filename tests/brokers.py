@@ -156,7 +156,7 @@ def spawn(arguments: Sequence[str], log_path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
 
 
-def _read_banner(process: subprocess.Popen[bytes]) -> str:
+def read_banner(process: subprocess.Popen[bytes]) -> str:
     """Everything printed until the line that names the address; shorter when the process ended."""
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
@@ -180,7 +180,7 @@ def start_broker(
     """Returns when the broker has said where it listens."""
     log_path = log_path or data_dir.with_name(data_dir.name + ".stderr")
     process = spawn(serve_arguments(data_dir, settings, config), log_path)
-    printed = _read_banner(process)
+    printed = read_banner(process)
     address = LISTENS.search(printed)
     if address is None:
         process.kill()

@@ -21,6 +21,7 @@ from tidemill.broker.disk.cleaning_process import clean_in_process
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metadata_publisher import MetadataPublisher
 from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.link_security import link_security, tls_contexts
 from tidemill.broker.net.network import ServerLimits
 from tidemill.broker.partitions.compaction import Compactor
 from tidemill.broker.partitions.replicas import Replicas
@@ -32,9 +33,10 @@ from tidemill.broker.requests import handlers
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Dispatcher, Scope
+from tidemill.broker.requests.entrances import Entrances
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.topic_creation import TopicCreation
-from tidemill.config import BrokerConfig, Listener, check_protocol
+from tidemill.config import BrokerConfig, Listener
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
 from tidemill.coordinator.shard import Caller
@@ -43,6 +45,7 @@ from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles
 from tidemill.protocol.api import brokers as registration
 from tidemill.protocol.api.transactions import AddPartitionsToTxnRequest
+from tidemill.security.scram import ScramCredential, ScramMechanism
 from tidemill.types import uuid_bytes, uuid_text
 
 logger = logging.getLogger(__name__)
@@ -85,7 +88,7 @@ class Node:
         return self._stopped.is_set()
 
     async def _start(self) -> None:
-        self._check_protocols()
+        self._tls = tls_contexts(self.config)
         self._data_dir = self._open_data_dir()
         identity = self._identity()
         self._make_parts()
@@ -103,17 +106,16 @@ class Node:
 
     def _make_parts(self) -> None:
         config, platform, data_dir = self.config, self._platform, self._data_dir
-        self._channels = Channels(
-            platform.network,
-            asyncio.get_running_loop(),
-            client_id=f"node-{config.node_id}",
-            frame_bytes_max=_PEER_FRAME_BYTES_MAX,
-        )
+        network = config.network
+        self._channels = self._make_channels(network.inter_broker_listener_name)
+        # Without a listener for controllers these are reached as brokers are.
+        controller_names = network.controller_listener_names or (network.inter_broker_listener_name,)
+        self._controller_channels = self._make_channels(controller_names[0])
         syncer = self._syncer = Syncer(platform.run_blocking, platform.clock.now_ms)
         driver = self._driver = ControllerDriver(
             config,
             platform,
-            self._channels,
+            self._controller_channels,
             self._new_uuid,
             self._image_changed,
             self._fail,
@@ -175,6 +177,23 @@ class Node:
         self.broker.follow_acls(image)
         self._publisher.publish(delta, image)
 
+    def _make_channels(self, listener_name: str) -> Channels:
+        """To other nodes, at their listener of that name."""
+        platform = self._platform
+        return Channels(
+            platform.network,
+            asyncio.get_running_loop(),
+            client_id=f"node-{self.config.node_id}",
+            frame_bytes_max=_PEER_FRAME_BYTES_MAX,
+            security=link_security(
+                listener_name,
+                self.config.security.listeners,
+                self._tls,
+                platform.run_blocking,
+                self._new_nonce,
+            ),
+        )
+
     def _make_coordinators(self) -> None:
         config, replicas, driver = self.config, self._replicas, self._driver
         clock = self._platform.clock
@@ -212,9 +231,25 @@ class Node:
         for listener in network.listeners:
             scopes[listener.name] = Scope.BOTH if is_merged else Scope.BROKER
         self._dispatcher = Dispatcher(self.broker, scopes)
+        self._entrances = Entrances(
+            self.config,
+            self._platform,
+            asyncio.get_running_loop(),
+            self._tls,
+            self._dispatcher.dispatch,
+            self._new_nonce,
+            self._find_scram,
+            lambda: f"decoy {self._driver.image.cluster_id}".encode(),
+        )
+        self._entrances.start()
         self._listening = self._platform.network.listen(self._dispatcher.dispatch, _limits(self.config))
         self.addresses = [
-            (listener, self._listening.bind(listener.name, listener.host, listener.port))
+            (
+                listener,
+                self._listening.bind(
+                    listener.name, listener.host, listener.port, self._entrances.of(listener.name)
+                ),
+            )
             for listener in (*network.listeners, *network.controller_listeners)
         ]
 
@@ -225,7 +260,7 @@ class Node:
             self.config,
             self._platform,
             self._syncer,
-            self._channels,
+            self._controller_channels,
             self._driver,
             directory_id=uuid_bytes(identity.directory_id),
             cluster_id=identity.cluster_id,
@@ -259,12 +294,6 @@ class Node:
         for listener in config.network.listeners:
             self._listening.start_accepting(listener.name)
 
-    def _check_protocols(self) -> None:
-        """Who asks for encryption must not get a listener without it."""
-        network = self.config.network
-        for listener in (*network.listeners, *network.controller_listeners):
-            check_protocol(listener.name, listener.security_protocol)
-
     def _open_data_dir(self) -> DataDir:
         folders = self.config.storage.log_dirs
         if len(folders) != 1:
@@ -289,6 +318,14 @@ class Node:
 
     def _new_uuid(self) -> bytes:
         return uuid.UUID(int=self._platform.rng.getrandbits(128), version=4).bytes
+
+    def _new_nonce(self) -> str:
+        return f"{self._platform.rng.getrandbits(192):048x}"
+
+    def _find_scram(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
+        """Users of the metadata. What nodes log in with themselves is known without it."""
+        del mechanism, user  # the image has no users yet
+        return None
 
     def _advertised(self) -> list[registration.Listener]:
         """What other nodes and clients are told; the bound address where nothing is advertised."""
@@ -356,6 +393,8 @@ class Node:
         self._driver.close()
         is_clean = await self._quorum.close() and is_clean
         self._channels.close()
+        self._controller_channels.close()
+        self._entrances.close()
         if is_clean and self.failure is None:
             self._data_dir.mark_clean(self._lifecycle.broker_epoch)
         self._data_dir.unlock()

@@ -40,7 +40,8 @@ from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts, unknow
 from tidemill.config.listeners import Listener
 from tidemill.config.network import NetworkConfig
 from tidemill.config.properties import parse_properties
-from tidemill.config.protection import check_protection, check_protocol
+from tidemill.config.protection import check_dynamic_protection, check_protection
+from tidemill.config.security import ListenerSecurity, Login, OAuthSettings, SaslSettings, SecurityConfig
 from tidemill.config.topics import (
     TOPIC_KEYS_BY_NAME,
     TopicConfig,
@@ -65,19 +66,24 @@ __all__ = [
     "GroupsConfig",
     "LayerTexts",
     "Listener",
+    "ListenerSecurity",
+    "Login",
     "MembershipConfig",
     "NetworkConfig",
+    "OAuthSettings",
     "OffsetsTopicConfig",
     "QuorumVoter",
     "ReplicationConfig",
+    "SaslSettings",
+    "SecurityConfig",
     "StorageConfig",
     "Subscription",
     "TopicConfig",
     "TopicsConfig",
     "TransactionsConfig",
     "UpdateMode",
+    "check_dynamic_protection",
     "check_protection",
-    "check_protocol",
     "describe_broker_configs",
     "describe_client_metrics",
     "describe_cluster_default_configs",

@@ -8,7 +8,7 @@ a missing protection is an error (`protection`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tidemill.config.cluster import (
@@ -24,7 +24,8 @@ from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers, unknown_key_warning
 from tidemill.config.network import NetworkConfig, load_network
-from tidemill.config.protection import check_protection
+from tidemill.config.protection import check_protection, is_security_key
+from tidemill.config.security import SecurityConfig, load_security
 from tidemill.config.topics import TopicConfig, resolve_topic_config
 from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
@@ -96,6 +97,7 @@ class BrokerConfig:
     process_roles: tuple[str, ...]
     rack: str | None
     network: NetworkConfig
+    security: SecurityConfig
     quorum: ControllerQuorumConfig
     membership: MembershipConfig
     replication: ReplicationConfig
@@ -106,7 +108,8 @@ class BrokerConfig:
     offsets_topic: OffsetsTopicConfig
     transactions: TransactionsConfig
     authorization: AuthorizationConfig
-    properties: Mapping[str, str]
+    # As they were written, with secrets among them.
+    properties: Mapping[str, str] = field(repr=False)
 
     @property
     def is_broker(self) -> bool:
@@ -138,6 +141,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
         process_roles=roles,
         rack=values.optional_text("broker.rack"),
         network=network,
+        security=load_security(values, complete, network),
         quorum=load_quorum(values, node_id, roles, network),
         membership=load_membership(values),
         replication=load_replication(values),
@@ -255,8 +259,13 @@ def _warnings(properties: Mapping[str, str], read: set[str]) -> list[str]:
     warnings = []
     for name, text in properties.items():
         key = BROKER_KEYS.get(name)
+        if name in read:
+            continue
         if key is None:
             warnings.append(unknown_key_warning(name))
-        elif name not in read and (key.default is None or key.parse(text) != key.parse(key.default)):
-            warnings.append(f"Configuration {name} is known to Kafka but has no effect in Tidemill yet")
+        elif key.default is None or key.parse(text) != key.parse(key.default):
+            if is_security_key(name):
+                warnings.append(f"Configuration {name} has no effect: no listener of this broker uses it")
+            else:
+                warnings.append(f"Configuration {name} is known to Kafka but has no effect in Tidemill yet")
     return warnings

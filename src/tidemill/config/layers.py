@@ -14,10 +14,13 @@ from tidemill.config.keys.broker_topics import TOPICS_KEYS
 from tidemill.config.keys.groups import GROUPS_KEYS
 from tidemill.config.keys.log import LOG_KEYS
 from tidemill.config.keys.node import NODE_KEYS
+from tidemill.config.keys.oauth import OAUTH_KEYS
 
 BROKER_KEYS: dict[str, ConfigKey] = {
     key.name: key
-    for key in sorted((*GROUPS_KEYS, *LOG_KEYS, *NODE_KEYS, *TOPICS_KEYS), key=lambda key: key.name)
+    for key in sorted(
+        (*GROUPS_KEYS, *LOG_KEYS, *NODE_KEYS, *OAUTH_KEYS, *TOPICS_KEYS), key=lambda key: key.name
+    )
 }
 
 
@@ -31,11 +34,11 @@ LayerTexts = tuple[tuple[tuple[str, str], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayers:
-    """The values that are set, by layer."""
+    """The values that are set, by layer. Secrets are among them."""
 
-    static: Mapping[str, str] = field(default_factory=dict)
-    dynamic: Mapping[str, str] = field(default_factory=dict)
-    cluster_default: Mapping[str, str] = field(default_factory=dict)
+    static: Mapping[str, str] = field(default_factory=dict, repr=False)
+    dynamic: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cluster_default: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def texts(self) -> LayerTexts:
         """All values as one hashable object; `of_texts` is the inverse."""

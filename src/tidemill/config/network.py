@@ -19,7 +19,6 @@ from tidemill.config.listeners import (
     parse_listeners,
     parse_protocol_map,
 )
-from tidemill.config.protection import check_protocol
 from tidemill.config.values import Values
 from tidemill.errors import ConfigError
 
@@ -36,6 +35,8 @@ class NetworkConfig:
     controller_listeners: tuple[Listener, ...]
     advertised_controller_listeners: tuple[Listener, ...]
     controller_listener_names: tuple[str, ...]
+    # The security protocol by the name of a listener, of this node or another.
+    protocol_map: Mapping[str, str]
     inter_broker_listener_name: str
     connections_max_idle_ms: int
     max_connections: int
@@ -72,6 +73,7 @@ def load_network(values: Values, roles: tuple[str, ...]) -> NetworkConfig:
         controller_listeners=controller_listeners,
         advertised_controller_listeners=tuple(each for each in advertised if each.name in names),
         controller_listener_names=names,
+        protocol_map=MappingProxyType(protocol_map),
         inter_broker_listener_name=_inter_broker_name(values, roles, names, listeners, advertised_listeners),
         connections_max_idle_ms=values.number("connections.max.idle.ms"),
         max_connections=values.number("max.connections"),
@@ -95,8 +97,6 @@ def _check_controller_protocols(names: tuple[str, ...], protocol_map: Mapping[st
                 text,
                 f"a map that also has {name}, which controller.listener.names names: add {name}:PLAINTEXT",
             )
-        # A node that only connects to controllers has no listener of that name that a later check would reject.
-        check_protocol(name, protocol_map[name])
 
 
 def _check_roles(

@@ -2,9 +2,8 @@
 
 A broker that only warned would expose what its operator considers protected. `UNSERVED` is the table of missing
 protections; a row is removed when its protection is implemented. A key of a row requests protection unless its value
-is empty or the default, or the key is one of `modifiers`. Modifiers only configure a protection (formats, algorithms,
-timings), so they get the warning of a key without effect. An unknown key of these families requests protection too: it
-may be misspelt.
+is empty or the default. An unknown key of these families requests protection too: it may be misspelt. A listener's
+protection is settled when the broker starts; a later change is rejected rather than kept without effect.
 """
 
 from __future__ import annotations
@@ -19,71 +18,98 @@ from tidemill.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """One missing protection and its keys."""
-
     what: str
     remedy: str
     keys: re.Pattern[str]
-    modifiers: re.Pattern[str] = re.compile(r"(?!)")
 
-
-_TRUSTED_NETWORK = "let only machines that you trust reach the listeners (docs/security.md)"
 
 UNSERVED = (
     Unserved(
-        "TLS",
-        f"remove the key, and {_TRUSTED_NETWORK} or put a proxy with TLS before them",
-        re.compile(r"ssl\..+"),
-        re.compile(
-            r"ssl\.(allow\.(dn|san)\.changes|cipher\.suites|enabled\.protocols|endpoint\.identification\.algorithm"
-            r"|(keymanager|trustmanager)\.algorithm|(keystore|truststore)\.type|principal\.mapping\.rules|protocol"
-            r"|provider|secure\.random\.implementation)"
-        ),
+        "a TLS engine of Java",
+        "remove the key: TLS is OpenSSL's",
+        re.compile(r"ssl\.engine\.factory\.class"),
     ),
     Unserved(
-        "SASL authentication",
-        f"remove the key, and {_TRUSTED_NETWORK}",
-        re.compile(r"sasl\..+|connections\.max\.reauth\.ms"),
-        re.compile(
-            r"sasl\.(kerberos\.(kinit\.cmd|min\.time\.before\.relogin|principal\.to\.local\.rules|ticket\.renew\..+)"
-            r"|login\.(refresh\..+|(connect|read)\.timeout\.ms|retry\.backoff(\.max)?\.ms)"
-            r"|oauthbearer\.(clock\.skew\.seconds|(scope|sub)\.claim\.name|jwks\.endpoint\.(refresh|retry)\..+)"
-            r"|server\.max\.receive\.size)"
-        ),
+        "Kerberos",
+        "use SCRAM-SHA-512 or OAUTHBEARER over SASL_SSL",
+        re.compile(r"sasl\.kerberos\.service\.name"),
+    ),
+    Unserved(
+        "a class of Java",
+        "remove the key: PLAIN and SCRAM users, and the keys of OAUTHBEARER tokens, come from the settings alone",
+        re.compile(r"sasl\.(?:(?:client|server|login)\.callback\.handler\.class|login\.class)"),
+    ),
+    Unserved(
+        "delegation tokens",
+        "remove the key: clients log in with SCRAM or OAUTHBEARER",
+        re.compile(r"delegation\.token\.(?:master|secret)\.key"),
     ),
 )
-
-# The security protocols that a listener may have.
-_SERVED_PROTOCOLS = ("PLAINTEXT",)
-# Kafka allows a listener prefix before a key, followed by a SASL mechanism.
+# What Kafka's own classes for signed tokens do is done here too.
+_SERVED_CLASSES = ("OAuthBearerValidatorCallbackHandler", "OAuthBearerLoginCallbackHandler")
+_SECURITY_KEY = re.compile(r"(?:ssl|sasl)\..+|connections\.max\.reauth\.ms")
+# What says how a protection works, and demands none alone.
+_MODIFIERS = re.compile(
+    r"ssl\.(allow\.(dn|san)\.changes|cipher\.suites|enabled\.protocols|endpoint\.identification\.algorithm"
+    r"|(keymanager|trustmanager)\.algorithm|(keystore|truststore)\.type|principal\.mapping\.rules|protocol"
+    r"|provider|secure\.random\.implementation)"
+    r"|sasl\.(kerberos\.(kinit\.cmd|min\.time\.before\.relogin|principal\.to\.local\.rules|ticket\.renew\..+)"
+    r"|login\.(refresh\..+|(connect|read)\.timeout\.ms|retry\.backoff(\.max)?\.ms)"
+    r"|oauthbearer\.(clock\.skew\.seconds|header\.urlencode|(scope|sub)\.claim\.name"
+    r"|jwks\.endpoint\.(refresh|retry)\..+)"
+    r"|server\.max\.receive\.size)"
+)
+# Kafka lets a key begin with the listener that it is for, and after that with a SASL mechanism.
 _LISTENER_PREFIX = re.compile(r"listener\.name\..+?\.(?=(?:ssl|sasl)\.|connections\.max\.reauth\.ms$)")
 
 
 def check_protection(properties: Mapping[str, str]) -> None:
-    """Raise ConfigError with the keys that request a missing protection, and a remedy."""
+    """Raises ConfigError that names the keys which ask for one thing that is not there, and what to do."""
     for row in UNSERVED:
         asking = [name for name, text in properties.items() if _asks_for(row, name, text)]
         if asking:
             verb = "asks" if len(asking) == 1 else "ask"
             raise ConfigError(
-                f"Configuration {', '.join(asking)} {verb} for {row.what}, which this broker does not have yet: "
-                f"{row.remedy}"
+                f"Configuration {', '.join(asking)} {verb} for {row.what}, which this broker does not have: {row.remedy}"
+            )
+    for name, text in properties.items():
+        bare = _bare(name)
+        is_unknown = _SECURITY_KEY.fullmatch(bare) and bare not in BROKER_KEYS
+        if is_unknown and not _MODIFIERS.fullmatch(bare) and text.strip():
+            raise ConfigError(
+                f"Configuration {name} asks for protection by a key that is not known: is it misspelt?"
             )
 
 
-def check_protocol(listener_name: str, security_protocol: str) -> None:
-    """Raise ConfigError when the listener's security protocol is not supported."""
-    if security_protocol not in _SERVED_PROTOCOLS:
+def check_dynamic_protection(name: str, text: str) -> None:
+    """Raises ConfigError for a key that would protect a listener and takes effect at the start alone."""
+    check_protection({name: text})
+    bare = _bare(name)
+    if _SECURITY_KEY.fullmatch(bare) and not _MODIFIERS.fullmatch(bare) and not _is_default(bare, text):
         raise ConfigError(
-            f"listener {listener_name} asks for {security_protocol}, which this broker does not speak yet; "
-            "use PLAINTEXT, inside a network that you trust"
+            f"Configuration {name} takes effect when a broker starts: set it in the broker's file and start it anew; "
+            "the files of certificates are read again when they change"
         )
 
 
-def _asks_for(row: Unserved, name: str, text: str) -> bool:
+def is_security_key(name: str) -> bool:
+    return _SECURITY_KEY.fullmatch(_bare(name)) is not None
+
+
+def _bare(name: str) -> str:
     prefix = _LISTENER_PREFIX.match(name)
-    bare = name[prefix.end() :] if prefix else name
-    if not row.keys.fullmatch(bare) or row.modifiers.fullmatch(bare) or not text.strip():
+    return name[prefix.end() :] if prefix else name
+
+
+def _asks_for(row: Unserved, name: str, text: str) -> bool:
+    bare = _bare(name)
+    if not row.keys.fullmatch(bare) or text.strip().rpartition(".")[2] in _SERVED_CLASSES:
         return False
+    return not _is_default(bare, text)
+
+
+def _is_default(bare: str, text: str) -> bool:
     key = BROKER_KEYS.get(bare)
-    return key is None or key.default is None or key.parse(text) != key.parse(key.default)
+    if not text.strip():
+        return True
+    return key is not None and key.default is not None and key.parse(text) == key.parse(key.default)

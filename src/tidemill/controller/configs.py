@@ -19,7 +19,7 @@ from tidemill.config import (
     ConfigKey,
     ConfigType,
     UpdateMode,
-    check_protection,
+    check_dynamic_protection,
     validate_client_metrics,
     validate_group_configs,
     validate_topic_configs,
@@ -249,7 +249,7 @@ def _validate(
             # Removing what could not have been set does nothing, and Kafka lets it pass.
             if change.operation != Operation.DELETE:
                 _check_broker_key(resource, change.name)
-                check_protection({change.name: after[change.name]})
+                check_dynamic_protection(change.name, after[change.name])
         for name, value in after.items():
             key = BROKER_KEYS.get(name)
             if key is not None:

@@ -3,7 +3,8 @@
 Requests go out in the order in which they were made, many at a time; the peer answers in that order, so the oldest is
 always the one that is answered next. Each link begins with an ApiVersions request, which settles the version of every
 later one; an API that the peer does not list is asked at our own highest version, since a node serves other nodes more
-than it advertises to clients.
+than it advertises to clients. Where the listener asks for a login, that is next (`link_security.py`); while it lasts, and
+while it is renewed, requests wait.
 
 Whatever happens, each request gets exactly one callback. A link that is lost fails all that is outstanding: nobody knows
 whether the peer has acted on it. The next request opens a new link, after a pause that grows while opening fails. A
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tidemill.broker.net.link_security import LinkSecurity, LoginFailed
 from tidemill.broker.net.network import Address, Link, Network
 from tidemill.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import wire
@@ -71,8 +73,13 @@ class Channel:
         *,
         client_id: str,
         frame_bytes_max: int,
+        security: LinkSecurity | None = None,
     ) -> None:
         self.address = address
+        self._security = security
+        # The login that is under way, and the timer of the next one.
+        self._login: asyncio.Task[None] | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
         self._network = network
         self._loop = loop
         self._client_id = client_id
@@ -184,7 +191,11 @@ class Channel:
         if not self._unsent:
             return
         self._link = self._network.connect(
-            self.address, self._on_frame, self._on_link_closed, frame_bytes_max=self._frame_bytes_max
+            self.address,
+            self._on_frame,
+            self._on_link_closed,
+            frame_bytes_max=self._frame_bytes_max,
+            tls=self._security.tls if self._security is not None else None,
         )
         handshake = _Outstanding(
             ApiVersionsRequest(),
@@ -204,13 +215,80 @@ class Channel:
         response = decode(ApiVersionsResponse, version, body)
         if response.error_code != ErrorCode.NONE:
             raise ProtocolError(f"ApiVersions was refused with error {response.error_code}")
-        self._versions = {
-            api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys
-        }
+        versions = {api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys}
+        if self._security is not None and self._security.login is not None:
+            self._log_in(versions)
+        else:
+            self._ready(versions)
+
+    def _ready(self, versions: dict[int, VersionRange]) -> None:
+        self._versions = versions
         self._backoff_s = 0.0
         unsent, self._unsent = self._unsent, deque()
         for outstanding in unsent:
             self._send(outstanding)
+
+    # -- logging in ------------------------------------------------------------------------------------------
+
+    def _log_in(self, versions: dict[int, VersionRange]) -> None:
+        """Until it is done, requests wait. The answers of those before it still come."""
+        self._versions = None
+        assert self._security is not None
+        self._login = self._loop.create_task(self._authenticate(self._security, versions, self._link))
+
+    async def _authenticate(
+        self, security: LinkSecurity, versions: dict[int, VersionRange], link: Link | None
+    ) -> None:
+        try:
+            renew_s = await security.authenticate(self._exchange)
+        except (LoginFailed, PeerUnavailable) as failure:
+            self._login = None
+            if self._link is link:
+                self._lose_link(f"this node's login failed: {failure}")
+            return
+        self._login = None
+        if self._link is not link or link is None:
+            return
+        if renew_s is not None:
+            self._login_timer = self._loop.call_later(renew_s, self._log_in, versions)
+        self._ready(versions)
+
+    async def _exchange(self, request: Request, version: int, response_type: type[ResponseT]) -> ResponseT:
+        """One step of the login, before the requests that wait."""
+        if self._link is None:
+            raise PeerUnavailable("the link was lost")
+        answer: asyncio.Future[ResponseT] = self._loop.create_future()
+
+        def on_body(version: int, body: memoryview) -> None:
+            if not answer.done():
+                answer.set_result(decode(response_type, version, bytes(body)))
+
+        def on_failed(reason: str) -> None:
+            if not answer.done():
+                answer.set_exception(PeerUnavailable(reason))
+
+        step = _Outstanding(
+            request,
+            on_body,
+            on_failed,
+            self._loop.time() + _HANDSHAKE_S_MAX,
+            version=version,
+            correlation_id=self._next_correlation_id(),
+        )
+        self._sent.append(step)
+        self._link.send(request_frame(request, version, step.correlation_id, self._client_id))
+        self._watch(step.deadline_s)
+        return await answer
+
+    def _stop_logging_in(self) -> None:
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self._login_timer = None
+        login, self._login = self._login, None
+        if login is not None and login is not asyncio.current_task(self._loop):
+            login.cancel()
+
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: memoryview) -> None:
         try:
@@ -248,6 +326,7 @@ class Channel:
             return
         self._link.close()
         self._link = None
+        self._stop_logging_in()
         if self._versions is None:
             self._backoff_s = min(max(2 * self._backoff_s, _BACKOFF_S_MIN), _BACKOFF_S_MAX)
             self._connect_at_s = self._loop.time() + self._backoff_s
@@ -312,6 +391,7 @@ class Channel:
         if self._link is not None:
             self._link.close()
             self._link = None
+        self._stop_logging_in()
         self._versions = None
         self._fail_all(_CLOSED)
 
@@ -320,9 +400,16 @@ class Channels:
     """The channels of a node, one for each peer and purpose: what waits long does not hold up the rest."""
 
     def __init__(
-        self, network: Network, loop: asyncio.AbstractEventLoop, *, client_id: str, frame_bytes_max: int
+        self,
+        network: Network,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        client_id: str,
+        frame_bytes_max: int,
+        security: LinkSecurity | None = None,
     ) -> None:
         self._network = network
+        self._security = security
         self._loop = loop
         self._client_id = client_id
         self._frame_bytes_max = frame_bytes_max
@@ -338,6 +425,7 @@ class Channels:
                 address,
                 client_id=self._client_id,
                 frame_bytes_max=self._frame_bytes_max,
+                security=self._security,
             )
             if self._is_closed:
                 channel.close()

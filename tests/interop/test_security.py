@@ -1,0 +1,168 @@
+"""Stock clients over SSL, SASL_PLAINTEXT and SASL_SSL, with each mechanism: what they write they read again."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as AioPartition
+from aiokafka.abc import AbstractTokenProvider as AioTokens
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka.net.sasl.oauth import AbstractTokenProvider as PythonTokens
+
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as PythonPartition
+from tests.brokers import Broker
+from tests.certificates import Authority
+from tests.secured import MECHANISMS, PASSWORD, USER, Issuer, sasl_settings, start_secured
+
+LIMIT_S = 30.0
+VALUES = [b"one", b"two" * 40_000, b"three"]
+
+
+class Secured(NamedTuple):
+    broker: Broker
+    addresses: dict[str, str]
+    authority: Authority
+    issuer: Issuer
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority, issuer = Authority(folder), Issuer(folder)
+    settings = {
+        "listeners": "SSL://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0,SASL_SSL://127.0.0.1:0",
+        "inter.broker.listener.name": "SSL",
+        "ssl.keystore.location": str(authority.issue("broker")),
+        "ssl.truststore.location": str(authority.path),
+        **sasl_settings(issuer, ("SASL_PLAINTEXT", "SASL_SSL")),
+    }
+    broker, addresses = start_secured(folder / "broker", settings)
+    with broker:
+        yield Secured(broker, addresses, authority, issuer)
+    assert PASSWORD not in broker.log()
+    assert "ERROR" not in broker.log()
+
+
+WAYS = [("SSL", None), *((p, m) for p in ("SASL_PLAINTEXT", "SASL_SSL") for m in MECHANISMS)]
+
+
+def confluent(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
+    options: dict[str, Any] = {
+        "bootstrap.servers": secured.addresses[protocol],
+        "security.protocol": protocol,
+        "ssl.ca.location": str(secured.authority.path),
+    }
+    if mechanism is not None:
+        options["sasl.mechanism"] = mechanism
+    if mechanism == "OAUTHBEARER":
+        options["oauth_cb"] = lambda _config: (secured.issuer.token(), time.time() + 600)
+    elif mechanism is not None:
+        options |= {"sasl.username": USER, "sasl.password": PASSWORD}
+    producer = Producer(options)
+    for value in VALUES:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(LIMIT_S) == 0
+    consumer = Consumer({**options, "group.id": topic, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    read: list[bytes] = []
+    deadline = time.monotonic() + LIMIT_S
+    while len(read) < len(VALUES) and time.monotonic() < deadline:
+        read += [message.value() for message in consumer.consume(10, 0.2) if message.error() is None]
+    consumer.close()
+    return read
+
+
+def client_context(secured: Secured) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(secured.authority.path))
+
+
+def kafka_python(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
+    class Tokens(PythonTokens):
+        def token(self) -> str:
+            return secured.issuer.token()
+
+    options: dict[str, Any] = {
+        "bootstrap_servers": secured.addresses[protocol],
+        "security_protocol": protocol,
+        "ssl_context": client_context(secured) if protocol.endswith("SSL") else None,
+        "sasl_mechanism": mechanism,
+    }
+    if mechanism == "OAUTHBEARER":
+        options["sasl_oauth_token_provider"] = Tokens()
+    elif mechanism is not None:
+        options |= {"sasl_plain_username": USER, "sasl_plain_password": PASSWORD}
+    producer = KafkaProducer(**options)
+    for value in VALUES:
+        producer.send(topic, value, partition=0).get(LIMIT_S)
+    producer.close()
+    consumer = KafkaConsumer(**options, consumer_timeout_ms=int(LIMIT_S * 1000))
+    consumer.assign([PythonPartition(topic, 0)])
+    consumer.seek(PythonPartition(topic, 0), 0)
+    read = [next(consumer).value for _ in VALUES]
+    consumer.close()
+    return read
+
+
+def aio(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
+    class Tokens(AioTokens):
+        async def token(self) -> str:
+            return secured.issuer.token()
+
+    options: dict[str, Any] = {
+        "bootstrap_servers": secured.addresses[protocol],
+        "security_protocol": protocol,
+        "ssl_context": client_context(secured) if protocol.endswith("SSL") else None,
+    }
+    if mechanism is not None:
+        options["sasl_mechanism"] = mechanism
+
+    async def write_and_read() -> list[bytes]:
+        if mechanism == "OAUTHBEARER":
+            options["sasl_oauth_token_provider"] = Tokens()
+        elif mechanism is not None:
+            options.update(sasl_plain_username=USER, sasl_plain_password=PASSWORD)
+        async with AIOKafkaProducer(**options) as producer:
+            for value in VALUES:
+                await producer.send_and_wait(topic, value, partition=0)
+        async with AIOKafkaConsumer(**options) as consumer:
+            consumer.assign([AioPartition(topic, 0)])
+            consumer.seek(AioPartition(topic, 0), 0)
+            return [(await consumer.getone()).value for _ in VALUES]
+
+    return asyncio.run(asyncio.wait_for(write_and_read(), LIMIT_S))
+
+
+@pytest.mark.parametrize("client", [confluent, kafka_python, aio], ids=lambda each: str(each.__name__))
+@pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
+def test_client_reads_what_it_wrote(
+    secured: Secured, protocol: str, mechanism: str | None, client: Callable[..., list[bytes]]
+) -> None:
+    topic = f"{protocol}-{mechanism}-{client.__name__}"
+    assert client(secured, protocol, mechanism, topic) == VALUES
+
+
+def test_wrong_password_is_refused_by_name(secured: Secured, tmp_path: Path) -> None:
+    errors: list[str] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": secured.addresses["SASL_SSL"],
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(secured.authority.path),
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": USER,
+            "sasl.password": "wrong",
+            "error_cb": lambda error: errors.append(str(error)),
+        }
+    )
+    deadline = time.monotonic() + LIMIT_S
+    while not any("_AUTHENTICATION" in error for error in errors) and time.monotonic() < deadline:
+        producer.poll(0.1)
+    assert any("_AUTHENTICATION" in error for error in errors), errors
