@@ -75,7 +75,7 @@ def confluent(secured: Secured, protocol: str, mechanism: str | None, topic: str
     read: list[bytes] = []
     deadline = time.monotonic() + LIMIT_S
     while len(read) < len(VALUES) and time.monotonic() < deadline:
-        read += [message.value() for message in consumer.consume(10, 0.2) if message.error() is None]
+        read += [message.value() or b"" for message in consumer.consume(10, 0.2) if message.error() is None]
     consumer.close()
     return read
 
@@ -85,7 +85,7 @@ def client_context(secured: Secured) -> ssl.SSLContext:
 
 
 def kafka_python(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
-    class Tokens(PythonTokens):
+    class Tokens(PythonTokens):  # type: ignore[misc]
         def token(self) -> str:
             return secured.issuer.token()
 
@@ -112,7 +112,7 @@ def kafka_python(secured: Secured, protocol: str, mechanism: str | None, topic: 
 
 
 def aio(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
-    class Tokens(AioTokens):
+    class Tokens(AioTokens):  # type: ignore[misc]
         async def token(self) -> str:
             return secured.issuer.token()
 

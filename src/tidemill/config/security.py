@@ -65,15 +65,19 @@ class ListenerSecurity:
     # None where this node does not dial that listener of others, or needs no login for it.
     login: Login | None = None
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether every peer has proven who it is."""
+        is_shown = self.tls is not None and self.tls.client_auth == "required"
+        return self.sasl is not None or (self.protocol == "SSL" and is_shown)
+
 
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
     listeners: Mapping[str, ListenerSecurity]
     failed_authentication_delay_ms: int
-
-    @property
-    def has_sasl(self) -> bool:
-        return any(each.sasl is not None for each in self.listeners.values())
+    # `super.users`, and what nodes of this cluster log in as, each as `User:NAME`.
+    node_principals: frozenset[str]
 
 
 def load_security(values: Values, complete: Mapping[str, str], network: NetworkConfig) -> SecurityConfig:
@@ -88,8 +92,19 @@ def load_security(values: Values, complete: Mapping[str, str], network: NetworkC
                 settings, protocol, name, network, is_bound=name in bound, is_dialled=name in dialled
             )
     return SecurityConfig(
-        MappingProxyType(listeners), values.number("connection.failed.authentication.delay.ms")
+        listeners=MappingProxyType(listeners),
+        failed_authentication_delay_ms=values.number("connection.failed.authentication.delay.ms"),
+        node_principals=_node_principals(values, complete, listeners.values()),
     )
+
+
+def _node_principals(
+    values: Values, complete: Mapping[str, str], listeners: Iterable[ListenerSecurity]
+) -> frozenset[str]:
+    values.read.add("super.users")
+    named = (each.strip() for each in complete.get("super.users", "").split(";"))
+    logins = (f"User:{each.login.username}" for each in listeners if each.login and each.login.username)
+    return frozenset(filter(None, (*named, *logins)))
 
 
 class _ListenerValues:

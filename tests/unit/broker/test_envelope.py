@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Call
 from tidemill.broker.requests.handlers.controller import envelope
+from tidemill.config import SecurityConfig
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (
     CreatableTopic,
@@ -44,6 +45,7 @@ async def _ask(data: bytes, decided: Response | ApiError | None = None) -> Envel
         controller=SimpleNamespace(decide=decide),
         is_controller_listener=lambda _name: True,
         authorizer=None,
+        config=SimpleNamespace(security=SecurityConfig({}, 100, frozenset())),
     )
     call = SimpleNamespace(connection=SimpleNamespace(listener_name="CONTROLLER"))
     answer = await envelope(cast(Broker, broker), cast(Call, call), EnvelopeRequest(request_data=data))

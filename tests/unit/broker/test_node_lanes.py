@@ -12,6 +12,7 @@ import pytest
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.node_proof import NodeLanes, hosts_of_replica, known_hosts
+from tidemill.config import SecurityConfig
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request
 from tidemill.raft.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
@@ -71,7 +72,7 @@ class _World:
         self.broker = cast(
             Broker,
             SimpleNamespace(
-                config=SimpleNamespace(node_id=1),
+                config=SimpleNamespace(node_id=1, security=SecurityConfig({}, 100, frozenset())),
                 loop=self.loop,
                 image=SimpleNamespace(brokers=self.registered),
                 quorum=SimpleNamespace(voters=VoterSet([voter])),

@@ -15,12 +15,24 @@ from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Call
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.node_proof import comes_from
+from tidemill.config import ListenerSecurity, SecurityConfig
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request, Response
 from tidemill.raft.voters import ReplicaKey, Voter, VoterEndpoint, VoterSet
+from tidemill.security.principals import ANONYMOUS, Principal
+from tidemill.tls.settings import TlsSettings
 
 _NODE, _CLIENT = "10.0.0.2", "10.0.0.9"
+
+
+_MUTUAL_TLS = ListenerSecurity("SSL", tls=TlsSettings(client_auth="required"))
+_OPEN = SecurityConfig({}, failed_authentication_delay_ms=100, node_principals=frozenset())
+_SECURED = SecurityConfig(
+    {"SECURE": _MUTUAL_TLS, "CONTROLLER": _MUTUAL_TLS},
+    failed_authentication_delay_ms=100,
+    node_principals=frozenset({"User:node"}),
+)
 
 
 class _Loop:
@@ -32,13 +44,16 @@ class _Loop:
         return [(2, type, 6, "", (_NODE, 0))]
 
 
-def _connection(ip: str, local: str = "10.0.0.1", listener: str = "PLAINTEXT") -> Peer:
-    return cast(
-        Peer, SimpleNamespace(peer=f"{ip}:50000", local_address=(local, 9092), listener_name=listener)
+def _connection(
+    ip: str, local: str = "10.0.0.1", listener: str = "PLAINTEXT", principal: Principal = ANONYMOUS
+) -> Peer:
+    connection = SimpleNamespace(
+        peer=f"{ip}:50000", local_address=(local, 9092), listener_name=listener, principal=principal
     )
+    return cast(Peer, connection)
 
 
-def _broker() -> Broker:
+def _broker(security: SecurityConfig = _OPEN) -> Broker:
     hosts = {1: "10.0.0.1", 2: "broker-2", 3: "10.0.0.3"}
     voters = VoterSet(
         Voter(ReplicaKey(each, bytes([each]) * 16), (VoterEndpoint("PLAINTEXT", host, 9092),))
@@ -52,7 +67,7 @@ def _broker() -> Broker:
     return cast(
         Broker,
         SimpleNamespace(
-            config=SimpleNamespace(node_id=1),
+            config=SimpleNamespace(node_id=1, security=security),
             loop=_Loop(),
             image=SimpleNamespace(brokers=registered),
             quorum=SimpleNamespace(voters=voters),
@@ -161,3 +176,15 @@ async def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
 async def test_where_a_connection_comes_from(ip: str, local: str, hosts: list[str], is_from: bool) -> None:
     loop = cast(asyncio.AbstractEventLoop, _Loop())
     assert await comes_from(loop, _connection(ip, local), hosts) is is_from
+
+
+@pytest.mark.parametrize("listener", ["SECURE", "CONTROLLER"])
+def test_a_login_decides_where_peers_are_authenticated_and_the_address_does_not(listener: str) -> None:
+    async def check() -> None:
+        node, client = Principal.user("node"), Principal.user("client")
+        broker = _broker(_SECURED)
+        assert await _is_served(_vote(2), _connection(_CLIENT, listener=listener, principal=node), broker)
+        assert not await _is_served(_vote(2), _connection(_NODE, listener=listener, principal=client), broker)
+        assert not await _is_served(_vote(2), _connection(_NODE, listener=listener), broker)
+
+    asyncio.run(check())

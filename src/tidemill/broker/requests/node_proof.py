@@ -1,8 +1,9 @@
-"""What shows that a connection is that of a node of this cluster: the address from which it comes.
+"""What shows that a connection is that of a node of this cluster: its login, or the address from which it comes.
 
-A request speaks for a node; the metadata says where that node is. What this proves, and what it does not, is in
-docs/decisions/0010. Two things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), and
-whether a connection need not wait in line with clients (`NodeLanes`, `turns.py`).
+Where a listener authenticates its peers, the principal decides. Elsewhere a request speaks for a node, and the metadata
+says where that node is. What this proves, and what it does not, is in docs/decisions/0010. Two things rest on it: whether a
+request that only nodes may send is served (`handlers/nodes.py`), and whether a connection need not wait in line with clients
+(`NodeLanes`, `turns.py`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class NodeLanes:
         if now_s < due_s:
             return
         self._due_s[peer] = now_s + _CLAIMED_AGAIN_S
+        is_node = is_authenticated_node(broker, connection)
+        if is_node is not None:
+            if is_node:
+                self._grant(connection)
+            return
         if broker.is_controller_listener(connection.listener_name):
             self._grant(connection)
             return
@@ -80,6 +86,18 @@ class NodeLanes:
     async def _look_up(self, loop: asyncio.AbstractEventLoop, connection: Peer, names: Sequence[str]) -> None:
         if await _is_at_any(loop, connection, names) and not connection.is_closed:
             self._grant(connection)
+
+
+def is_authenticated_node(broker: Broker, connection: Peer) -> bool | None:
+    """Whether the peer has logged in as a node or a super user; None where the listener knows no logins.
+
+    Without a login an address is all that can be proven.
+    """
+    security = broker.config.security
+    listener = security.listeners.get(connection.listener_name)
+    if listener is None or not listener.authenticates:
+        return None
+    return str(connection.principal) in security.node_principals
 
 
 def known_hosts(broker: Broker, request: Request) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """Which connections may use the APIs that nodes have for each other.
 
-Where controllers have listeners of their own, whoever reaches those may. A lone node has one listener for everybody: there
+Where the listener authenticates its peers, those may that log in as a node or a super user. Elsewhere: where controllers
+have listeners of their own, whoever reaches those may. A lone node has one listener for everybody: there
 a request of a node is served when it comes from the address of the node for which it speaks. What that proves, and what
 it does not, is in docs/decisions/0010.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.dispatch import Call
-from tidemill.broker.requests.node_proof import claimed_hosts, comes_from
+from tidemill.broker.requests.node_proof import claimed_hosts, comes_from, is_authenticated_node
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.schema import Request, Response
@@ -38,7 +39,11 @@ def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, Respon
     async def guarded(broker: Broker, call: Call, request: RequestT) -> ResponseT:
         connection = call.connection
         # With an authorizer the connection's principal has ClusterAction, or the request does not come this far.
-        if broker.authorizer is None and not broker.is_controller_listener(connection.listener_name):
+        is_node = True if broker.authorizer is not None else is_authenticated_node(broker, connection)
+        if is_node is False:
+            _tell(broker, connection, request.api_key)
+            raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        if is_node is None and not broker.is_controller_listener(connection.listener_name):
             hosts = claimed_hosts(broker, request)
             if hosts is not None and not await comes_from(broker.loop, connection, hosts):
                 _tell(broker, connection, request.api_key)
@@ -54,8 +59,9 @@ def _tell(broker: Broker, connection: Peer, api_key: int) -> None:
     if (ip, api_key) not in told and len(told) < _REFUSALS_TOLD_MAX:
         told.add((ip, api_key))
         logger.warning(
-            "refusing %s of %s, which is no node of this cluster as far as its address tells; give this node a listener "
-            "for controllers (controller.listener.names) if it is one",
+            "refusing %s of %s (%r), which is no node of this cluster as far as its login and address tell; if it is one, "
+            "give this node a listener for controllers (controller.listener.names), or name the principal in super.users",
             apis.API_NAMES[api_key],
             ip,
+            str(connection.principal),
         )
