@@ -23,7 +23,8 @@ from tests.certificates import Authority
 from tests.secured import MECHANISMS, PASSWORD, USER, Issuer, sasl_settings, start_secured
 
 LIMIT_S = 30.0
-VALUES = [b"one", b"two" * 40_000, b"three"]
+# The second takes more than one record of TLS, and more than one chunk of a file.
+VALUES = [b"one", b"two" * 300_000, b"three"]
 
 
 class Secured(NamedTuple):

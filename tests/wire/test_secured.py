@@ -1,0 +1,314 @@
+"""What strangers send to listeners with TLS and SASL: one connection and one log line each, and others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.brokers import Broker, RunningBroker, eventually, raise_descriptor_limit, readable
+from tests.certificates import Authority
+from tests.secured import PASSWORD, USER, Issuer, sasl_settings, start_secured
+from tests.wire.connection import Connection, ConnectionClosedError
+from tidemill.errors import ErrorCode
+
+HALF_HANDSHAKES = 10_000
+# How a ClientHello begins: a record of 512 bytes, of which no more comes.
+HALF_HELLO = bytes.fromhex("16030102000100")
+
+
+class Secured(NamedTuple):
+    broker: Broker
+    addresses: dict[str, str]
+    authority: Authority
+    stranger: Authority
+    certificate: Path
+    log_start: int = 0
+
+    def log(self) -> str:
+        """What the broker has logged since the test began."""
+        return self.broker.log()[self.log_start :]
+
+    def at(self, listener: str, context: ssl.SSLContext | None = None) -> RunningBroker:
+        host, _, port = self.addresses[listener].rpartition(":")
+        return Door(host, int(port), context)
+
+    def context(self, *, certificate: Path | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.authority.path))
+        if certificate is not None:
+            context.load_cert_chain(str(certificate))
+        return context
+
+    def told(self, text: str, count: int = 1) -> None:
+        """The log has the text in that many lines, and no traceback."""
+        eventually(lambda: self.log().count(text) >= count, f"a log line: {text}")
+        assert self.log().count(text) == count, self.log()
+        assert "Traceback" not in self.log()
+
+
+@dataclass
+class Door(RunningBroker):
+    context: ssl.SSLContext | None = None
+
+    def connect(self, timeout_s: float = 30.0) -> socket.socket:
+        plain = super().connect(timeout_s)
+        if self.context is None:
+            return plain
+        try:
+            return self.context.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    tmp_path = tmp_path_factory.mktemp("secured")
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    certificate = authority.issue("broker")
+    names = ("PLAINTEXT", "SSL", "MUTUAL", "SASL_PLAINTEXT")
+    settings = {
+        "listeners": ",".join(f"{name}://127.0.0.1:0" for name in names),
+        "listener.security.protocol.map": "MUTUAL:SSL,"
+        + ",".join(f"{n}:{n}" for n in names if n != "MUTUAL"),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "ssl.keystore.location": str(certificate),
+        "ssl.truststore.location": str(authority.path),
+        "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.sasl_plaintext.plain.connections.max.reauth.ms": "1500",
+        "connection.failed.authentication.delay.ms": "1",
+        **sasl_settings(Issuer(tmp_path), ("SASL_PLAINTEXT",)),
+    }
+    broker, addresses = start_secured(tmp_path / "broker", settings)
+    with broker:
+        yield Secured(broker, addresses, authority, stranger, certificate)
+
+
+@pytest.fixture
+def secured(started: Secured) -> Secured:
+    return started._replace(log_start=len(started.broker.log()))
+
+
+def is_served(door: RunningBroker) -> bool:
+    with Connection(door) as connection:
+        return bool(connection.request("api_versions", 2).api_keys)
+
+
+def plain_token(user: str, password: str) -> bytes:
+    return f"\0{user}\0{password}".encode()
+
+
+def log_in(connection: Connection, user: str = USER, password: str = PASSWORD) -> int:
+    """The error code of the login."""
+    assert connection.request("sasl_handshake", 1, mechanism="PLAIN").error_code == 0
+    answer = connection.request("sasl_authenticate", 2, auth_bytes=plain_token(user, password))
+    return int(answer.error_code)
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------
+
+
+def test_plaintext_on_a_tls_listener_is_told_by_name(secured: Secured) -> None:
+    with Connection(secured.at("SSL")) as connection:
+        connection.start("api_versions", 2)
+        assert connection.is_closed()
+    secured.told("it speaks plaintext on a listener with TLS")
+    assert is_served(secured.at("SSL", secured.context()))
+
+
+def test_tls_on_a_plaintext_listener_is_told_by_name(secured: Secured) -> None:
+    with pytest.raises(OSError):
+        secured.at("PLAINTEXT", secured.context()).connect()
+    secured.told("it speaks TLS on a listener without TLS")
+    assert is_served(secured.at("PLAINTEXT"))
+
+
+def test_old_version_of_tls_is_refused(secured: Secured) -> None:
+    context = secured.context()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(OSError):
+        secured.at("SSL", context).connect()
+    secured.told("versions of TLS that are not enabled here")
+
+
+def test_client_without_a_certificate_is_refused_where_one_is_required(secured: Secured) -> None:
+    with pytest.raises((OSError, ConnectionClosedError)):
+        is_served(secured.at("MUTUAL", secured.context()))
+    secured.told("it shows no certificate")
+    certificate = secured.authority.issue("client")
+    assert is_served(secured.at("MUTUAL", secured.context(certificate=certificate)))
+
+
+def test_expired_certificate_of_a_client_is_refused(secured: Secured) -> None:
+    certificate = secured.authority.issue("late", is_expired=True)
+    with pytest.raises((OSError, ConnectionClosedError)):
+        is_served(secured.at("MUTUAL", secured.context(certificate=certificate)))
+    secured.told("its certificate is not trusted: certificate has expired")
+
+
+def test_certificate_of_an_unknown_authority_is_refused(secured: Secured) -> None:
+    certificate = secured.stranger.issue("stranger's client")
+    with pytest.raises((OSError, ConnectionClosedError)):
+        is_served(secured.at("MUTUAL", secured.context(certificate=certificate)))
+    secured.told("its certificate is not trusted: ")
+
+
+def test_client_that_does_not_trust_the_broker_is_told_of(secured: Secured) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        secured.at("SSL", ssl.create_default_context(cafile=str(secured.stranger.path))).connect()
+    secured.told("it does not trust the authority of this broker's certificate")
+
+
+def test_thousands_of_half_handshakes_leave_others_served(secured: Secured) -> None:
+    count = min(HALF_HANDSHAKES, raise_descriptor_limit(2 * HALF_HANDSHAKES) - 500)
+    host, _, port = secured.addresses["SSL"].rpartition(":")
+    strangers: list[socket.socket] = []
+    try:
+        for number in range(count):
+            strangers.append(socket.create_connection((host, int(port)), 30))
+            if number % 2:
+                with contextlib.suppress(ConnectionError):
+                    strangers[-1].send(HALF_HELLO)
+            if number % 1000 == 0:
+                assert is_served(secured.at("SSL", secured.context()))
+        assert is_served(secured.at("SSL", secured.context()))
+        assert is_served(secured.at("PLAINTEXT"))
+        open_files = secured.broker.open_files()
+        assert open_files is None or open_files < 2_000
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    # They are counted together: not a line for each.
+    assert secured.log().count("\n") < 100
+
+
+def test_new_certificate_is_used_without_a_restart_and_open_connections_live_on(secured: Secured) -> None:
+    def serial(connection: socket.socket) -> object:
+        assert isinstance(connection, ssl.SSLSocket)
+        certificate = connection.getpeercert()
+        assert certificate is not None
+        return certificate["serialNumber"]
+
+    door = secured.at("SSL", secured.context())
+    with Connection(door) as old:
+        before = serial(old.socket)
+        fresh = secured.authority.issue("fresh")
+        shutil.move(fresh, secured.certificate)
+
+        def is_new() -> bool:
+            with Connection(door) as connection:
+                return serial(connection.socket) != before
+
+        eventually(is_new, "the new certificate")
+        assert old.request("api_versions", 2).api_keys
+        secured.certificate.write_text("no certificate at all")
+        secured.told("listener SSL keeps its old certificates")
+        assert is_served(door)
+    shutil.copy(secured.authority.issue("again"), secured.certificate)
+
+
+# -- SASL --------------------------------------------------------------------------------------------------------
+
+
+def test_request_before_the_login_closes_the_connection(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert connection.request("api_versions", 2).api_keys
+        connection.start("metadata", 12, topics=[])
+        assert connection.is_closed()
+    secured.told("it sent API key 3 (Metadata) before it had logged in")
+
+
+def test_large_frame_before_the_login_closes_the_connection(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        connection.send(struct.pack(">i", 600_000))
+        assert connection.is_closed()
+    secured.told("a frame of 600000 bytes; the limit is 524288")
+
+
+def test_login_lets_requests_in_and_wrong_password_is_refused(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert log_in(connection) == 0
+        assert connection.request("metadata", 12, topics=[]).brokers
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert log_in(connection, password="wrong") == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert connection.is_closed()
+    secured.told("its login failed: Authentication failed: Invalid username or password")
+
+
+def test_mechanism_that_is_not_enabled_is_refused_with_those_that_are(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        answer = connection.request("sasl_handshake", 1, mechanism="GSSAPI")
+        assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        assert "SCRAM-SHA-512" in answer.mechanisms
+        assert connection.is_closed()
+
+
+def test_tokens_after_a_handshake_of_version_0_have_no_header(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert connection.request("sasl_handshake", 0, mechanism="PLAIN").error_code == 0
+        token = plain_token(USER, PASSWORD)
+        connection.send(struct.pack(">i", len(token)) + token)
+        assert connection._receive(4) == b"\0\0\0\0"
+        assert connection.request("metadata", 12, topics=[]).brokers
+
+
+def test_user_name_cannot_write_a_line_into_the_log(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        answer = connection.request("sasl_handshake", 1, mechanism='PLAIN"\n2026 CRITICAL all is lost')
+        assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        assert connection.is_closed()
+    secured.told("its login failed")
+    assert not any(line.startswith("2026 CRITICAL") for line in secured.log().splitlines())
+
+
+def test_session_that_expired_is_closed_at_the_next_request(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert connection.request("sasl_handshake", 1, mechanism="PLAIN").error_code == 0
+        answer = connection.request("sasl_authenticate", 2, auth_bytes=plain_token(USER, PASSWORD))
+        assert answer.session_lifetime == timedelta(milliseconds=1500)
+        with pytest.raises(ConnectionClosedError):
+            eventually(lambda: connection.request("metadata", 12, topics=[]) is None, "the session's end")
+    secured.told("its session has expired")
+
+
+def test_session_is_renewed_by_another_login(secured: Secured) -> None:
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert log_in(connection) == 0
+        began = time.monotonic()
+
+        def is_renewed() -> bool:
+            return bool(connection.request("sasl_handshake", 1, mechanism="PLAIN").error_code == 0)
+
+        eventually(is_renewed, "another handshake, which is allowed once a second")
+        token = plain_token(USER, PASSWORD)
+        assert connection.request("sasl_authenticate", 2, auth_bytes=token).error_code == 0
+        eventually(lambda: time.monotonic() - began > 1.6, "the end of the first session")
+        assert connection.request("metadata", 12, topics=[]).brokers
+
+
+def test_a_thousand_wrong_passwords_leave_others_served_and_the_log_short(secured: Secured) -> None:
+    for _ in range(20):
+        guesses = [Connection(secured.at("SASL_PLAINTEXT")) for _ in range(50)]
+        for guess in guesses:
+            guess.start("sasl_handshake", 1, mechanism="PLAIN")
+            guess.start("sasl_authenticate", 2, auth_bytes=plain_token(USER, "guess"))
+        with Connection(secured.at("SASL_PLAINTEXT")) as innocent:
+            assert log_in(innocent) == 0
+        for guess in guesses:
+            assert readable([guess.socket], 30)
+            guess.close()
+    assert secured.log().count("its login failed") < 500
