@@ -20,7 +20,24 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonPartition
 from tests.brokers import Broker
 from tests.certificates import Authority
-from tests.secured import MECHANISMS, PASSWORD, USER, Issuer, sasl_settings, start_secured
+from tests.secured import (
+    MECHANISMS,
+    PASSWORD,
+    PLAIN_LOGIN,
+    SCRAM_LOGIN,
+    USER,
+    Issuer,
+    credentials,
+    sasl_settings,
+    start_secured,
+)
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.fetch import fetch_range
+from tidemill.client.producer import Producer as TidemillProducer
+from tidemill.client.security import SecurityOptions
+from tidemill.protocol.records import iterate_records
+from tidemill.types import TopicPartition as TidemillPartition
 
 LIMIT_S = 30.0
 # The second takes more than one record of TLS, and more than one chunk of a file.
@@ -141,7 +158,36 @@ def aio(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> l
     return asyncio.run(asyncio.wait_for(write_and_read(), LIMIT_S))
 
 
-@pytest.mark.parametrize("client", [confluent, kafka_python, aio], ids=lambda each: str(each.__name__))
+def own(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
+    """The client of the command line and of Spark, by the properties of Kafka's Java client."""
+    options = {"security.protocol": protocol}
+    if protocol.endswith("SSL"):
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(secured.authority.path)}
+    if mechanism is not None:
+        options["sasl.mechanism"] = mechanism
+    if mechanism == "OAUTHBEARER":
+        token = secured.authority.folder / "token"
+        token.write_text(secured.issuer.token())
+        options["sasl.oauthbearer.token.endpoint.url"] = f"file://{token}"
+    elif mechanism is not None:
+        module = PLAIN_LOGIN if mechanism == "PLAIN" else SCRAM_LOGIN
+        options["sasl.jaas.config"] = f"{module} {credentials()};"
+    partition = TidemillPartition(topic, 0)
+    with Cluster(secured.addresses[protocol], security=SecurityOptions.parse(options)) as cluster:
+        Admin(cluster).create_topic(topic, partition_count=1)
+        producer = TidemillProducer(cluster)
+        for value in VALUES:
+            producer.add(topic, value, partition=0)
+        producer.flush()
+        return [
+            record.value or b""
+            for answer in fetch_range(cluster, partition, 0, len(VALUES))
+            for header, view in answer.batches
+            for record in iterate_records(view, header)
+        ]
+
+
+@pytest.mark.parametrize("client", [confluent, kafka_python, aio, own], ids=lambda each: str(each.__name__))
 @pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
 def test_client_reads_what_it_wrote(
     secured: Secured, protocol: str, mechanism: str | None, client: Callable[..., list[bytes]]

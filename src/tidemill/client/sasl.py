@@ -1,6 +1,6 @@
 """SASL for a client: how the tokens of `tidemill.security.sasl` reach a broker and come back.
 
-PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512. Nothing here logs, and no error holds a password.
+PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER. Nothing here logs, and no error holds a password.
 
 A session is not renewed: where the broker limits it (`connections.max.reauth.ms`), it closes the connection at that age, and
 the next request opens another.
@@ -19,13 +19,12 @@ from tidemill.protocol.api.security import (
     SaslHandshakeResponse,
 )
 from tidemill.protocol.schema import Request, Response
-from tidemill.security import plain, scram
 from tidemill.security.conversations import SaslFailure
-from tidemill.security.sasl import ClientLogin, SaslClient
+from tidemill.security.sasl import MECHANISMS, ClientLogin, SaslClient
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
-MECHANISMS = (plain.MECHANISM, *scram.MECHANISMS)
+__all__ = ["MECHANISMS", "AuthenticationFailed", "authenticate"]
 _NO_SASL = "the broker knows no SASL at this listener (set security.protocol to PLAINTEXT or SSL)"
 
 
@@ -39,8 +38,12 @@ class Exchange(Protocol):
     def __call__(self, message: Request, response_type: type[ResponseT]) -> ResponseT: ...
 
 
-def authenticate(exchange: Exchange, mechanism: str, username: str, password: str) -> None:
+def authenticate(exchange: Exchange, login: ClientLogin) -> None:
     """Returns when both sides are satisfied, and raises `AuthenticationFailed` otherwise."""
+    mechanism, who = (
+        login.mechanism,
+        f"user {login.username}" if login.username else "the bearer of the token",
+    )
     try:
         handshake = exchange(SaslHandshakeRequest(mechanism=mechanism), SaslHandshakeResponse)
     except ApiError:
@@ -55,13 +58,13 @@ def authenticate(exchange: Exchange, mechanism: str, username: str, password: st
     if handshake.error_code:
         raise AuthenticationFailed(f"the SASL handshake failed with error {handshake.error_code}")
     try:
-        client = SaslClient(ClientLogin(mechanism, username, password), nonce=secrets.token_urlsafe(24))
+        client = SaslClient(login, nonce=secrets.token_urlsafe(24))
         token: bytes | None = client.initial_token()
         while token is not None:
             response = exchange(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse)
             if response.error_code:
                 reason = response.error_message or f"error {response.error_code}"
-                raise AuthenticationFailed(f"user {username} is refused ({mechanism}): {reason}")
+                raise AuthenticationFailed(f"{who} is refused ({mechanism}): {reason}")
             token = client.evaluate(response.auth_bytes)
     except SaslFailure as failure:
-        raise AuthenticationFailed(f"{mechanism} as user {username}: {failure}") from None
+        raise AuthenticationFailed(f"{mechanism} as {who}: {failure}") from None

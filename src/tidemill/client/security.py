@@ -12,27 +12,31 @@ what to do instead. What it returns is plain values, so it can be sent to anothe
     ssl.keystore.location              both in one PEM file; as text, ssl.keystore.certificate.chain and ssl.keystore.key
     ssl.key.password                   of an encrypted key
     ssl.endpoint.identification.algorithm              https (the certificate must name the broker's host), or nothing
-    sasl.mechanism                     PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512
+    sasl.mechanism                     PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER
     sasl.username, sasl.password       or sasl.jaas.config with a PlainLoginModule or ScramLoginModule
 
-Java's own stores (JKS, PKCS12), Kerberos and OAuth are not supported. TLS is 1.2 or 1.3.
+    sasl.oauthbearer.token.endpoint.url                file:///PATH of the token, which is read for each connection
+
+Java's own stores (JKS, PKCS12) and Kerberos are not supported. TLS is 1.2 or 1.3.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import socket
 import ssl
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidemill.client import sasl
 from tidemill.client.sasl import AuthenticationFailed, Exchange
 from tidemill.errors import ConfigError
+from tidemill.jaas import parse_jaas
+from tidemill.security import oauthbearer
+from tidemill.security.sasl import ClientLogin
+from tidemill.tls.contexts import client_context
+from tidemill.tls.settings import KeyStore, Password, TlsSettings, TrustStore
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 PREFIXES = ("security.", "ssl.", "sasl.")
@@ -53,6 +57,7 @@ _NAMES = {
     "username": ("sasl.username",),
     "password": ("sasl.password",),
     "jaas": ("sasl.jaas.config",),
+    "token_url": ("sasl.oauthbearer.token.endpoint.url",),
     "truststore_type": ("ssl.truststore.type",),
     "keystore_type": ("ssl.keystore.type",),
 }
@@ -68,21 +73,10 @@ _REFUSED = {
     "ssl.provider": "there is no Java here; leave it out",
     "security.providers": "there is no Java here; leave it out",
     "sasl.kerberos.": "Kerberos is not supported; use SCRAM-SHA-512 over SASL_SSL",
-    "sasl.oauthbearer.": "OAuth is not supported; use SCRAM-SHA-512 over SASL_SSL",
+    "sasl.oauthbearer.": "a token comes from a file: sasl.oauthbearer.token.endpoint.url=file:///PATH",
     "sasl.login.": "there is no Java here; use sasl.username and sasl.password",
     "sasl.client.": "there is no Java here; use sasl.username and sasl.password",
 }
-_LOGIN_MODULES = {
-    "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
-    "org.apache.kafka.common.security.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
-}
-_JAAS = re.compile(
-    r"\s*(?P<module>[\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(?P<options>.*);\s*", re.DOTALL
-)
-_JAAS_OPTION = re.compile(
-    r"""\s*(?P<name>[\w.]+)\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s";]+))"""
-)
-_PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -101,6 +95,7 @@ class SecurityOptions:
     mechanism: str | None = None
     username: str = ""
     password: str = field(default="", repr=False)
+    token_location: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SecurityOptions:
@@ -120,7 +115,7 @@ class SecurityOptions:
                 f"ssl.endpoint.identification.algorithm={identification} is not known; it is https, or empty to "
                 "accept a certificate for another host"
             )
-        mechanism, username, password = _login(protocol, values)
+        mechanism, username, password, token_location = _login(protocol, values)
         return cls(
             protocol=protocol,
             ca_location=values["ca_location"],
@@ -134,6 +129,7 @@ class SecurityOptions:
             mechanism=mechanism,
             username=username,
             password=password,
+            token_location=token_location,
         )
 
     @property
@@ -153,6 +149,10 @@ class SecurityOptions:
 
     def librdkafka_options(self) -> dict[str, str]:
         """The same for confluent-kafka, which knows no names of the Java client."""
+        if self.token_location is not None:
+            raise ConfigError(
+                "sasl.mechanism=OAUTHBEARER is not supported here; use SCRAM-SHA-512 over SASL_SSL"
+            )
         is_one_file = self.certificate_location is not None and self.key_location is None and not self.key_pem
         options = {
             "security.protocol": self.protocol,
@@ -175,7 +175,7 @@ class SecurityOptions:
         if not self.has_tls:
             return plain
         try:
-            return self._context().wrap_socket(plain, server_hostname=host)
+            return client_context(self._tls_settings()).wrap_socket(plain, server_hostname=host)
         except ssl.SSLCertVerificationError as error:
             reason = error.verify_message.rstrip(".")
             raise AuthenticationFailed(
@@ -185,43 +185,35 @@ class SecurityOptions:
 
     def authenticate(self, exchange: Exchange) -> None:
         if self.mechanism is not None:
-            sasl.authenticate(exchange, self.mechanism, self.username, self.password)
+            sasl.authenticate(exchange, self._client_login(self.mechanism))
 
-    def _context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = self.checks_hostname
+    def _client_login(self, mechanism: str) -> ClientLogin:
+        if self.token_location is None:
+            return ClientLogin(mechanism, self.username, self.password)
         try:
-            if self.ca_location is not None:
-                is_folder = Path(self.ca_location).is_dir()
-                context.load_verify_locations(**{"capath" if is_folder else "cafile": self.ca_location})
-            elif self.ca_pem is not None:
-                context.load_verify_locations(cadata=_lines(self.ca_pem))
-            else:
-                context.load_default_certs()
-        except (OSError, ValueError) as error:
-            where = self.ca_location or "the text of ssl.truststore.certificates"
-            raise ConfigError(
-                f"{where} cannot be used as the certificates to trust: {_reason(error)}"
-            ) from None
+            token = Path(self.token_location).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"the token in {self.token_location} cannot be read") from None
+        return ClientLogin(mechanism, token=token)
+
+    def _tls_settings(self) -> TlsSettings:
+        key_store = trust_store = None
         if self.certificate_location is not None or self.certificate_pem is not None:
-            self._load_certificate(context)
-        return context
+            key_store = KeyStore(
+                location=self.certificate_location,
+                key_location=self.key_location,
+                certificate_chain=_secret(self.certificate_pem),
+                key=_secret(self.key_pem),
+                key_password=_secret(self.key_password),
+                type="PEM",
+            )
+        if self.ca_location is not None or self.ca_pem is not None:
+            trust_store = TrustStore(self.ca_location, _secret(self.ca_pem), type="PEM")
+        return TlsSettings(key_store, trust_store, checks_hostname=self.checks_hostname)
 
-    def _load_certificate(self, context: ssl.SSLContext) -> None:
-        try:
-            with _as_file(self.certificate_location, self.certificate_pem) as certificate:
-                if self.key_location is None and self.key_pem is None:
-                    # Without a password OpenSSL would ask for one on the terminal.
-                    context.load_cert_chain(certificate, password=self.key_password or "")
-                    return
-                with _as_file(self.key_location, self.key_pem) as key:
-                    context.load_cert_chain(certificate, key, password=self.key_password or "")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"this client's certificate or key cannot be used: {_reason(error)} "
-                "(are they PEM, do they belong together, is ssl.key.password right?)"
-            ) from None
+
+def _secret(text: str | None) -> Password | None:
+    return None if text is None else Password(text)
 
 
 # --- the options ---
@@ -267,22 +259,29 @@ def _is_binary(location: str) -> bool:
     return False
 
 
-def _login(protocol: str, values: Mapping[str, str | None]) -> tuple[str | None, str, str]:
-    """The mechanism, the user and the password."""
+def _login(protocol: str, values: Mapping[str, str | None]) -> tuple[str | None, str, str, str | None]:
+    """The mechanism, the user and the password, or the file of a token."""
     mechanism = values["mechanism"]
     if not protocol.startswith("SASL_"):
-        for name in ("mechanism", "username", "password", "jaas"):
+        for name in ("mechanism", "username", "password", "jaas", "token_url"):
             if values[name] is not None:
                 raise ConfigError(
                     f"{_NAMES[name][0]} is given, but security.protocol={protocol} logs nobody in: "
                     "set it to SASL_SSL or SASL_PLAINTEXT"
                 )
-        return None, "", ""
+        return None, "", "", None
     if mechanism is None:
         raise ConfigError(f"security.protocol={protocol} needs sasl.mechanism: {', '.join(sasl.MECHANISMS)}")
     mechanism = mechanism.upper()
     if mechanism not in sasl.MECHANISMS:
         raise ConfigError(f"sasl.mechanism={mechanism} is not supported; use {', '.join(sasl.MECHANISMS)}")
+    if mechanism == oauthbearer.MECHANISM:
+        url = values["token_url"] or ""
+        if not url.startswith("file:///"):
+            raise ConfigError(
+                "sasl.mechanism=OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url=file:///PATH, a file with the token"
+            )
+        return mechanism, "", "", url.removeprefix("file://")
     username, password = values["username"], values["password"]
     if values["jaas"] is not None:
         if username is not None or password is not None:
@@ -292,70 +291,13 @@ def _login(protocol: str, values: Mapping[str, str | None]) -> tuple[str | None,
         raise ConfigError(
             f"sasl.mechanism={mechanism} needs sasl.username and sasl.password, or sasl.jaas.config"
         )
-    return mechanism, username, password
+    return mechanism, username, password, None
 
 
 def _parse_jaas(text: str, mechanism: str) -> tuple[str | None, str | None]:
-    """`MODULE required username="…" password="…";`. Errors do not show it: it holds a password."""
-    entry = _JAAS.fullmatch(text)
-    if entry is None:
-        raise ConfigError(
-            'sasl.jaas.config cannot be read; it should be: MODULE required username="USER" password="PASSWORD";'
-        )
-    if mechanism not in _LOGIN_MODULES.get(entry["module"], ()):
-        fitting = next(name for name, fits in _LOGIN_MODULES.items() if mechanism in fits)
-        raise ConfigError(
-            f"sasl.jaas.config names {entry['module']}; for sasl.mechanism={mechanism} it is {fitting}"
-        )
-    found: dict[str, str] = {}
-    position = 0
-    rest = entry["options"].rstrip()
-    while position < len(rest):
-        option = _JAAS_OPTION.match(rest, position)
-        if option is None:
-            raise ConfigError('sasl.jaas.config cannot be read: its options should be NAME="VALUE"')
-        quoted = option["quoted"]
-        found[option["name"]] = option["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-        position = option.end()
-    for name in found:
+    """The user and the password."""
+    entry = parse_jaas(text, mechanism)
+    for name in entry.options:
         if name not in ("username", "password"):
             raise ConfigError(f"sasl.jaas.config has the option {name}, which is not supported")
-    return found.get("username"), found.get("password")
-
-
-# --- certificates ---
-
-
-def _lines(pem: str) -> str:
-    """PEM as OpenSSL reads it: a property file may have it all in one line."""
-    if "\n" in pem.strip():
-        return pem
-    blocks = []
-    for label, body in _PEM_BLOCK.findall(pem):
-        content = "".join(body.split())
-        lines = [content[start : start + 64] for start in range(0, len(content), 64)]
-        blocks.append("\n".join((f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", "")))
-    return "".join(blocks)
-
-
-@contextlib.contextmanager
-def _as_file(location: str | None, pem: str | None) -> Iterator[str]:
-    """OpenSSL reads certificates and keys of one's own from files only; the text's is gone at once."""
-    if location is not None:
-        yield location
-        return
-    descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable by its owner alone
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(_lines(pem or ""))
-        yield path
-    finally:
-        os.unlink(path)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "it is not PEM").replace("_", " ").lower()
-    if isinstance(error, OSError):
-        return (error.strerror or "it cannot be read").lower()
-    return "it is not PEM"
+    return entry.options.get("username"), entry.options.get("password")

@@ -126,15 +126,16 @@ def _load_trust(context: ssl.SSLContext, store: TrustStore) -> None:
 
 
 def _load_key(context: ssl.SSLContext, store: KeyStore) -> None:
-    key: str | None = None
     if store.location is not None:
         chain = read_store(store.location, store.type, store.password, "ssl.keystore.location")
-        if store.key_location is not None:
-            key = read_store(store.key_location, "PEM", None, "ssl.key.location")
     else:
         assert store.certificate_chain is not None
-        assert store.key is not None
-        chain, key = pem_lines(store.certificate_chain.value), pem_lines(store.key.value)
+        chain = pem_lines(store.certificate_chain.value)
+    key: str | None = None
+    if store.key_location is not None:
+        key = read_store(store.key_location, "PEM", None, "ssl.key.location")
+    elif store.key is not None:
+        key = pem_lines(store.key.value)
     # Without a password OpenSSL would ask for one on the terminal.
     password = store.key_password.value if store.key_password is not None else ""
     try:
@@ -143,7 +144,7 @@ def _load_key(context: ssl.SSLContext, store: KeyStore) -> None:
             context.load_cert_chain(path, password=password)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the certificate or its key cannot be used: {tls_reason(error)} "
+            f"the certificate or key cannot be used: {tls_reason(error)} "
             "(are they PEM, do they belong together, is ssl.key.password right?)"
         ) from None
 

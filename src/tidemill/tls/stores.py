@@ -29,7 +29,7 @@ def read_store(location: str, store_type: str | None, password: Password | None,
         data = Path(location).read_bytes()
     except OSError as error:
         reason = (error.strerror or "it cannot be read").lower()
-        raise ConfigError(f"{what}={location} cannot be used: {reason}") from None
+        raise ConfigError(f"{what}={location} cannot be used as a store: {reason}") from None
     wanted = (store_type or "").upper()
     if _PEM_MARK in data:
         if wanted == "PKCS12":
