@@ -182,14 +182,14 @@ def _listener_security(
         sasl = _sasl(values, name, login)
     return ListenerSecurity(
         protocol=protocol,
-        tls=_tls(values) if protocol.endswith("SSL") else None,
+        tls=_tls(values, protocol) if protocol.endswith("SSL") else None,
         principal_mapping_rules=values.text("ssl.principal.mapping.rules") or "DEFAULT",
         sasl=sasl,
         login=login,
     )
 
 
-def _tls(values: _ListenerValues) -> TlsSettings:
+def _tls(values: _ListenerValues, protocol: str) -> TlsSettings:
     location = values.text("ssl.keystore.location")
     chain, key = values.password("ssl.keystore.certificate.chain"), values.password("ssl.keystore.key")
     if (chain is None) != (key is None):
@@ -228,9 +228,17 @@ def _tls(values: _ListenerValues) -> TlsSettings:
         trust_store=trust_store,
         versions=versions,
         cipher_suites=values.texts("ssl.cipher.suites"),
-        client_auth=values.text("ssl.client.auth") or "none",
+        client_auth=_client_auth(values, protocol),
         checks_hostname=(values.text("ssl.endpoint.identification.algorithm") or "").lower() == "https",
     )
+
+
+def _client_auth(values: _ListenerValues, protocol: str) -> str:
+    """With SASL the login tells who a client is; only a key of that listener asks for a certificate too (KIP-684)."""
+    found = values.found("ssl.client.auth")
+    if found is None or (protocol == "SASL_SSL" and found[0] == "ssl.client.auth"):
+        return "none"
+    return str(BROKER_KEYS["ssl.client.auth"].parse(found[1]))
 
 
 def _store_type(values: _ListenerValues, kind: str) -> str | None:

@@ -50,6 +50,17 @@ def test_the_most_specific_key_of_a_listener_is_in_force() -> None:
     assert external.sasl is None
 
 
+def test_certificates_of_clients_are_asked_for_beside_a_login_by_the_listeners_own_key_alone() -> None:
+    general = {key: value for key, value in THREE.items() if key != "listener.name.internal.ssl.client.auth"}
+    for properties, expected in (
+        (general, "none"),
+        ({**general, "listener.name.internal.ssl.client.auth": "required"}, "required"),
+    ):
+        tls = load(properties).security.listeners["INTERNAL"].tls
+        assert tls is not None
+        assert tls.client_auth == expected
+
+
 def test_users_and_logins_come_from_the_jaas_texts_of_each_mechanism() -> None:
     listeners = load(THREE).security.listeners
     internal, controller = listeners["INTERNAL"], listeners["CONTROLLER"]
