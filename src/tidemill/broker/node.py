@@ -323,9 +323,8 @@ class Node:
         return f"{self._platform.rng.getrandbits(192):048x}"
 
     def _find_scram(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
-        """Users of the metadata. What nodes log in with themselves is known without it."""
-        del mechanism, user  # the image has no users yet
-        return None
+        """Find a user of the metadata. The users that nodes log in with themselves are known without it."""
+        return self._driver.image.security.scram_credential(mechanism, user)
 
     def _advertised(self) -> list[registration.Listener]:
         """What other nodes and clients are told; the bound address where nothing is advertised."""
