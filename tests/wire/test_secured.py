@@ -312,3 +312,18 @@ def test_a_thousand_wrong_passwords_leave_others_served_and_the_log_short(secure
             assert readable([guess.socket], 30)
             guess.close()
     assert secured.log().count("its login failed") < 500
+
+
+def test_no_secret_is_in_described_configs_or_the_log(secured: Secured) -> None:
+    resources = [{"resource_type": 4, "resource_name": "1", "configuration_keys": None}]
+    with Connection(secured.at("PLAINTEXT")) as connection:
+        answer = connection.request(
+            "describe_configs", 4, resources=resources, include_synonyms=True, include_documentation=False
+        )
+    configs = {each.name: each for each in answer.results[0].configs}
+    login = configs["listener.name.sasl_plaintext.plain.sasl.jaas.config"]
+    assert login.is_sensitive
+    assert login.value is None
+    assert "and = signs" in PASSWORD
+    assert "and = signs" not in repr(answer)
+    assert "and = signs" not in secured.broker.log()
