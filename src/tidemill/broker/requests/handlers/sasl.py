@@ -1,7 +1,14 @@
-"""SaslHandshake (17), SaslAuthenticate (36).
+"""Refuses SaslHandshake and SaslAuthenticate at a listener without SASL, as Kafka does.
 
-A listener with SASL takes them before dispatch (`requests/sasl.py`). Here they come from a client at a listener without
-SASL, and are refused as Kafka refuses them.
+A listener with SASL takes them before dispatch (`requests/sasl.py`).
+
+Versions, and what each one changed:
+
+    SaslHandshake (17), from 0 (KIP-43)
+       1  tokens follow in SaslAuthenticate (KIP-152)
+    SaslAuthenticate (36), from 0 (KIP-152)
+       1  the session's lifetime (KIP-368)
+       2  flexible (KIP-482)
 """
 
 from __future__ import annotations
