@@ -146,13 +146,13 @@ class Cluster:
 
     def connection(self, address: Address) -> Connection:
         known = self._connections.get(address)
-        if known is None or known.is_closed:
+        if known is None or not known.is_usable():
             known = self._connections[address] = self._connect(address)
         return known
 
     def any_broker(self) -> Connection:
         for connection in self._connections.values():
-            if not connection.is_closed:
+            if connection.is_usable():
                 return connection
         failures = []
         for address in dict.fromkeys([*self._brokers.values(), *self._seeds]):

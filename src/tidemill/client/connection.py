@@ -15,6 +15,7 @@ one side does not trust the other; another attempt would fail, too.
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 from collections import deque
@@ -73,6 +74,8 @@ class Connection:
         self._client_id = client_id
         self._timeout_s = timeout_s
         self._correlation_id = 0
+        # Requests that were posted and whose answers were not taken.
+        self._unanswered = 0
         self._versions: dict[int, VersionRange] = {}
         try:
             self._socket = socket.create_connection(address, timeout_s)
@@ -100,6 +103,18 @@ class Connection:
     def close(self) -> None:
         self.is_closed = True
         self._socket.close()
+
+    def is_usable(self) -> bool:
+        """Whether the next request can be sent here. Closes a connection that the broker has closed while it was idle.
+
+        A broker does so after `connections.max.idle.ms`. Nothing else arrives that was not asked for.
+        """
+        if not self.is_closed and not self._unanswered:
+            arrived = select.poll()
+            arrived.register(self._socket, select.POLLIN)
+            if arrived.poll(0):
+                self.close()
+        return not self.is_closed
 
     def version_of(self, message: type[Request], max_version: int | None = None) -> int:
         """The highest version that we, the broker and the caller's bound allow."""
@@ -134,17 +149,20 @@ class Connection:
     def send(self, message: Request) -> None:
         """For the one request that has no answer: Produce with acks=0."""
         self.post(message, self.version_of(type(message)))
+        self._unanswered -= 1
 
     def post(self, message: Request, version: int) -> int:
         """Sends a request whose answer is taken later, by the correlation id that is returned."""
         correlation_id = self._next_correlation_id()
         self._send([frames.request_frame(message, version, correlation_id, self._client_id)])
+        self._unanswered += 1
         return correlation_id
 
     def post_body(self, api: type[Request], version: int, body: Sequence[wire.Buffer]) -> int:
         """The same for a request whose body is encoded already, in pieces, which are not copied."""
         correlation_id = self._next_correlation_id()
         self._send(frames.request_frame_parts(api, version, correlation_id, self._client_id, body))
+        self._unanswered += 1
         return correlation_id
 
     def take(
@@ -172,6 +190,7 @@ class Connection:
             self.close()
             raise
         self._hint = ""
+        self._unanswered -= 1
         return frame
 
     def _secure(self, security: SecurityOptions) -> None:

@@ -110,5 +110,8 @@ class ScriptedConnection(Connection):
     def send(self, message: Request) -> None:
         self._network.answer(self.address.port, message)
 
+    def is_usable(self) -> bool:
+        return not self.is_closed
+
     def close(self) -> None:
         self.is_closed = True

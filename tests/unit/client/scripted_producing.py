@@ -199,5 +199,8 @@ class ProducingConnection(Connection):
         assert answered_id == correlation_id
         return memoryview(frame)
 
+    def is_usable(self) -> bool:
+        return not self.is_closed
+
     def close(self) -> None:
         self.is_closed = True

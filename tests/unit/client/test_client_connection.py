@@ -166,6 +166,28 @@ def test_a_connection_that_closes_later(peer: Peer) -> None:
             connection.request(MetadataRequest(), MetadataResponse)
 
 
+def test_connection_closed_while_idle_is_not_usable(peer: Peer) -> None:
+    """As a broker closes it after connections.max.idle.ms: the next request goes over a new connection."""
+
+    def answer_late(header: frames.RequestHeader) -> bytes:
+        answered.wait(30)
+        return metadata(header)
+
+    answered = threading.Event()
+    peer.play(versions((3, 0, 5)), answer_late, lambda _: None)
+    with Connection(peer.address) as connection:
+        assert connection.is_usable()
+        correlation_id = connection.post(MetadataRequest(), 5)
+        answered.set()
+        # The answer may be there already: it is what is waited for.
+        assert connection.is_usable()
+        connection.take(correlation_id)
+        connection.send(MetadataRequest())
+        peer.stop()
+        assert not connection.is_usable()
+        assert connection.is_closed
+
+
 def test_an_answer_that_does_not_come(peer: Peer) -> None:
     peer.play(versions((3, 0, 5)), lambda _: b"")
     with Connection(peer.address, timeout_s=0.1) as connection:
