@@ -177,7 +177,11 @@ REPEATED: dict[str, tuple[int, dict[str, Any], str]] = {
     "consumer_group_describe": (1, {"group_ids": ["a group"] * 20_000}, "groups"),
     "offset_fetch": (8, {"groups": [{"group_id": "a group", "topics": None}] * 20_000}, "groups"),
     "describe_transactions": (0, {"transactional_ids": ["an id"] * 20_000}, "transaction_states"),
-    "metadata": (12, {"topics": [{"name": "no-such-topic"}] * 20_000}, "topics"),
+    "metadata": (
+        12,
+        {"topics": [{"name": "no-such-topic"}] * 20_000, "allow_auto_topic_creation": False},
+        "topics",
+    ),
     "describe_producers": (
         0,
         {"topics": [{"name": "no-such-topic", "partition_indexes": [0]}] * 20_000},
