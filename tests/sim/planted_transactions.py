@@ -19,7 +19,7 @@ from tidemill.errors import ErrorCode
 from tidemill.log import log
 from tidemill.log.producer_state import producers
 from tidemill.log.recovery import replay
-from tidemill.protocol.api.transactions import InitProducerIdRequest
+from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.sim.world import Plan
 
 # Mostly transactions: whatever else goes on is slow.
@@ -147,10 +147,11 @@ def a_new_producer_keeps_the_old_epoch(replace: Replace) -> None:
     def _init(self: Any, request: Any, *args: Any) -> Any:
         decision = original(self, request, *args)
         known = self.transactions.get(request.transactional_id)
-        for answer in decision.answers:
-            if known is not None and not answer.response.error_code and known.producer_epoch >= 0:
-                answer.response.producer_epoch = known.producer_epoch
-                return transactions.Decision(answers=decision.answers)
+        response = decision.reply
+        is_initialised = isinstance(response, InitProducerIdResponse) and not response.error_code
+        if is_initialised and known is not None and known.producer_epoch >= 0:
+            response.producer_epoch = known.producer_epoch
+            return transactions.Decision(reply=response)
         return decision
 
     handlers = {**transactions.Transactions._HANDLERS, InitProducerIdRequest: _init}

@@ -296,7 +296,7 @@ _BACKGROUND = {
     "the thread that syncs": (SyncWork, "run"),
     "checkpoints": (LogManager, "offsets"),
     "high watermarks": (LogManager, "_high_watermarks"),
-    "the controller's deadlines": (Controller, "tick"),
+    "the controller's deadlines": (Controller, "expire"),
 }
 
 
