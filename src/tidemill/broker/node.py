@@ -174,7 +174,7 @@ class Node:
         )
 
     def _image_changed(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        self.broker.follow_acls(image)
+        self.broker.follow_security(image)
         self._publisher.publish(delta, image)
 
     def _make_channels(self, listener_name: str) -> Channels:

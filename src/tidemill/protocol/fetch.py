@@ -70,6 +70,7 @@ def pack_fetched(
     error_code: int = 0,
     session_id: int = 0,
     node_endpoints: Sequence[NodeEndpoint] = (),
+    throttle_time_ms: int = 0,
 ) -> list[bytearray | PayloadT]:
     """Build the response body. Topics are named as the version requires."""
     flexible = version >= _FLEXIBLE
@@ -77,9 +78,9 @@ def pack_fetched(
     out = bytearray()
     parts: list[bytearray | PayloadT] = [out]
     if version >= _SESSIONS:
-        out += _TOP.pack(0, error_code, session_id)
+        out += _TOP.pack(throttle_time_ms, error_code, session_id)
     else:
-        out += _INT32.pack(0)
+        out += _INT32.pack(throttle_time_ms)
     _write_count(out, len(grouped), flexible)
     for name, partitions in grouped:
         _write_topic(out, name, flexible)

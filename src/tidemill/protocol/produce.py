@@ -222,7 +222,9 @@ def _check_count(frame: memoryview, count: int, position: int) -> None:
         raise ProtocolError(f"a Produce request claims {count} elements in {len(frame) - position} bytes")
 
 
-def pack_produced(results: Sequence[tuple[bytes, Sequence[ProduceResult]]], version: int) -> bytearray:
+def pack_produced(
+    results: Sequence[tuple[bytes, Sequence[ProduceResult]]], version: int, throttle_time_ms: int = 0
+) -> bytearray:
     """Build the response when no partition has an error."""
     flexible = version >= _FLEXIBLE
     out = bytearray()
@@ -242,7 +244,7 @@ def pack_produced(results: Sequence[tuple[bytes, Sequence[ProduceResult]]], vers
             out += after
         if flexible:
             out.append(0)
-    out += b"\0\0\0\0"  # throttle_time_ms
+    out += _INT32.pack(throttle_time_ms)
     if flexible:
         out.append(0)
     return out

@@ -377,6 +377,7 @@ class SimulatedPeer:
         # Requests that wait for earlier responses.
         self._held: deque[bytes] = deque()
         self._is_dispatching = False
+        self._muted_until_s = 0.0
         # Frames that arrived before the listener accepted the connection.
         self._waiting: list[bytes] | None = []
 
@@ -404,13 +405,21 @@ class SimulatedPeer:
         held = self._held
         self._is_dispatching = True
         try:
-            while held and self._in_flight.admits(order := order_of(memoryview(held[0])[_LENGTH_BYTES:])):
+            while (
+                held
+                and self.loop.time() >= self._muted_until_s
+                and self._in_flight.admits(order := order_of(memoryview(held[0])[_LENGTH_BYTES:]))
+            ):
                 _hand_over(held.popleft(), lambda frame: self._listener.dispatch(self, frame))
                 self._note_unanswered(order)
         except ProtocolError as error:
             self.close(str(error))
         finally:
             self._is_dispatching = False
+
+    def mute_for(self, throttle_ms: int) -> None:
+        self._muted_until_s = max(self._muted_until_s, self.loop.time() + throttle_ms / 1000)
+        self.loop.call_at(self._muted_until_s, self._dispatch_held)
 
     def mark_as_node(self) -> None:
         """Mark the peer as a node. Requests take no simulated time, so there is no queue to bypass."""

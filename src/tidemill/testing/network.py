@@ -163,6 +163,9 @@ class _StruckPeer:
     def mark_as_node(self) -> None:
         self._peer.mark_as_node()
 
+    def mute_for(self, throttle_ms: int) -> None:
+        self._peer.mute_for(throttle_ms)
+
     def expect_reply(self) -> Reply:
         reply = self._peer.expect_reply()
         if self._fault.strike is Strike.LOSE_ANSWER:

@@ -274,6 +274,7 @@ class World:
             # Nothing waits in line here.
             lanes=SimpleNamespace(claim=lambda *_: None),
             authorizer=None,
+            quotas=None,
             address_of=lambda broker, _connection: next(
                 (endpoint.host, endpoint.port) for endpoint in broker.endpoints.values()
             ),

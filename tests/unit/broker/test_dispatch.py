@@ -11,6 +11,7 @@ import pytest
 
 from tidemill.broker.requests import handlers
 from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests.quotas import ClientQuotas
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.api import admin, quorum
@@ -48,6 +49,7 @@ class _Lanes:
 class _Broker:
     metrics = _Metrics()
     authorizer = None
+    quotas: ClientQuotas | None = None
 
     def __init__(self) -> None:
         self.lanes = _Lanes()

@@ -45,6 +45,7 @@ async def _ask(data: bytes, decided: Response | ApiError | None = None) -> Envel
         controller=SimpleNamespace(decide=decide),
         is_controller_listener=lambda _name: True,
         authorizer=None,
+        quotas=None,
         config=SimpleNamespace(security=SecurityConfig({}, 100, frozenset())),
     )
     call = SimpleNamespace(connection=SimpleNamespace(listener_name="CONTROLLER"))

@@ -73,6 +73,7 @@ def _broker(security: SecurityConfig = _OPEN) -> Broker:
             quorum=SimpleNamespace(voters=voters),
             refused_as_nodes=set(),
             authorizer=None,
+            quotas=None,
             is_controller_listener=lambda name: name == "CONTROLLER",
         ),
     )

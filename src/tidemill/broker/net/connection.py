@@ -13,6 +13,8 @@ client slows itself down and costs no memory. The frames that are left in the bu
 
 Turns. Requests are handled for a millisecond at most, then the other connections have their turns (`turns.py`).
 
+Throttling. A client over its quota is muted for a while (`mute_for`): no frame is read or handled, replies go out.
+
 Order. A request that has to wait for the answer of an earlier one (`request_order.py`) stays in the buffer until that is
 there.
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import os
 import socket
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -69,6 +71,7 @@ class Connection:
         "_in_flight",
         "_is_dispatching",
         "_is_drained",
+        "_is_halted",
         "_is_held",
         "_is_node",
         "_is_reading",
@@ -81,6 +84,7 @@ class Connection:
         "_replies",
         "_sock",
         "_turns",
+        "_unmuting",
         "close_callbacks",
         "fd",
         "is_closed",
@@ -138,6 +142,9 @@ class Connection:
         self._is_writing = False
         self._is_reading = False
         self.is_closed = False
+        # Whether it is closed or muted: one test for both on the path of every request.
+        self._is_halted = False
+        self._unmuting: TimerHandle | None = None
         self.received_s = self.last_active_s = perf_counter()
         self._resume_reading()
 
@@ -156,6 +163,24 @@ class Connection:
     def mark_as_node(self) -> None:
         """The other side is a node of the cluster: it does not wait in line with clients."""
         self._is_node = True
+
+    def mute_for(self, throttle_ms: int) -> None:
+        """Handle no further request for that long. The longest of several pauses counts."""
+        if self.is_closed:
+            return
+        until_s = self._loop.time() + throttle_ms / 1000
+        if self._unmuting is not None:
+            if self._unmuting.when() >= until_s:
+                return
+            self._unmuting.cancel()
+        self._is_halted = True
+        self._pause_reading()
+        self._unmuting = self._loop.call_at(until_s, self._unmute)
+
+    def _unmute(self) -> None:
+        self._unmuting = None
+        self._is_halted = False
+        self._go_on_reading()
 
     def mark_as_authenticated(self) -> None:
         on_authenticated, self.on_authenticated = self.on_authenticated, None
@@ -177,7 +202,7 @@ class Connection:
             self._request_turn()
 
     def _request_turn(self) -> None:
-        if self._has_turn or self.is_closed:
+        if self._has_turn or self._is_halted:
             return
         self._has_turn = True
         if self._is_node:
@@ -188,7 +213,7 @@ class Connection:
     def take_turn(self) -> None:
         """First what is in the buffer, then what is in the socket."""
         self._has_turn = False
-        if self.is_closed:
+        if self._is_halted:
             return
         if not self._is_drained:
             self._consume(perf_counter())
@@ -226,7 +251,7 @@ class Connection:
         if is_drained:
             self._received.make_room()
         self._flush()
-        if self._is_held or self._is_full:
+        if self._is_halted or self._is_held or self._is_full:
             self._pause_reading()
         elif is_drained:
             self._resume_reading()
@@ -251,8 +276,9 @@ class Connection:
             if replies and replies[-1].parts is None:
                 self._note_unanswered(replies[-1], frame)
             frame.release()
-            if self.is_closed:
-                return False
+            if self._is_halted:
+                frame = None if self.is_closed else next_frame()
+                break
             frame = next_frame()
             # `_is_full`, written out: this is on the path of every request.
             if (
@@ -386,8 +412,10 @@ class Connection:
         """Idempotent. Purges what is parked, so that nothing can reach this socket's number later."""
         if self.is_closed:
             return
-        self.is_closed = True
+        self.is_closed = self._is_halted = True
         self._pause_reading()
+        if self._unmuting is not None:
+            self._unmuting.cancel()
         if self._is_writing:
             self._is_writing = False
             self._loop.remove_writer(self.fd)

@@ -93,6 +93,9 @@ class Peer(Protocol):
     def mark_as_authenticated(self) -> None:
         """The other side has logged in: it is no longer held to small frames and a short time."""
 
+    def mute_for(self, throttle_ms: int) -> None:
+        """Handle no further request for that long (KIP-219). Responses are sent all the same."""
+
     def close(self, reason: str | None) -> None: ...
 
 

@@ -25,6 +25,7 @@ from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.dispatch import TABLE, Scope
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.node_proof import NodeLanes
+from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import BrokerImage, MetadataImage
@@ -68,15 +69,33 @@ class Broker:
     lanes: NodeLanes = field(default_factory=NodeLanes)
     # None without `authorizer.class.name`: everything is allowed then.
     authorizer: Authorizer | None = field(init=False, default=None)
+    # None while the metadata has no quota for clients.
+    quotas: ClientQuotas | None = field(init=False, default=None)
     _super_users: frozenset[Principal] = field(init=False, default=frozenset())
     # The rules from which the authorizer was made.
     _acls: Mapping[bytes, AclBinding] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._super_users = parse_super_users(self.config.authorization.super_users)
-        self.follow_acls(self.image)
+        self.follow_security(self.image)
 
-    def follow_acls(self, image: MetadataImage) -> None:
+    def follow_security(self, image: MetadataImage) -> None:
+        """Take over the ACLs and the quotas of an image."""
+        self._follow_acls(image)
+        self._follow_quotas(image)
+
+    def _follow_quotas(self, image: MetadataImage) -> None:
+        quotas = image.security.client_quotas
+        if self.quotas is not None and self.quotas.version is quotas:
+            return
+        if not limits_clients(quotas):
+            self.quotas = None
+        elif self.quotas is None:
+            self.quotas = ClientQuotas(self.loop, quotas)
+        else:
+            self.quotas.follow(quotas)
+
+    def _follow_acls(self, image: MetadataImage) -> None:
         """Another set of ACLs makes another authorizer. Before the metadata is there, only super users are served."""
         settings, before, acls = self.config.authorization, self._acls, image.security.acls
         is_known = bool(image.cluster_id)

@@ -30,6 +30,7 @@ from tidemill.broker.net.network import Part, Peer, Reply
 from tidemill.broker.net.request_order import Order, declare, order_in
 from tidemill.broker.requests import authorization
 from tidemill.broker.requests.node_proof import known_hosts
+from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
@@ -73,6 +74,7 @@ class Call:
         "is_flexible",
         "started_s",
         "took",
+        "usage",
         "version",
     )
 
@@ -84,6 +86,8 @@ class Call:
         self.client_id = header.client_id
         self.is_flexible = is_flexible
         self._reply: Reply | None = None
+        # What counts towards the client's quotas; None without any.
+        self.usage: RequestUsage | None = None
         # Who wants to know how many seconds the answer takes, and since when.
         self.took: Callable[[float], None] | None = None
         self.started_s = 0.0
@@ -256,12 +260,21 @@ class Dispatcher:
         if self._metrics.is_watched:
             call.took = took
             call.started_s = connection.received_s
-        if served.is_raw:
-            self._handle_raw(served, call)
+        handle = self._handle_raw if served.is_raw else self._handle
+        if self._broker.quotas is None:
+            handle(served, call)
         else:
-            self._handle(
-                served, call, decode(served.request, header.api_version, frame, header.body_position)
-            )
+            self._handle_measured(served, call, handle)
+
+    def _handle_measured(self, served: Api, call: Call, handle: Callable[[Api, Call], None]) -> None:
+        """Handle a request of a cluster with quotas. What only nodes send is exempt."""
+        quotas = self._broker.quotas
+        if quotas is None or order_in(served.key, call.version) is Order.INDEPENDENT:
+            handle(served, call)
+            return
+        call.usage = RequestUsage(quotas, call.connection, call.client_id)
+        handle(served, call)
+        call.usage.pause()
 
     def _handle_raw(self, served: Api, call: Call) -> None:
         try:
@@ -272,7 +285,8 @@ class Dispatcher:
             logger.exception("%s of %s failed", served.name, call.connection.peer)
             call.connection.close(f"{served.name} failed: {error!r}")
 
-    def _handle(self, served: Api, call: Call, request: Request) -> None:
+    def _handle(self, served: Api, call: Call) -> None:
+        request = decode(served.request, call.version, call.frame, call.header.body_position)
         if order_in(served.key, call.version) is Order.INDEPENDENT:
             broker = self._broker
             broker.lanes.claim(broker, call.connection, lambda: known_hosts(broker, request))
@@ -286,6 +300,8 @@ class Dispatcher:
             self._failed(served, call, request, error)
             return
         if inspect.isawaitable(result):
+            if call.usage is not None:
+                result = call.usage.timed(result)
             task = asyncio.get_running_loop().create_task(self._finish(served, call, request, result))
             self._tasks[task] = None
             task.add_done_callback(self._tasks.pop)
@@ -304,6 +320,7 @@ class Dispatcher:
     def _answer(self, served: Api, call: Call, request: Request, response: Response) -> None:
         if not call.is_wanted:
             return
+        _show_throttling(call, response)
         try:
             body = encode(response, call.version)
         except Exception as error:
@@ -331,6 +348,7 @@ class Dispatcher:
                 f"{name} v{call.version} has no response that could say {code.name}: {message}"
             )
         else:
+            _show_throttling(call, response)
             call.respond((encode(response, call.version),))
 
     def _refuse(self, connection: Peer, header: RequestHeader, frame: memoryview) -> None:
@@ -377,3 +395,9 @@ class Dispatcher:
             await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in list(self._tasks):
                 task.cancel()
+
+
+def _show_throttling(call: Call, response: Response) -> None:
+    usage = call.usage
+    if usage is not None and (throttle_ms := usage.completed()) and hasattr(response, "throttle_time_ms"):
+        response.throttle_time_ms = throttle_ms

@@ -140,13 +140,13 @@ class FetchSessions:
     def resolve(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode | None:
         """The session of a request, None for a fetch without one, or the error that the client gets."""
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-            self._close(request.session_id)
+            self.close(request.session_id)
             if request.session_epoch == FINAL_EPOCH:
                 return None
             return self._create(request, version, now_ms)
         return self._continue(request, version, now_ms)
 
-    def _close(self, session_id: int) -> None:
+    def close(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None) or self._replica_sessions.pop(session_id, None)
         if session is not None:
             session.close()
@@ -185,10 +185,10 @@ class FetchSessions:
             if now_ms - session.used_ms >= _EVICTABLE_AFTER_MS
         ]
         for session_id in unused:
-            self._close(session_id)
+            self.close(session_id)
         # More than there can be followers, because any client may claim to be one. A real one uses its session all the time.
         while len(self._replica_sessions) >= _REPLICA_SESSIONS_MAX:
-            self._close(next(iter(self._replica_sessions)))
+            self.close(next(iter(self._replica_sessions)))
         session = ReplicaSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=now_ms)
         session.update(request)
         self._replica_sessions[session.id] = session

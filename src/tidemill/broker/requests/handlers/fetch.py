@@ -34,6 +34,7 @@ from tidemill.broker.requests.fetch_sessions import (
     replica_of,
 )
 from tidemill.broker.requests.node_proof import hosts_of_replica
+from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
@@ -156,6 +157,8 @@ class ConsumerFetch:
     def read(self) -> tuple[list[Answer], int, bool]:
         """What every partition has now, how many bytes of records that is, and whether it cannot wait."""
         left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
+        if self._call.usage is not None:
+            left = min(left, self._call.usage.fetch_bytes_max())
         found_bytes = 0
         is_urgent = False
         can_grow = False
@@ -267,14 +270,8 @@ class ConsumerFetch:
     def respond(self, answers: list[Answer]) -> None:
         session = self._session
         session_id = 0
-        for key, _, records in answers:
-            if records is not None:
-                partition, _ = self._broker.replicas.find(key)
-                assert partition is not None, "it was read in this turn of the loop"
-                partition.counts.bytes_out += records.length
         if session is not None:
             session_id = session.id
-            session.rotate([key for key, _, records in answers if records is not None and records.length])
             cached_of = session.partitions.get
             if self._request.session_epoch != INITIAL_EPOCH:
                 answers = [
@@ -282,6 +279,15 @@ class ConsumerFetch:
                     for answer in answers
                     if (cached := cached_of(answer[0])) is None or cached.must_include(*answer[1:])
                 ]
+        if self._call.usage is not None and self._is_throttled(self._call.usage, answers):
+            return
+        for key, _, records in answers:
+            if records is not None:
+                partition, _ = self._broker.replicas.find(key)
+                assert partition is not None, "it was read in this turn of the loop"
+                partition.counts.bytes_out += records.length
+        if session is not None:
+            session.rotate([key for key, _, records in answers if records is not None and records.length])
             for key, fetched, _ in answers:
                 cached = cached_of(key)
                 if cached is not None:
@@ -292,3 +298,21 @@ class ConsumerFetch:
                 by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
             )
         )
+
+    def _is_throttled(self, usage: RequestUsage, answers: list[Answer]) -> bool:
+        """Whether the client is over its quota. It is answered then, without records (KIP-219)."""
+        version, session = self._call.version, self._session
+        parts = pack_fetched(by_topic(answers), version)
+        throttle_ms = usage.fetched(
+            sum(part.length if isinstance(part, FileSlice) else len(part) for part in parts)
+        )
+        if not throttle_ms:
+            return False
+        session_id = 0
+        if session is not None and self._request.session_epoch == INITIAL_EPOCH:
+            # The client begins again: an empty response to a full fetch opens no session.
+            self._broker.fetch_sessions.close(session.id)
+        elif session is not None:
+            session_id = session.id
+        self._call.respond(pack_fetched((), version, session_id=session_id, throttle_time_ms=throttle_ms))
+        return True

@@ -76,6 +76,8 @@ def produce(broker: Broker, call: Call) -> None:
         return
     if acks:
         call.expect_reply()
+    if call.usage is not None:
+        call.usage.produced(len(call.frame))
     results: Results = []
     if broker.authorizer is not None:
         if not _may_use_transaction(broker, call, walk):
@@ -438,10 +440,12 @@ def _answer(broker: Broker, call: Call, acks: int, results: Results, all_good: b
             call.connection.close("a produce request with acks=0 failed")
         call.finish()
         return
+    throttle_ms = 0 if call.usage is None else call.usage.completed()
     if all_good:
-        call.respond((pack_produced(results, call.version),))
+        call.respond((pack_produced(results, call.version, throttle_ms),))
     else:
         message = _message(results, call.version)
+        message.throttle_time_ms = throttle_ms
         _name_leaders(broker, call, message)
         call.respond((encode(message, call.version),))
 

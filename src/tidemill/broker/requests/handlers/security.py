@@ -117,7 +117,6 @@ def _check_authorizer(broker: Broker) -> None:
 @serves(
     AlterClientQuotasRequest,
     scope=Scope.BOTH,
-    gaps=["Quotas are stored and described; they throttle nothing yet."],
 )
 async def alter(broker: Broker, call: Call, request: Request) -> Response:
     return await ask_controller(broker, call, request)

@@ -1,0 +1,126 @@
+"""Throttled clients on the wire: `throttle_time_ms`, and a connection that is not read for that long (KIP-219)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.brokers import RunningBroker, eventually
+from tests.wire import messages
+from tests.wire.batches import encode
+from tests.wire.connection import Connection, fetch_fields, produce_fields
+
+RATE = 10_000
+# Ten seconds and a half at that rate: half a second has to be waited for.
+BATCH = encode([b"x" * (RATE * 21 // 2)])
+
+
+class NamedClient(Connection):
+    """A client with an id of its own."""
+
+    def __init__(self, broker: RunningBroker, client_id: str) -> None:
+        super().__init__(broker)
+        self.client_id = client_id
+
+    def start(self, api: str, version: int, **fields: Any) -> int:
+        self._correlation_id += 1
+        header = messages.request_header(api, version, self._correlation_id, self.client_id)
+        self.send(messages.frame(header + messages.request_body(api, version, **fields)))
+        return self._correlation_id
+
+
+def set_quota(connection: Connection, client_id: str, key: str, value: float | None) -> None:
+    change = {
+        "entity": [{"entity_type": "client-id", "entity_name": client_id}],
+        "ops": [{"key": key, "value": value or 0.0, "remove": value is None}],
+    }
+    (entry,) = connection.request("alter_client_quotas", 1, entries=[change], validate_only=False).entries
+    assert entry.error_code == 0, entry.error_message
+    component = {"entity_type": "client-id", "match_type": 0, "match": client_id}
+
+    def is_known() -> bool:
+        entries = connection.request("describe_client_quotas", 1, components=[component]).entries or ()
+        found = {each.key: each.value for entry in entries for each in entry.values}
+        return found.get(key) == value
+
+    eventually(is_known, f"the quota of {client_id}")
+
+
+@pytest.fixture
+def client(target: RunningBroker, connection: Connection, topic: str) -> Iterator[NamedClient]:
+    connection.create_topic(topic)
+    client = NamedClient(target, topic)
+    with client:
+        yield client
+
+
+@pytest.fixture
+def limited(connection: Connection, client: NamedClient) -> Iterator[str]:
+    """The key of a quota that the client has."""
+    yield from _limited(connection, client, "producer_byte_rate")
+
+
+@pytest.fixture
+def limited_fetch(connection: Connection, client: NamedClient) -> Iterator[str]:
+    yield from _limited(connection, client, "consumer_byte_rate")
+
+
+def _limited(connection: Connection, client: NamedClient, key: str) -> Iterator[str]:
+    set_quota(connection, client.client_id, key, RATE)
+    yield key
+    set_quota(connection, client.client_id, key, None)
+
+
+def ms(duration: Any) -> float:
+    return float(duration.total_seconds() * 1000)
+
+
+@pytest.mark.parametrize("version", [3, 9])
+@pytest.mark.usefixtures("limited")
+def test_produce_over_quota_is_kept_and_mutes_the_connection(
+    client: NamedClient, connection: Connection, topic: str, version: int
+) -> None:
+    began_s = time.monotonic()
+    response = client.request("produce", version, **produce_fields(topic, BATCH))
+    assert response.responses[0].partition_responses[0].error_code == 0
+    assert 0 < ms(response.throttle_time) <= 1_000
+    assert connection.end_offset(topic) == 1
+    client.request("api_versions", 0)
+    assert (time.monotonic() - began_s) * 1000 >= ms(response.throttle_time)
+
+
+@pytest.mark.usefixtures("limited")
+def test_produce_without_acks_over_quota_mutes_the_connection(
+    client: NamedClient, connection: Connection, topic: str
+) -> None:
+    began_s = time.monotonic()
+    client.start("produce", 9, **produce_fields(topic, BATCH, acks=0))
+    assert client.end_offset(topic) == 1
+    # The same amount with an answer says how long this was.
+    assert (time.monotonic() - began_s) * 1000 >= 500
+
+
+@pytest.mark.usefixtures("limited_fetch")
+def test_fetch_over_quota_is_answered_without_records(
+    client: NamedClient, connection: Connection, topic: str
+) -> None:
+    connection.produce(topic, BATCH)
+    first = client.request("fetch", 12, **fetch_fields(topic, 0))
+    assert ms(first.throttle_time) == 0
+    assert len(first.responses[0].partitions[0].records) >= len(BATCH)
+    second = client.request("fetch", 12, **fetch_fields(topic, 0, session_epoch=0))
+    assert ms(second.throttle_time) > 0
+    assert (second.responses, second.session_id, second.error_code) == ((), 0, 0)
+    assert len(connection.fetch(topic, 0).records) >= len(BATCH)
+
+
+def test_removed_quota_throttles_no_longer(
+    client: NamedClient, connection: Connection, limited: str, topic: str
+) -> None:
+    set_quota(connection, client.client_id, limited, None)
+    for _ in range(3):
+        response = client.request("produce", 9, **produce_fields(topic, BATCH))
+        assert ms(response.throttle_time) == 0
