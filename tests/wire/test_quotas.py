@@ -13,6 +13,7 @@ from tests.wire import messages
 from tests.wire.batches import encode
 from tests.wire.connection import Connection, fetch_fields, produce_fields
 
+THROTTLING_QUOTA_EXCEEDED = 89
 RATE = 10_000
 # Ten seconds and a half at that rate: half a second has to be waited for.
 BATCH = encode([b"x" * (RATE * 21 // 2)])
@@ -115,6 +116,20 @@ def test_fetch_over_quota_is_answered_without_records(
     assert ms(second.throttle_time) > 0
     assert (second.responses, second.session_id, second.error_code) == ((), 0, 0)
     assert len(connection.fetch(topic, 0).records) >= len(BATCH)
+
+
+def test_topics_over_the_mutation_quota_are_refused(
+    client: NamedClient, connection: Connection, topic: str
+) -> None:
+    set_quota(connection, client.client_id, "controller_mutation_rate", 1)
+    new = [
+        {"name": f"{topic}-{number}", "num_partitions": count, "replication_factor": 1}
+        for number, count in enumerate((11, 1, 1))
+    ]
+    response = client.request("create_topics", 7, topics=new, timeout=20_000)
+    assert [each.error_code for each in response.topics] == [0, 0, THROTTLING_QUOTA_EXCEEDED]
+    assert ms(response.throttle_time) > 0
+    set_quota(connection, client.client_id, "controller_mutation_rate", None)
 
 
 def test_removed_quota_throttles_no_longer(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from dataclasses import replace
 
 from tidemill.broker.coordinators.groups import GroupCoordinators
 from tidemill.broker.coordinators.marker_writer import MarkerWriter
@@ -35,6 +36,7 @@ from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Dispatcher, Scope
 from tidemill.broker.requests.entrances import Entrances
 from tidemill.broker.requests.fetch_sessions import FetchSessions
+from tidemill.broker.requests.quotas import ConnectionRates
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.config import BrokerConfig, Listener
 from tidemill.controller.delta import MetadataDelta
@@ -242,7 +244,12 @@ class Node:
             lambda: f"decoy {self._driver.image.cluster_id}".encode(),
         )
         self._entrances.start()
-        self._listening = self._platform.network.listen(self._dispatcher.dispatch, _limits(self.config))
+        connection_rates = ConnectionRates(
+            asyncio.get_running_loop(), lambda: self._driver.image.security.client_quotas
+        )
+        self._listening = self._platform.network.listen(
+            self._dispatcher.dispatch, replace(_limits(self.config), throttle_ms=connection_rates.throttle_ms)
+        )
         self.addresses = [
             (
                 listener,

@@ -159,6 +159,12 @@ class TokenBucket:
         self._refill(steady_ms)
         return self._tokens
 
+    def overdraw(self, amount: float, steady_ms: int) -> int:
+        """Takes the tokens in any case. Returns how long the bucket is overdrawn."""
+        self._refill(steady_ms)
+        self._tokens -= amount
+        return self.throttle_ms(steady_ms)
+
     def take(self, amount: float, steady_ms: int) -> int:
         """Milliseconds to wait before the next try; 0 when the tokens were taken. Nothing is taken otherwise."""
         self._refill(steady_ms)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import socket
 import struct
 from types import SimpleNamespace
@@ -14,11 +16,25 @@ from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tidemill.broker.net.network import Peer, ServerLimits
 from tidemill.broker.net.server import Server
 from tidemill.broker.requests import quotas as service
-from tidemill.broker.requests.quotas import ClientQuotas, RequestUsage, limits_clients
+from tidemill.broker.requests.mutations import within_quota
+from tidemill.broker.requests.quotas import ClientQuotas, ConnectionRates, RequestUsage, limits_clients
+from tidemill.controller.image import MetadataImage
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.admin import (
+    CreatableTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
 from tidemill.security.principals import Principal
 from tidemill.security.quotas import (
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     QuotaEntity,
@@ -239,7 +255,104 @@ def test_sensors_are_bounded_and_idle_ones_go_first(monkeypatch: pytest.MonkeyPa
     assert len(clients.quotas._found) <= 10
 
 
+# -- mutations -----------------------------------------------------------------------------------------------
+
+
+def creation(*partitions: int) -> CreateTopicsRequest:
+    return CreateTopicsRequest(
+        topics=[
+            CreatableTopic(name=f"topic-{number}", num_partitions=count)
+            for number, count in enumerate(partitions)
+        ]
+    )
+
+
+def created(clients: Clients, request: CreateTopicsRequest, version: int = 7) -> tuple[list[str], int]:
+    """The topics that are within the quota, and the throttle time."""
+    usage = clients.request()
+    admitted, refusal = within_quota(MetadataImage("cluster"), 3, usage, version, request)
+    names = [topic.name for topic in cast(CreateTopicsRequest, admitted).topics] if admitted else []
+    refused = cast(CreateTopicsResponse, refusal).topics if refusal else []
+    assert {topic.name for topic in request.topics} == {*names, *(topic.name for topic in refused)}
+    assert {topic.error_code for topic in refused} <= {ErrorCode.THROTTLING_QUOTA_EXCEEDED}
+    return names, usage.completed()
+
+
+def test_topics_behind_the_one_that_overdraws_are_refused() -> None:
+    clients = Clients(on_clients(CONTROLLER_MUTATION_RATE, 1))
+    # Eleven seconds' worth is there. Ten leave one, so five more are overdrawn by four.
+    assert created(clients, creation(10, 5, 1)) == (["topic-0", "topic-1"], 4_000)
+    assert clients.muted_ms == [4_000]
+    assert created(clients, creation(1)) == ([], 4_000)
+    clients.now_s += 4
+    assert created(clients, creation(1)) == (["topic-0"], 0)
+
+
+def test_old_client_is_not_refused_but_throttled() -> None:
+    clients = Clients(on_clients(CONTROLLER_MUTATION_RATE, 1))
+    assert created(clients, creation(10, 5, 1), version=5) == (["topic-0", "topic-1", "topic-2"], 5_000)
+
+
+def test_default_number_of_partitions_is_counted() -> None:
+    clients = Clients(on_clients(CONTROLLER_MUTATION_RATE, 1))
+    assert created(clients, creation(-1, -1, -1, -1, -1))[0] == [f"topic-{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_deleted_and_added_partitions_are_counted(version: int) -> None:
+    topic = SimpleNamespace(partitions=dict.fromkeys(range(20)))
+    image = cast(Any, SimpleNamespace(topics_by_name={"big": topic}, topics_by_id={}))
+    delete = DeleteTopicsRequest(
+        topics=[DeleteTopicState(name="big"), DeleteTopicState(name="absent")], topic_names=["big", "absent"]
+    )
+    add = CreatePartitionsRequest(topics=[CreatePartitionsTopic(name="big", count=21)])
+    clients = Clients(on_clients(CONTROLLER_MUTATION_RATE, 1))
+    usage = clients.request()
+    assert within_quota(image, 1, usage, 3, add) == (add, None)
+    assert within_quota(image, 1, usage, version, delete) == (delete, None)
+    admitted, refusal = within_quota(image, 1, usage, version, delete)
+    left = cast(DeleteTopicsRequest, admitted)
+    assert [*left.topics, *left.topic_names] != []
+    assert [each.name for each in cast(DeleteTopicsResponse, refusal).responses] == ["big"]
+    assert within_quota(image, 1, usage, 3, add)[0] is None
+
+
 # -- connections ---------------------------------------------------------------------------------------------
+
+
+def test_address_over_its_rate_waits_a_sample_at_most() -> None:
+    clock = SimpleNamespace(now_s=100.0)
+    quotas = {entity(ip="10.0.0.1"): {CONNECTION_CREATION_RATE: 1.0}}
+    rates = ConnectionRates(cast(Any, SimpleNamespace(time=lambda: clock.now_s)), lambda: quotas)
+    opened = [rates.throttle_ms("10.0.0.1") for _ in range(12)]
+    assert opened == [0] * 10 + [1_000] * 2
+    assert not any(rates.throttle_ms("10.0.0.2") for _ in range(100))
+    clock.now_s += 12
+    assert rates.throttle_ms("10.0.0.1") == 0
+    quotas.clear()
+    assert not any(rates.throttle_ms("10.0.0.1") for _ in range(100))
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_throttled_connection_is_not_read_and_closed_after_the_wait(loop_name: str) -> None:
+    handled: list[bytes] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        limits = dataclasses.replace(LIMITS, throttle_ms=lambda _ip: 20)
+        server = Server(loop, lambda _peer, frame: handled.append(bytes(frame)), limits)
+        port = server.bind("A", "127.0.0.1", 0)
+        server.start_accepting("A")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(framed(b"request"))
+            client.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert await loop.sock_recv(client, 1) == b""
+        server.close()
+
+    run_in(loop_name, scenario())
+    assert handled == []
+
 
 LIMITS = ServerLimits(
     frame_bytes_max=1 << 20, connections_max=10, connections_per_ip_max=10, idle_ms_max=600_000

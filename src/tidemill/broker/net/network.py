@@ -39,6 +39,8 @@ class ServerLimits:
     receive_buffer_bytes: int = -1
     # Connections that have not shown who they are: how many at once, and for how long.
     setups_max: int = 1024
+    # Says how long a new connection of that address is kept waiting before it is closed; 0 lets it in.
+    throttle_ms: Callable[[str], int] | None = None
     setup_ms_max: int = 10_000
 
 

@@ -65,6 +65,8 @@ class Server:
         self._listeners: dict[socket.socket, _Listener] = {}
         self._connections: dict[int, Connection] = {}
         self._setups = Setups(limits.setups_max, limits.setup_ms_max / 1000)
+        # Connections of addresses over their quota. They are not read, and closed when the timer ends.
+        self._throttled: dict[socket.socket, asyncio.TimerHandle] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         self._refusals = RefusalLog(logger)
         self._is_reloading = False
@@ -117,7 +119,7 @@ class Server:
     def _admit(self, sock: socket.socket, address: tuple[str, int], listener: _Listener) -> None:
         ip = address[0]
         limits = self._limits
-        open_count = len(self._connections) + len(self._handshakes)
+        open_count = len(self._connections) + len(self._handshakes) + len(self._throttled)
         if open_count >= limits.connections_max or self._per_ip[ip] >= limits.connections_per_ip_max:
             if not self._is_refusing:
                 self._is_refusing = True
@@ -131,6 +133,9 @@ class Server:
             sock.close()
             return
         self._is_refusing = False
+        if limits.throttle_ms is not None and (throttle_ms := limits.throttle_ms(ip)):
+            self._throttled[sock] = self._loop.call_later(throttle_ms / 1000, self._end_throttled, sock)
+            return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -143,6 +148,11 @@ class Server:
             self._open(Connection, sock, address, listener)
         else:
             self._begin_handshake(sock, address, listener, listener.entrance.tls)
+
+    def _end_throttled(self, sock: socket.socket) -> None:
+        """Close a connection over its address's quota, as Kafka does: the client tries again (KIP-612)."""
+        del self._throttled[sock]
+        sock.close()
 
     def _open(
         self,
@@ -261,6 +271,9 @@ class Server:
         self._housekeeping.cancel()
         for task in list(self._handshakes):
             task.cancel()
+        for sock, timer in list(self._throttled.items()):
+            timer.cancel()
+            self._end_throttled(sock)
         for connection in list(self._connections.values()):
             connection.close(None)
 

@@ -317,16 +317,16 @@ def serve(broker: Broker, call: Call, request: Request, handler: Handler) -> Res
         for code, denied in refused.items()
     ]
     if not allowed:
-        return _merged(apis.RESPONSES[request.api_key](), refusals)
+        return merged(apis.RESPONSES[request.api_key](), refusals)
     answer = handler(broker, call, replace(request, **{field: allowed}))
-    return _merged(answer, refusals) if isinstance(answer, Response) else _merged_later(answer, refusals)
+    return merged(answer, refusals) if isinstance(answer, Response) else _merged_later(answer, refusals)
 
 
 async def _merged_later(answer: Awaitable[Response], refusals: Sequence[Response | None]) -> Response:
-    return _merged(await answer, refusals)
+    return merged(await answer, refusals)
 
 
-def _merged(answer: Response, refusals: Sequence[Response | None]) -> Response:
+def merged(answer: Response, refusals: Sequence[Response | None]) -> Response:
     """The answer with the entries of the refusals behind its own."""
     for refusal in refusals:
         assert refusal is not None, "a refused entry has a place in the response"

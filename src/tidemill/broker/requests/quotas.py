@@ -1,8 +1,9 @@
-"""Client quotas at work: measures what clients use, and says how long they are throttled.
+"""Quotas at work: measures what clients use, and says how long they are throttled.
 
 A client over its quota is answered at once with `throttle_time_ms`, and its connection is not read for that long
 (KIP-219). Produced bytes are kept and counted. A fetch over the quota gets an empty response that is not counted. Request
-time is the time that handlers take on the event loop; 100 percent is one core.
+time is the time that handlers take on the event loop; 100 percent is one core. New connections of an address over its
+quota are not read, and closed after the wait.
 
 `ClientQuotas` exists only while the metadata has a quota for clients, so produce and fetch pay one test of an attribute
 without one. Its sensors outlive a change of the quotas: a new limit applies to what was used already.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import types
 from asyncio import AbstractEventLoop
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from tidemill.broker.net.network import Peer
 from tidemill.security.quotas import (
     CLIENT_KEYS,
     CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     SAMPLE_MS,
@@ -27,15 +29,18 @@ from tidemill.security.quotas import (
     QuotaEntity,
     Quotas,
     Rate,
+    TokenBucket,
     client_quota,
+    ip_quota,
     throttle_ms,
 )
 
 _SENSORS_MAX = 10_000
 # Longer than the window: a sensor that is dropped has nothing to remember.
 _IDLE_MS = 60_000
-# Kafka bounds the throttling for request time by one sample.
+# Kafka bounds the throttling for request time and for connections by one sample.
 _REQUEST_THROTTLE_MS_MAX = SAMPLE_MS
+_CONNECTION_THROTTLE_MS_MAX = SAMPLE_MS
 _NO_LIMIT_BYTES = 1 << 62
 
 ResultT = TypeVar("ResultT")
@@ -48,18 +53,27 @@ def limits_clients(quotas: Quotas) -> bool:
 class Sensor:
     """What the clients of one entity used of one kind of quota."""
 
-    __slots__ = ("limit", "rate", "used_ms")
+    __slots__ = ("_bucket", "limit", "rate", "used_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float, steady_ms: int) -> None:
         self.rate = Rate()
-        self.limit = 0.0
-        self.used_ms = 0
+        # Controller mutations alone use it.
+        self._bucket: TokenBucket | None = None
+        self.limit = limit
+        self.used_ms = steady_ms
 
     def record(self, amount: float, steady_ms: int) -> int:
         """Counts the amount. Returns how long its client is throttled."""
         self.used_ms = steady_ms
         self.rate.record(amount, steady_ms)
         return throttle_ms(self.rate, self.limit, steady_ms)
+
+    def bucket(self, steady_ms: int) -> TokenBucket:
+        self.used_ms = steady_ms
+        if self._bucket is None:
+            self._bucket = TokenBucket(self.limit, steady_ms)
+        self._bucket.rate = self.limit
+        return self._bucket
 
 
 class ClientQuotas:
@@ -106,8 +120,7 @@ class ClientQuotas:
         sensor = self._sensors.pop(key, None)
         if sensor is None:
             self._drop_idle()
-            sensor = Sensor()
-            sensor.used_ms = self.steady_ms()
+            sensor = Sensor(quota.limit, self.steady_ms())
         sensor.limit = quota.limit
         self._sensors[key] = self._found[name] = sensor
         return sensor
@@ -201,6 +214,20 @@ class RequestUsage:
             sensor.record(-size, steady_ms)
         return self.throttle_ms
 
+    def mutated(self, partitions: int, *, is_strict: bool) -> bool:
+        """Counts partitions that are created or deleted (KIP-599). A strict client is refused while it is over its quota."""
+        sensor = self._sensor(CONTROLLER_MUTATION_RATE)
+        if sensor is None:
+            return True
+        steady_ms = self._quotas.steady_ms()
+        bucket = sensor.bucket(steady_ms)
+        if not is_strict:
+            self._throttle(bucket.overdraw(partitions, steady_ms))
+            return True
+        wait_ms = bucket.take(partitions, steady_ms)
+        self._throttle(wait_ms)
+        return wait_ms == 0
+
     def completed(self) -> int:
         """Counts the request's time. Returns the `throttle_time_ms` of its response."""
         self.pause()
@@ -217,3 +244,32 @@ class RequestUsage:
         if wait_ms > self.throttle_ms:
             self.throttle_ms = wait_ms
             self._peer.mute_for(wait_ms)
+
+
+class ConnectionRates:
+    """The rate at which each address opens connections (KIP-612)."""
+
+    def __init__(self, loop: AbstractEventLoop, quotas: Callable[[], Quotas]) -> None:
+        self._loop = loop
+        self._quotas = quotas
+        # The address that was measured first comes first.
+        self._rates: dict[str, Rate] = {}
+
+    def throttle_ms(self, address: str) -> int:
+        """Counts a new connection, or returns how long it is kept waiting before it is closed."""
+        quotas = self._quotas()
+        limit = ip_quota(quotas, address) if quotas else None
+        if limit is None:
+            self._rates.pop(address, None)
+            return 0
+        rate = self._rates.get(address)
+        if rate is None:
+            if len(self._rates) >= _SENSORS_MAX:
+                del self._rates[next(iter(self._rates))]
+            rate = self._rates[address] = Rate()
+        steady_ms = int(self._loop.time() * 1000)
+        rate.record(1, steady_ms)
+        wait_ms = throttle_ms(rate, limit, steady_ms)
+        if wait_ms:
+            rate.record(-1, steady_ms)
+        return min(wait_ms, _CONNECTION_THROTTLE_MS_MAX)

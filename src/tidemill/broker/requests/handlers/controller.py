@@ -59,8 +59,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests import loggers
+from tidemill.broker.requests.authorization import merged
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.broker.requests.handlers.nodes import for_nodes
+from tidemill.broker.requests.mutations import within_quota
 from tidemill.controller.controller import DECIDES
 from tidemill.controller.image import ResourceType
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
@@ -92,6 +94,20 @@ if TYPE_CHECKING:
 @serves(admin.CreateTopicsRequest, versions=(2, 7), scope=Scope.BOTH)
 @serves(admin.DeleteTopicsRequest, scope=Scope.BOTH)
 @serves(admin.CreatePartitionsRequest, scope=Scope.BOTH)
+async def mutate(broker: Broker, call: Call, request: Request) -> Response:
+    """The controller decides on what is within the client's quota."""
+    if call.usage is None:
+        return await ask_controller(broker, call, request)
+    admitted, refusal = within_quota(
+        broker.image, broker.config.topics.num_partitions, call.usage, call.version, request
+    )
+    if refusal is None:
+        return await ask_controller(broker, call, request)
+    if admitted is None:
+        return refusal
+    return merged(await ask_controller(broker, call, admitted), [refusal])
+
+
 @serves(admin.AlterConfigsRequest, scope=Scope.BOTH)
 @serves(
     admin.UpdateFeaturesRequest,
