@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.brokers import RunningBroker, eventually
 from tests.wire import messages
@@ -139,3 +141,92 @@ def test_removed_quota_throttles_no_longer(
     for _ in range(3):
         response = client.request("produce", 9, **produce_fields(topic, BATCH))
         assert ms(response.throttle_time) == 0
+
+
+# -- a stock client ------------------------------------------------------------------------------------------
+
+STEADY_RATE = 1_000_000
+VALUE = bytes(10_000)
+REQUEST_BYTES = 5 * len(VALUE)
+# What a greedy client may use comes once in eleven seconds: the measured time is two such rounds, begun within one.
+WARM_UP_S, MEASURED_S = 6.0, 22.0
+
+
+def measured_rate(move_some: Callable[[], int]) -> float:
+    """Bytes a second that `move_some` reports, over the measured time."""
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < WARM_UP_S:
+        move_some()
+    moved, began_s = 0, time.monotonic()
+    while time.monotonic() - began_s < MEASURED_S:
+        moved += move_some()
+    return moved / (time.monotonic() - began_s)
+
+
+@pytest.mark.long
+def test_producer_and_consumer_are_held_to_their_rates(
+    client: NamedClient, connection: Connection, target: RunningBroker, topic: str
+) -> None:
+    for key in ("producer_byte_rate", "consumer_byte_rate"):
+        set_quota(connection, client.client_id, key, STEADY_RATE)
+    settings = {"bootstrap.servers": target.bootstrap, "client.id": client.client_id}
+    with ThreadPoolExecutor() as threads:
+        produced = threads.submit(_produced_rate, settings, topic)
+        consumed = threads.submit(_consumed_rate, settings, target, f"{topic}-stored", connection)
+        assert produced.result() == pytest.approx(STEADY_RATE, rel=0.05)
+        assert consumed.result() == pytest.approx(STEADY_RATE, rel=0.05)
+    for key in ("producer_byte_rate", "consumer_byte_rate"):
+        set_quota(connection, client.client_id, key, None)
+
+
+def _produced_rate(settings: dict[str, Any], topic: str) -> float:
+    delivered = 0
+
+    def count(error: Any, message: Any) -> None:
+        nonlocal delivered
+        if error is None:
+            delivered += len(message.value())
+
+    producer = Producer({**settings, "batch.size": REQUEST_BYTES, "linger.ms": 100})
+
+    def produce_some() -> int:
+        nonlocal delivered
+        before = delivered
+        # A queue that is never empty, and never long.
+        while len(producer) < 50:
+            producer.produce(topic, VALUE, on_delivery=count)
+        producer.poll(0.01)
+        return delivered - before
+
+    rate = measured_rate(produce_some)
+    producer.purge()
+    producer.flush(10)
+    return rate
+
+
+def _consumed_rate(
+    settings: dict[str, Any], target: RunningBroker, topic: str, connection: Connection
+) -> float:
+    connection.create_topic(topic)
+    producer = Producer({"bootstrap.servers": target.bootstrap, "batch.size": REQUEST_BYTES})
+    for _ in range(60 * STEADY_RATE // len(VALUE)):
+        producer.produce(topic, VALUE)
+    assert producer.flush(60) == 0
+    consumer = Consumer(
+        {
+            **settings,
+            "group.id": topic,
+            "fetch.message.max.bytes": REQUEST_BYTES,
+            "fetch.max.bytes": REQUEST_BYTES,
+            "message.max.bytes": REQUEST_BYTES,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+
+    def consume_some() -> int:
+        return sum(len(message.value() or b"") for message in consumer.consume(1000, 0.01))
+
+    try:
+        return measured_rate(consume_some)
+    finally:
+        consumer.close()
