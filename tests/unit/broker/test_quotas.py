@@ -95,6 +95,18 @@ def test_client_that_waited_as_told_is_at_its_quota() -> None:
     assert sent == pytest.approx((clients.now_s - 100 + 10) * RATE, rel=0.05)
 
 
+def test_metrics_show_rate_and_average_throttle_time_of_each_entity() -> None:
+    clients = Clients(on_clients(PRODUCER_BYTE_RATE))
+    clients.produce(WINDOW)
+    assert clients.produce(WINDOW // 10) == 1_000
+    assert clients.produce(WINDOW // 10) == 2_000
+    ((kind, measured, sensor),) = clients.quotas.sensors()
+    assert (kind, measured) == (PRODUCER_BYTE_RATE, entity(client_id="app"))
+    steady_ms = clients.quotas.steady_ms()
+    assert sensor.rate.per_second(steady_ms) == 1.2 * RATE
+    assert sensor.average_throttle_ms(steady_ms) == 1_500
+
+
 def test_other_client_is_not_throttled() -> None:
     clients = Clients(on_clients(PRODUCER_BYTE_RATE))
     assert clients.produce(2 * WINDOW) > 0

@@ -258,6 +258,60 @@ CLIENT_METRIC = MetricName(
 CLIENT_METRIC_LABELS = ("metric", "attributes", "client_id", "client_instance_id", "client_software_name")
 
 
+# The rate and the throttle time of each kind of quota. The source is the quota's key.
+QUOTA_GAUGES = (
+    (
+        MetricName(
+            "kafka_server_produce_byte_rate",
+            "producer_byte_rate",
+            "Bytes a second that the clients of a quota produce.",
+        ),
+        MetricName(
+            "kafka_server_produce_throttle_time",
+            "producer_byte_rate",
+            "Milliseconds for which their produce requests over the quota were throttled, on average.",
+        ),
+    ),
+    (
+        MetricName(
+            "kafka_server_fetch_byte_rate",
+            "consumer_byte_rate",
+            "Bytes a second that the clients of a quota fetch.",
+        ),
+        MetricName(
+            "kafka_server_fetch_throttle_time",
+            "consumer_byte_rate",
+            "Milliseconds for which their fetches over the quota were throttled, on average.",
+        ),
+    ),
+    (
+        MetricName(
+            "kafka_server_request_request_time",
+            "request_percentage",
+            "Time of the event loop that the clients of a quota use, in percent.",
+        ),
+        MetricName(
+            "kafka_server_request_throttle_time",
+            "request_percentage",
+            "Milliseconds for which their requests over the quota were throttled, on average.",
+        ),
+    ),
+    (
+        MetricName(
+            "kafka_server_controllermutation_mutation_rate",
+            "controller_mutation_rate",
+            "Partitions a second that the clients of a quota create and delete.",
+        ),
+        MetricName(
+            "kafka_server_controllermutation_throttle_time",
+            "controller_mutation_rate",
+            "Milliseconds for which their mutations over the quota were throttled, on average.",
+        ),
+    ),
+)
+QUOTA_LABELS = ("user", "client_id")
+
+
 class Section(NamedTuple):
     title: str
     kind: str
@@ -282,5 +336,6 @@ SECTIONS = (
     Section("Groups", "gauge", GROUP_TOPIC_LABELS, GROUP_TOPIC_GAUGES),
     Section("Groups", "gauge", GROUP_LABELS, (GROUP_MEMBERS,)),
     Section("Groups", "gauge", GROUP_STATES_LABELS, (GROUP_STATES,)),
+    Section("Clients", "gauge", QUOTA_LABELS, tuple(each for pair in QUOTA_GAUGES for each in pair)),
     Section("Clients", "gauge", CLIENT_METRIC_LABELS, (CLIENT_METRIC,)),
 )

@@ -53,7 +53,7 @@ def limits_clients(quotas: Quotas) -> bool:
 class Sensor:
     """What the clients of one entity used of one kind of quota."""
 
-    __slots__ = ("_bucket", "limit", "rate", "used_ms")
+    __slots__ = ("_bucket", "_throttled", "_throttles", "limit", "rate", "used_ms")
 
     def __init__(self, limit: float, steady_ms: int) -> None:
         self.rate = Rate()
@@ -61,12 +61,24 @@ class Sensor:
         self._bucket: TokenBucket | None = None
         self.limit = limit
         self.used_ms = steady_ms
+        # How often, and for how many milliseconds.
+        self._throttles = Rate()
+        self._throttled = Rate()
 
     def record(self, amount: float, steady_ms: int) -> int:
         """Counts the amount. Returns how long its client is throttled."""
         self.used_ms = steady_ms
         self.rate.record(amount, steady_ms)
         return throttle_ms(self.rate, self.limit, steady_ms)
+
+    def note_throttled(self, wait_ms: int, steady_ms: int) -> None:
+        self._throttles.record(1, steady_ms)
+        self._throttled.record(wait_ms, steady_ms)
+
+    def average_throttle_ms(self, steady_ms: int) -> float:
+        """Of the requests in the window that were throttled."""
+        often = self._throttles.per_second(steady_ms)
+        return self._throttled.per_second(steady_ms) / often if often else 0.0
 
     def bucket(self, steady_ms: int) -> TokenBucket:
         self.used_ms = steady_ms
@@ -106,6 +118,10 @@ class ClientQuotas:
             return self._found[name]
         except KeyError:
             return self._find(name)
+
+    def sensors(self) -> list[tuple[str, QuotaEntity, Sensor]]:
+        """What is measured now, for the metrics."""
+        return [(kind, entity, sensor) for (kind, entity), sensor in self._sensors.items()]
 
     def _find(self, name: tuple[str, str, str]) -> Sensor | None:
         kind, user, client_id = name
@@ -189,7 +205,7 @@ class RequestUsage:
         """Counts a produce request, over the quota or not."""
         sensor = self._sensor(PRODUCER_BYTE_RATE)
         if sensor is not None:
-            self._throttle(sensor.record(size, self._quotas.steady_ms()))
+            self._throttle(sensor, sensor.record(size, self._quotas.steady_ms()))
 
     def fetch_bytes_max(self) -> int:
         """What a response may hold: no more than a whole window, as otherwise it could never be sent."""
@@ -209,7 +225,7 @@ class RequestUsage:
         is_first = sensor.rate.per_second(steady_ms) == 0
         wait_ms = sensor.record(size, steady_ms)
         if not is_first:
-            self._throttle(wait_ms)
+            self._throttle(sensor, wait_ms)
         if self.throttle_ms:
             sensor.record(-size, steady_ms)
         return self.throttle_ms
@@ -222,10 +238,14 @@ class RequestUsage:
         steady_ms = self._quotas.steady_ms()
         bucket = sensor.bucket(steady_ms)
         if not is_strict:
-            self._throttle(bucket.overdraw(partitions, steady_ms))
+            sensor.rate.record(partitions, steady_ms)
+            self._throttle(sensor, bucket.overdraw(partitions, steady_ms))
             return True
         wait_ms = bucket.take(partitions, steady_ms)
-        self._throttle(wait_ms)
+        if wait_ms:
+            self._throttle(sensor, wait_ms)
+        else:
+            sensor.rate.record(partitions, steady_ms)
         return wait_ms == 0
 
     def completed(self) -> int:
@@ -234,13 +254,15 @@ class RequestUsage:
         sensor = self._sensor(REQUEST_PERCENTAGE)
         if sensor is not None:
             wait_ms = sensor.record(self._spent_s * 100, self._quotas.steady_ms())
-            self._throttle(min(wait_ms, _REQUEST_THROTTLE_MS_MAX))
+            self._throttle(sensor, min(wait_ms, _REQUEST_THROTTLE_MS_MAX))
         return self.throttle_ms
 
     def _sensor(self, kind: str) -> Sensor | None:
         return self._quotas.sensor(kind, self._user, self._client_id)
 
-    def _throttle(self, wait_ms: int) -> None:
+    def _throttle(self, sensor: Sensor, wait_ms: int) -> None:
+        if wait_ms:
+            sensor.note_throttled(wait_ms, self._quotas.steady_ms())
         if wait_ms > self.throttle_ms:
             self.throttle_ms = wait_ms
             self._peer.mute_for(wait_ms)

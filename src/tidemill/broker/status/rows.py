@@ -20,6 +20,7 @@ from tidemill.broker.metrics import names
 from tidemill.broker.status.lag import lags_of
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.security.quotas import CLIENT_ID, USER
 from tidemill.types import NO_BROKER
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ async def write_rows(broker: Broker, totals: Totals) -> list[bytes]:
         *await _topics(broker),
         *await _partitions(broker, totals),
         *await _groups(broker, totals),
+        *await _client_quotas(broker),
     ]
 
 
@@ -198,6 +200,23 @@ def _add_group(
     for topic, totals in sums.items():
         topics.add(f'{{{label},topic="{topic}"}}', totals)
     return rows
+
+
+async def _client_quotas(broker: Broker) -> list[bytes]:
+    """A row for each entity that is measured; a label of a part that it does not have is empty, as in Kafka."""
+    families = {pair[0].source: _Families(pair, "gauge") for pair in names.QUOTA_GAUGES}
+    sensors = [] if broker.quotas is None else broker.quotas.sensors()
+    for number, (kind, entity, sensor) in enumerate(sensors, 1):
+        parts = dict(entity.parts)
+        user, client_id = (_escaped(parts.get(each) or "") for each in (USER, CLIENT_ID))
+        steady_ms = int(broker.loop.time() * 1000)
+        families[kind].add(
+            f'{{user="{user}",client_id="{client_id}"}}',
+            (sensor.rate.per_second(steady_ms), sensor.average_throttle_ms(steady_ms)),
+        )
+        if number % _TURN_ROWS == 0:
+            await asyncio.sleep(0)
+    return [part for each in families.values() for part in await each.text()]
 
 
 def client_rows(series: Sequence[tuple[Mapping[str, str], str, str, float]]) -> bytes:
