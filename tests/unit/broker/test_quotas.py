@@ -16,6 +16,7 @@ from tests.unit.broker.scripted_peer import LOOPS, run_in
 from tidemill.broker.net.network import Peer, ServerLimits
 from tidemill.broker.net.server import Server
 from tidemill.broker.requests import quotas as service
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.mutations import within_quota
 from tidemill.broker.requests.quotas import ClientQuotas, ConnectionRates, RequestUsage, limits_clients
 from tidemill.controller.image import MetadataImage
@@ -251,6 +252,21 @@ def test_quotas_of_addresses_measure_no_client() -> None:
     assert limits_clients(on_clients(REQUEST_PERCENTAGE))
 
 
+def test_broker_measures_only_while_there_is_a_quota_for_clients() -> None:
+    broker = SimpleNamespace(quotas=None, loop=SimpleNamespace(time=lambda: 0.0))
+
+    def follow(quotas: Quotas) -> ClientQuotas | None:
+        image = SimpleNamespace(security=SimpleNamespace(client_quotas=quotas))
+        Broker._follow_quotas(cast(Any, broker), cast(Any, image))
+        return cast("ClientQuotas | None", broker.quotas)
+
+    assert follow({}) is None
+    measuring = follow(on_clients(PRODUCER_BYTE_RATE))
+    assert measuring is not None
+    assert follow(on_clients(CONSUMER_BYTE_RATE)) is measuring
+    assert follow({entity(ip=None): {CONNECTION_CREATION_RATE: 1.0}}) is None
+
+
 def test_sensors_are_bounded_and_idle_ones_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_SENSORS_MAX", 10)
     clients = Clients(on_clients(PRODUCER_BYTE_RATE))
@@ -334,10 +350,10 @@ def test_deleted_and_added_partitions_are_counted(version: int) -> None:
 
 def test_address_over_its_rate_waits_a_sample_at_most() -> None:
     clock = SimpleNamespace(now_s=100.0)
-    quotas = {entity(ip="10.0.0.1"): {CONNECTION_CREATION_RATE: 1.0}}
+    quotas = {entity(ip="10.0.0.1"): {CONNECTION_CREATION_RATE: 0.5}}
     rates = ConnectionRates(cast(Any, SimpleNamespace(time=lambda: clock.now_s)), lambda: quotas)
     opened = [rates.throttle_ms("10.0.0.1") for _ in range(12)]
-    assert opened == [0] * 10 + [1_000] * 2
+    assert opened == [0] * 5 + [1_000] * 7
     assert not any(rates.throttle_ms("10.0.0.2") for _ in range(100))
     clock.now_s += 12
     assert rates.throttle_ms("10.0.0.1") == 0
