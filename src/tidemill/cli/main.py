@@ -40,6 +40,9 @@ COMMANDS = {
     "cluster": ("tidemill.cli.cluster.cluster", "run a local cluster, and show the state of a cluster"),
     "brokers": ("tidemill.cli.cluster.brokers", "list, drain and remove brokers"),
     "reassign": ("tidemill.cli.cluster.reassign", "move partitions between brokers"),
+    "users": ("tidemill.cli.security.users", "list, add and remove SCRAM users"),
+    "acls": ("tidemill.cli.security.acls", "list, add, remove and explain access control lists"),
+    "quotas": ("tidemill.cli.security.quotas", "list, set and remove client quotas"),
     "pipeline": (
         "tidemill.cli.pipelines.pipeline",
         "run data pipelines on Spark: archive, replay, dedupe, aggregate and your own",
