@@ -40,6 +40,7 @@ COMMANDS = {
     "cluster": ("tidemill.cli.cluster.cluster", "run a local cluster, and show the state of a cluster"),
     "brokers": ("tidemill.cli.cluster.brokers", "list, drain and remove brokers"),
     "reassign": ("tidemill.cli.cluster.reassign", "move partitions between brokers"),
+    "security": ("tidemill.cli.security.setup", "make a secured cluster, renew its certificates"),
     "users": ("tidemill.cli.security.users", "list, add and remove SCRAM users"),
     "acls": ("tidemill.cli.security.acls", "list, add, remove and explain access control lists"),
     "quotas": ("tidemill.cli.security.quotas", "list, set and remove client quotas"),
