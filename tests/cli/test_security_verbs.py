@@ -85,6 +85,15 @@ def test_acls_are_added_explained_listed_and_removed(run: Run) -> None:
     assert run("acls", "remove").code == 2
 
 
+def test_names_in_rules_do_not_control_the_terminal(run: Run) -> None:
+    rule = ("--principal", "User:\x1b[2Jmallory", "--topic", "logs")
+    run("acls", "add", *rule, "--operation", "read").check()
+    shown = run("acls", "explain", *rule, "--operation", "read").ok + run("acls", "list").ok
+    assert "mallory" in shown
+    assert "\x1b[2J" not in shown
+    run("acls", "remove", *rule).check()
+
+
 def test_explanation_knows_the_super_users_of_the_brokers(run: Run) -> None:
     answer = run(
         "acls", "explain", "--principal", "User:ANONYMOUS", "--operation", "alter", "--cluster", "--json"

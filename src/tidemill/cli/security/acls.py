@@ -9,7 +9,7 @@ from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.security.acl_rules import bindings_of, filters_of, operation_named, resources_of
-from tidemill.cli.table import plural, print_table
+from tidemill.cli.table import plural, print_table, printable
 from tidemill.client.admin import Admin
 from tidemill.client.admin import ResourceType as ConfigResource
 from tidemill.client.cluster import Cluster
@@ -270,7 +270,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         print_json({"allowed": is_allowed, "decision": decision, "rules": rules, "notes": notes})
         return 0
     for line in lines:
-        print(line)
+        print(printable(line))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
