@@ -20,16 +20,7 @@ from random import Random
 from zlib import crc32
 
 from tidemill.broker.net.connection import Reply
-from tidemill.broker.net.network import (
-    OPEN,
-    Address,
-    Entrance,
-    Link,
-    Listening,
-    Part,
-    Peer,
-    ServerLimits,
-)
+from tidemill.broker.net.network import OPEN, Address, Entrance, Link, Listening, Part, Peer, ServerLimits
 from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
