@@ -193,7 +193,12 @@ class NodeThread:
         self._files.is_dead = True
         self._loop.set_exception_handler(lambda *_: None)
         # A node has no method for this, since the kernel does it. A failed start has created only some of the parts.
-        for part, close in (("_listening", "close"), ("_channels", "close"), ("_data_dir", "unlock")):
+        for part, close in (
+            ("_listening", "close"),
+            ("_channels", "close"),
+            ("_controller_channels", "close"),
+            ("_data_dir", "unlock"),
+        ):
             if hasattr(node, part):
                 getattr(getattr(node, part), close)()
         self._loop.forget_timers()
