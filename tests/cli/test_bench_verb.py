@@ -53,6 +53,8 @@ def test_the_topic_is_deleted_when_it_is_stopped(
     bench = spawn("bench", "produce", "--seconds", "60", "--topic", "bench-stopped", stderr=subprocess.PIPE)
     assert bench.stderr is not None
     eventually(lambda: _topics(cluster) == ["bench-stopped"], "the load has begun")
+    # Records are in flight when progress is shown for the second time.
+    bench.stderr.readline()
     bench.stderr.readline()
     bench.send_signal(number)
     assert bench.wait(LIMIT_S) == code

@@ -26,6 +26,7 @@ from tidemill.cli.options import (
     security_options,
 )
 from tidemill.cli.progress import Progress
+from tidemill.cli.stop import Stop
 from tidemill.cli.table import Quantity, print_table, size_text
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
@@ -98,14 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
     loads = _LOADS if arguments.load == "all" else (arguments.load,)
     results: list[Result] = []
     busy = _busy_note()
-    with connect(arguments) as cluster, Progress() as progress:
+    # A KeyboardInterrupt in a callback of librdkafka would be lost, and one between creating and deleting the topic
+    # would leave it.
+    with Stop() as stop, connect(arguments) as cluster, Progress() as progress:
         for load in loads:
             # The end-to-end load needs an empty topic, and consume needs the records of produce.
             if load == "consume" and results and results[0].load == "produce":
                 continue
             plan = _plan(arguments)
             with _Topic(cluster, plan, arguments.replication_factor):
-                results += _run(load, _client(arguments.client, plan), progress, "consume" in loads)
+                results += _run(load, _client(arguments.client, plan), progress, stop, "consume" in loads)
     if arguments.json:
         print_json(
             {"client": _client_name(arguments.client), "results": [each.as_json() for each in results]}
@@ -117,8 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(result.errors for result in results) else 0
 
 
-def _run(load: str, client: LoadClient, progress: Progress, reads_too: bool) -> list[Result]:
+def _run(load: str, client: LoadClient, progress: Progress, stop: Stop, reads_too: bool) -> list[Result]:
     def report(share: float, text: str) -> None:
+        stop.check()
         progress.show(min(share, 0.99), f"{load}: {text}")
 
     if load == "end-to-end":

@@ -22,7 +22,7 @@ from tidemill.errors import TidemillError
 from tidemill.protocol.compression import CompressionType
 from tidemill.types import TopicPartition
 
-# Called with the share of the work that is done, and a text.
+# Called with the share of the work that is done, and a text. Raises KeyboardInterrupt when the user wants to stop.
 Report = Callable[[float, str], None]
 
 _ACKS = {"all": ACKS_ALL, "1": 1, "0": 0}
@@ -132,19 +132,28 @@ class ConfluentClient:
                 result.errors += 1
                 result.error = str(error)
 
+        def show() -> None:
+            share = (time.perf_counter() - started_s) / plan.seconds
+            report(share, f"{result.records:,} records acknowledged")
+
         watch, started_s = Stopwatch(), time.perf_counter()
         end_s = started_s + plan.seconds
-        while (now_s := time.perf_counter()) < end_s and not result.errors:
-            # The clock is read rarely: reading it costs as much as a record.
-            for _ in range(200):
-                try:
-                    producer.produce(topic, value, on_delivery=delivered)
-                except BufferError:
-                    result.queue_full += 1
-                    producer.poll(0.01)
-            producer.poll(0)
-            report((now_s - started_s) / plan.seconds, f"{result.records:,} records acknowledged")
-        left = producer.flush(_FLUSH_S)
+        try:
+            while time.perf_counter() < end_s and not result.errors:
+                # The clock is read rarely: reading it costs as much as a record.
+                for _ in range(200):
+                    try:
+                        producer.produce(topic, value, on_delivery=delivered)
+                    except BufferError:
+                        result.queue_full += 1
+                        producer.poll(0.01)
+                producer.poll(0)
+                show()
+            left = _flush(producer, show)
+        finally:
+            producer.purge()
+            # The traceback of an exception would keep it, and it would create the deleted topic anew.
+            del producer
         watch.stop(result)
         if left and not result.errors:
             result.errors, result.error = left, f"{left} records were not acknowledged in time"
@@ -188,6 +197,16 @@ class ConfluentClient:
             return _end_to_end(plan, send, lambda: producer.flush(_FLUSH_S), receive, report)
         finally:
             consumer.close()
+            producer.purge()
+            producer = None
+
+
+def _flush(producer: Any, show: Callable[[], None]) -> int:
+    """Wait until all records are acknowledged, and return how many are not in time."""
+    end_s = time.perf_counter() + _FLUSH_S
+    while (left := int(producer.flush(_POLL_S))) and time.perf_counter() < end_s:
+        show()
+    return left
 
 
 def _check_message(message: Any) -> None:

@@ -9,14 +9,13 @@ read everything has no lag. Only this command needs the extra package; without i
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import security_options
 from tidemill.cli.records.record_format import Writer
+from tidemill.cli.stop import Stop
 from tidemill.client.consumer import Consumed
 from tidemill.protocol.records import Header, Record
 from tidemill.types import NO_TIMESTAMP, TopicPartition
@@ -52,7 +51,7 @@ def consume_group(arguments: argparse.Namespace, write: Writer, follow: bool) ->
     )
     try:
         consumer.subscribe([arguments.topic])
-        with _Stop() as stop:
+        with Stop() as stop:
             _run(consumer, write, follow, arguments.max or sys.maxsize, stop)
     finally:
         # Leaves the group at once and commits the stored offsets.
@@ -60,35 +59,7 @@ def consume_group(arguments: argparse.Namespace, write: Writer, follow: bool) ->
     return 0
 
 
-class _Stop:
-    """Records the first signal that ends the command, instead of raising KeyboardInterrupt anywhere."""
-
-    def __init__(self) -> None:
-        self._handlers: dict[signal.Signals, Any] = {}
-        self._is_asked_for = False
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # An ignored signal, such as Ctrl-C in background jobs, stays ignored.
-            if callable(signal.getsignal(number)):
-                self._handlers[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if self._is_asked_for:
-            raise KeyboardInterrupt
-        self._is_asked_for = True
-
-    def check(self) -> None:
-        if self._is_asked_for:
-            raise KeyboardInterrupt
-
-
-def _run(consumer: GroupConsumer, write: Writer, follow: bool, left: int, stop: _Stop) -> None:
+def _run(consumer: GroupConsumer, write: Writer, follow: bool, left: int, stop: Stop) -> None:
     from confluent_kafka import KafkaError
 
     ended: set[Place] = set()
