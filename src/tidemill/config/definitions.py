@@ -115,8 +115,10 @@ def key(
     documentation: str,
     check: Check | None = None,
     mode: UpdateMode = UpdateMode.READ_ONLY,
+    *,
+    is_internal: bool = False,
 ) -> ConfigKey:
-    return ConfigKey(name, type_, default, documentation, check, mode)
+    return ConfigKey(name, type_, default, documentation, check, mode, is_internal=is_internal)
 
 
 def render(value: Value) -> str:

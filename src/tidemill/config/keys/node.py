@@ -44,6 +44,7 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         BOOLEAN,
         "false",
         "Whether everybody may do everything to a resource that no ACL covers.",
+        is_internal=True,
     ),
     key(
         "authorizer.class.name",
@@ -472,6 +473,7 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         STRING,
         None,
         "Principals that may do everything, as User:NAME, separated by semicolons.",
+        is_internal=True,
     ),
     key(
         "telemetry.max.bytes",
