@@ -1,4 +1,4 @@
-"""Filters against a dumb twin: what they mean and their canonical text."""
+"""Filters against a dumb twin: what they mean, their canonical text, and which records of a batch they select."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tests.property.filter_model import FILTERS, DrawnFilter, record_lists
 from tidemill.filters.language import FilterError, parse
 from tidemill.filters.matching import compile_filter
 from tidemill.filters.needles import needles_of
-from tidemill.protocol.records import Record, build_batch
+from tidemill.protocol.compression import CompressionType
+from tidemill.protocol.record_walk import records_of, select, walk
+from tidemill.protocol.records import Record, build_batch, header_at
+from tidemill.protocol.steps import run_steps
 
 
 @given(drawn=FILTERS, records=record_lists())
@@ -18,6 +21,18 @@ def test_compiled_filter_keeps_what_the_twin_keeps(drawn: DrawnFilter, records: 
     for record in records:
         headers = [(each.key.encode(), each.value) for each in record.headers]
         assert keeps(record.key, headers) is drawn.keeps(record)
+
+
+@given(drawn=FILTERS, records=record_lists(), codec=st.sampled_from(CompressionType))
+def test_selected_records_are_those_that_the_twin_keeps(
+    drawn: DrawnFilter, records: list[Record], codec: CompressionType
+) -> None:
+    batch = build_batch(records, codec=codec)
+    header = header_at(batch)
+    body = records_of(memoryview(batch), header)
+    kept = run_steps(select(body, header, compile_filter(parse(drawn.text))))
+    expected = {record.offset for record in records if drawn.keeps(record)}
+    assert kept == [raw for raw in walk(body, header) if raw[3] in expected]
 
 
 @given(drawn=FILTERS, records=record_lists(max_size=1))

@@ -21,8 +21,11 @@ from tidemill.broker.partitions.produce_rules import ProduceRules
 from tidemill.client.fetch import decoded
 from tidemill.config import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from tidemill.filters.language import parse
+from tidemill.filters.matching import compile_filter
 from tidemill.gateway.cluster.fetching import Chunk
 from tidemill.log.log import Log
+from tidemill.protocol.record_walk import records_in_steps, select
 from tidemill.protocol.records import header_at, split_batches
 from tidemill.protocol.steps import run_steps
 from tidemill.sim.disk import SimulatedDisk
@@ -79,6 +82,12 @@ def _decode_for_spark(batch: bytes) -> None:
     Decoder(TP, 0, 3, SCHEMA.names).decode([(header_at(batch), memoryview(batch))])
 
 
+def _filter(batch: bytes) -> None:
+    header = header_at(batch)
+    body = run_steps(records_in_steps(memoryview(batch), header))
+    run_steps(select(body, header, compile_filter(parse("region != 'eu'"))))
+
+
 DECODERS: dict[str, Callable[[bytes], None]] = {
     "time search": _search_a_time,
     "search of the newest": _search_the_newest,
@@ -88,6 +97,7 @@ DECODERS: dict[str, Callable[[bytes], None]] = {
     "consume": _consume,
     "browse": _browse,
     "spark": _decode_for_spark,
+    "filter": _filter,
 }
 
 

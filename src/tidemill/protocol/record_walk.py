@@ -1,15 +1,20 @@
-"""A walk over the records of a batch that reads their positions, keys and timestamps, but no values or headers.
+"""Walks over the records of a batch that decode no more of a record than they need.
 
-Each record costs the same, so the header of a batch tells the work. The decompressed size is limited in advance: by
-the claimed number of records, and by a ratio that no real batch reaches.
+`walk` reads positions, keys and timestamps. Each record costs the same, so the header of a batch tells the work.
+`select` reads keys and headers for a filter. It searches the bytes for what a match contains, and decodes only the
+records in which it finds that. The decompressed size is limited in advance: by the claimed number of records, and by a
+ratio that no real batch reaches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 
 from tidemill.errors import ProtocolError
+from tidemill.filters.matching import Matcher
+from tidemill.filters.needles import NEEDLE_BYTES_MAX
 from tidemill.protocol import compression
 from tidemill.protocol.records import (
     DECOMPRESSED_BYTES_MAX,
@@ -25,6 +30,10 @@ from tidemill.protocol.steps import Steps
 RECORDS_A_STEP = 500
 # The number of bytes that are decompressed or compressed within a step.
 _BYTES_A_STEP = 64 * 1024
+# The number of bytes that are searched at once, which takes about 30 µs.
+_BYTES_A_SEARCH = 32 * 1024
+# Records that `select` decodes within a step. With its headers a record costs three times as much as in `walk`.
+_SELECTED_A_STEP = 150
 _EXPANSION_MAX = 128
 _EXPANDED_BYTES_MIN = 16 * 1024 * 1024
 
@@ -113,6 +122,165 @@ def walk(body: bytes, header: BatchHeader) -> Iterator[RawRecord]:
         raise ProtocolError("a record is cut off") from error
     if position != size:
         raise ProtocolError(f"{size - position} bytes follow the last record of a batch")
+
+
+def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[RawRecord]]:
+    """The records of a batch that a filter keeps. Raises `ProtocolError` for records that do not parse.
+
+    A record without a needle of the filter cannot match. Only its length is decoded, so other faults in it stay
+    unnoticed. A batch without needles has no match, even if its bytes are no records.
+    """
+    size = len(body)
+    check_fits(header.record_count, size)
+    if not (yield from _can_match(body, matcher)):
+        return []
+    last_offset_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
+    keeps, header_names = matcher.keeps, matcher.header_names
+    candidates = _Candidates(body, matcher.searches[0] if matcher.searches else ())
+    candidate = candidates.next_from(0)
+    kept: list[RawRecord] = []
+    position = decoded = 0
+    step_end = _BYTES_A_SEARCH
+    try:
+        for _ in range(header.record_count):
+            start = position
+            if (byte := body[position]) < 0x80:
+                length, position = (byte >> 1) ^ -(byte & 1), position + 1
+            elif (high := body[position + 1]) < 0x80:
+                # Most records have 64 to 8,191 bytes.
+                length, position = (((high << 7) | (byte & 0x7F)) >> 1) ^ -(byte & 1), position + 2
+            else:
+                length, position = varint_at(body, position)
+            end = position + length
+            if length < 0 or end > size:
+                raise ProtocolError(f"a record of {length} bytes does not fit its batch")
+            if candidate >= end:
+                position = end
+                continue
+            # There is a candidate within every search, so that this is reached often enough.
+            if decoded == _SELECTED_A_STEP or position > step_end:
+                yield None
+                decoded, step_end = 0, position + _BYTES_A_SEARCH
+            decoded += 1
+            record, position = _raw_record(body, start, position, end)
+            _, _, timestamp_delta, offset_delta, key, _ = record
+            if not 0 <= offset_delta <= last_offset_delta:
+                raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
+            if not INT64_MIN <= base_timestamp + timestamp_delta <= INT64_MAX:
+                raise ProtocolError("a record's timestamp does not fit 64 bits")
+            if keeps(key, headers_at(body, position, end, header_names) if header_names else ()):
+                kept.append(record)
+            position = end
+            candidate = candidates.next_from(end)
+    except IndexError as error:
+        raise ProtocolError("a record is cut off") from error
+    if position != size:
+        raise ProtocolError(f"{size - position} bytes follow the last record of a batch")
+    return kept
+
+
+def _can_match(body: bytes, matcher: Matcher) -> Steps[bool]:
+    """Whether the records contain everything that a match requires, though perhaps not in the same record."""
+    for group in matcher.searches:
+        for start in range(0, len(body), _BYTES_A_SEARCH):
+            if start:
+                yield None
+            # A needle may begin here and end after it.
+            end = start + _BYTES_A_SEARCH + NEEDLE_BYTES_MAX
+            if any(search.search(body, start, end) for search in group):
+                break
+        else:
+            return False
+    return True
+
+
+class _Candidates:
+    """Searches the records for the places where a match may be."""
+
+    __slots__ = ("_body", "_found", "_searches")
+
+    def __init__(self, body: bytes, group: Sequence[re.Pattern[bytes]]) -> None:
+        self._body = body
+        self._searches = [each.search for each in group]
+        # For each search the place of its next hit.
+        self._found = [-1] * len(group)
+
+    def next_from(self, position: int) -> int:
+        """The first place at or after `position` where a match may be. Every place is one when nothing is searched."""
+        found = self._found
+        for number, search in enumerate(self._searches):
+            if found[number] < position:
+                end = position + _BYTES_A_SEARCH
+                if hit := search(self._body, position, end):
+                    found[number] = hit.start()
+                else:
+                    # A needle may begin here and end after the searched bytes.
+                    found[number] = end - NEEDLE_BYTES_MAX if end < len(self._body) else len(self._body)
+        return min(found, default=position)
+
+
+def _raw_record(body: bytes, start: int, position: int, end: int) -> tuple[RawRecord, int]:
+    """The record whose attributes are at `position`, and the position of its number of headers."""
+    if (byte := body[position + 1]) < 0x80:
+        timestamp_delta, position = (byte >> 1) ^ -(byte & 1), position + 2
+    else:
+        timestamp_delta, position = varint_at(body, position + 1)
+    if (byte := body[position]) < 0x80:
+        offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
+        offset_delta, position = varint_at(body, position)
+    if (byte := body[position]) < 0x80:
+        length, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
+        length, position = varint_at(body, position)
+    key = None
+    if length >= 0:
+        key = body[position : position + length]
+        position += length
+    if (byte := body[position]) < 0x80:
+        length, position = (byte >> 1) ^ -(byte & 1), position + 1
+    else:
+        length, position = varint_at(body, position)
+    is_tombstone = length < 0
+    if not is_tombstone:
+        position += length
+    if position >= end:
+        raise ProtocolError("a key or value does not fit its record")
+    return (start, end, timestamp_delta, offset_delta, key, is_tombstone), position
+
+
+def headers_at(
+    body: bytes, position: int, end: int, names: Container[bytes] | None = None
+) -> list[tuple[bytes, bytes | None]]:
+    """The headers of a record that are called one of `names`, or all. Their number is at `position`.
+
+    Raises `ProtocolError` unless they end at `end`.
+    """
+    count, position = varint_at(body, position)
+    if not 0 <= count <= end - position:
+        raise ProtocolError(f"{count} headers do not fit their record")
+    found: list[tuple[bytes, bytes | None]] = []
+    for _ in range(count):
+        if (byte := body[position]) < 0x80:
+            length, position = (byte >> 1) ^ -(byte & 1), position + 1
+        else:
+            length, position = varint_at(body, position)
+        if length < 0:
+            raise ProtocolError("a record header has no key")
+        name = body[position : position + length]
+        position += length
+        if (byte := body[position]) < 0x80:
+            length, position = (byte >> 1) ^ -(byte & 1), position + 1
+        else:
+            length, position = varint_at(body, position)
+        value_start = position
+        if length >= 0:
+            position += length
+        if names is None or name in names:
+            found.append((name, body[value_start:position] if length >= 0 else None))
+    if position != end:
+        raise ProtocolError("the headers of a record do not end where the record does")
+    return found
 
 
 def varint_at(body: bytes, position: int) -> tuple[int, int]:
