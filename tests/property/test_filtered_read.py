@@ -1,0 +1,252 @@
+"""The filtered read against a dumb filter over the same log: codecs, transactions, gaps, limits, logs that change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from tests.poisoned import POISONED
+from tests.unit.log.batches import T0, append, small_segments
+from tidemill.log.files import FileSlice
+from tidemill.log.filtered_read import Filtered, FilteredRead
+from tidemill.log.log import Log
+from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.compression import CompressionType
+from tidemill.protocol.record_walk import RawRecord, walk
+from tidemill.protocol.records import (
+    TRANSACTIONAL,
+    BatchHeader,
+    Record,
+    build_batch,
+    iterate_records,
+    split_batches,
+)
+from tidemill.protocol.steps import Steps, run_steps
+from tidemill.sim.disk import SimulatedDisk
+
+SEEDS = range(60)
+ALL = 1 << 40
+
+
+def keeps(key: bytes | None) -> bool:
+    return key is not None and key.startswith(b"y")
+
+
+def select(body: bytes, header: BatchHeader) -> Steps[list[RawRecord]]:
+    yield None
+    return [record for record in walk(body, header) if keeps(record[4])]
+
+
+def new_log() -> Log:
+    disk = SimulatedDisk()
+    disk.make_folder("/d")
+    return Log(disk, "/d", small_segments(segment_bytes=2000), wall_ms=T0)
+
+
+def fill(log: Log, random: Random, count: int = 30) -> None:
+    """Batches of all kinds, of which few, some or all records are kept; some in transactions."""
+    sequences: dict[int, int] = {}
+    for _ in range(count):
+        share = random.choice((0.0, 0.0, 0.0, 0.3, 1.0))
+        records = [
+            Record(
+                number,
+                T0 + random.randrange(1000),
+                random.choice((None, b"n")) if random.random() >= share else b"y%d" % number,
+                random.choice((None, b"", b"v" * random.randrange(40))),
+            )
+            for number in range(random.randrange(1, 8))
+        ]
+        kind = random.random()
+        fields: dict[str, int] = {}
+        if kind < 0.5:
+            producer = random.randrange(1, 4)
+            sequence = sequences.get(producer, 0)
+            sequences[producer] = sequence + len(records)
+            fields = {"producer_id": producer, "producer_epoch": 0, "base_sequence": sequence}
+            if kind < 0.3:
+                fields["attributes"] = TRANSACTIONAL
+        append(log, build_batch(records, codec=random.choice(list(CompressionType)), **fields))
+        if fields.get("attributes") and random.random() < 0.5:
+            log.append_marker(TransactionEnd(fields["producer_id"], 0, 1, random.random() < 0.5, 0), 0, T0)
+
+
+def reading(log: Log, offset: int, max_bytes: int = ALL) -> FilteredRead:
+    return FilteredRead(log, offset, select, max_bytes, pytest.fail)
+
+
+def joined(found: Filtered | None) -> bytes:
+    if found is None:
+        return b""
+    data = b"".join(part.read() if isinstance(part, FileSlice) else bytes(part) for part in found.parts)
+    assert len(data) == found.length
+    return data
+
+
+def headers_of(data: bytes) -> list[BatchHeader]:
+    return split_batches(memoryview(data))
+
+
+def shown(data: bytes, offset: int = 0) -> list[Record]:
+    found, position = [], 0
+    for header in headers_of(data):
+        if not header.is_control:
+            batch = memoryview(data)[position : position + header.size]
+            found += [record for record in iterate_records(batch, header) if record.offset >= offset]
+        position += header.size
+    return found
+
+
+def everything(log: Log) -> bytes:
+    return b"".join(bytes(batch) for segment in log.segments for _, _, batch in segment.batches())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shows_what_a_dumb_filter_shows(seed: int) -> None:
+    random = Random(seed)
+    log = new_log()
+    fill(log, random)
+    offset = random.randrange(log.log_end_offset)
+    expected = [record for record in shown(everything(log)) if keeps(record.key) and record.offset >= offset]
+    found: list[Record] = []
+    headers: list[BatchHeader] = []
+    position = offset
+    # As a consumer does it: from response to response.
+    while position < log.log_end_offset:
+        read = reading(log, position, random.choice((1, 300, ALL)))
+        for _ in range(random.randrange(1, 5)):
+            run_steps(read.advance(log.log_end_offset, random.choice((1, 500, ALL))))
+        data = joined(read.result())
+        found += shown(data, position)
+        headers += headers_of(data)
+        assert headers[-1].next_offset == read.next_offset > position
+        position = read.next_offset
+    assert found == expected
+    assert [header.base_offset for header in headers] == sorted(header.base_offset for header in headers)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_batches_keep_what_identifies_them(seed: int) -> None:
+    log = new_log()
+    fill(log, Random(seed))
+    originals = {header.base_offset: header for header in headers_of(everything(log))}
+    read = reading(log, 0)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    headers = headers_of(joined(read.result()))
+    for header in headers:
+        if not header.record_count:
+            assert header is headers[-1], "only the last batch may be empty"
+            continue
+        original = originals[header.base_offset]
+        same = (
+            "leader_epoch",
+            "last_offset_delta",
+            "producer_id",
+            "producer_epoch",
+            "base_sequence",
+            "attributes",
+        )
+        assert all(getattr(header, name) == getattr(original, name) for name in same)
+    controls = [each for each in originals.values() if each.is_control]
+    assert [each for each in headers if each.is_control] == controls
+
+
+def test_a_batch_that_loses_nothing_is_a_slice_of_the_file() -> None:
+    log = new_log()
+    for _ in range(3):
+        append(log, build_batch([Record(0, T0, b"y", b"v"), Record(1, T0, b"y", b"v")]))
+    read = reading(log, 0)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    found = read.result()
+    assert found is not None
+    assert [type(part) for part in found.parts] == [FileSlice], "neighbours are one slice"
+    assert joined(found) == everything(log)
+
+
+def test_a_run_of_nothing_is_one_empty_batch_that_reaches_to_its_end() -> None:
+    log = new_log()
+    for _ in range(100):
+        append(log, build_batch([Record(number, T0, b"n", b"v") for number in range(10)]), leader_epoch=3)
+    read = reading(log, 7)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    (header,) = headers_of(joined(read.result()))
+    assert (header.base_offset, header.last_offset, header.record_count) == (7, 999, 0)
+    assert (header.leader_epoch, header.producer_id) == (3, -1)
+
+
+def test_the_end_offset_is_respected() -> None:
+    log = new_log()
+    for _ in range(10):
+        append(log, build_batch([Record(0, T0, b"y", b"v"), Record(1, T0, b"n", b"v")]))
+    read = reading(log, 0)
+    run_steps(read.advance(6, ALL))
+    assert [record.offset for record in shown(joined(read.result()))] == [0, 2, 4]
+    run_steps(read.advance(10, ALL))
+    assert [record.offset for record in shown(joined(read.result()))] == [0, 2, 4, 6, 8]
+
+
+def test_the_first_batch_may_be_larger_than_the_limit_and_no_other() -> None:
+    log = new_log()
+    for _ in range(4):
+        append(log, build_batch([Record(0, T0, b"y", b"v" * 300)]))
+    size = len(everything(log)) // 4
+    for max_bytes, count in ((1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2)):
+        read = reading(log, 0, max_bytes)
+        run_steps(read.advance(log.log_end_offset, ALL))
+        assert len(shown(joined(read.result()))) == count == read.next_offset
+        assert not read.has_more(log.log_end_offset)
+
+
+@pytest.mark.parametrize("name", POISONED)
+def test_records_that_do_not_decode_are_not_shown(name: str) -> None:
+    log = new_log()
+    append(log, build_batch([Record(0, T0, b"y", b"before")]))
+    append(log, bytearray(POISONED[name]))
+    append(log, build_batch([Record(0, T0, b"y", b"after")]))
+    complaints: list[str] = []
+    read = FilteredRead(log, 0, select, ALL, complaints.append)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    assert [record.value for record in shown(joined(read.result()))] == [b"before", b"after"]
+    assert len(complaints) == 1
+
+
+def _truncate(log: Log) -> None:
+    log.truncate_to(23)
+
+
+def _delete_front(log: Log) -> None:
+    log.move_start(15)
+
+
+@pytest.mark.parametrize("change", [_truncate, _delete_front])
+def test_a_log_that_changed_is_read_again(change: Callable[[Log], object]) -> None:
+    log = new_log()
+    for _ in range(30):
+        append(log, build_batch([Record(0, T0, b"y", b"v" * 100)]))
+    read = reading(log, 20)
+    run_steps(read.advance(25, ALL))
+    assert read.is_of(log)
+    change(log)
+    assert not read.is_of(log)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    assert read.is_of(log)
+    assert [record.offset for record in shown(joined(read.result()))] == list(range(20, log.log_end_offset))
+
+
+def test_a_log_that_changes_between_two_steps_is_read_again() -> None:
+    log = new_log()
+    for _ in range(30):
+        append(log, build_batch([Record(0, T0, b"y", b"old" * 30)]))
+    read = reading(log, 0)
+    steps = read.advance(log.log_end_offset, ALL)
+    next(steps)
+    next(steps)
+    log.truncate_to(1)
+    for _ in range(3):
+        append(log, build_batch([Record(0, T0, b"y", b"new")]), leader_epoch=1)
+    for _ in steps:
+        pass
+    run_steps(read.advance(log.log_end_offset, ALL))
+    assert [record.value for record in shown(joined(read.result()))][1:] == [b"new"] * 3
