@@ -55,7 +55,11 @@ def describe_topic_configs(
     cluster_default_dynamic: Mapping[str, str],
 ) -> list[ConfigEntry]:
     broker = BrokerLayers(broker_static, broker_dynamic, cluster_default_dynamic)
-    return [_topic_entry(key, overrides, broker) for key in TOPIC_KEYS]
+    return [_topic_entry(key, overrides, broker) for key in _listed(overrides)]
+
+
+def _listed(overrides: Mapping[str, str]) -> list[ConfigKey]:
+    return [key for key in TOPIC_KEYS if not key.is_internal or key.name in overrides]
 
 
 def describe_topic_key(name: str, overrides: Mapping[str, str], broker: BrokerLayers) -> ConfigEntry:
@@ -65,7 +69,7 @@ def describe_topic_key(name: str, overrides: Mapping[str, str], broker: BrokerLa
 
 def effective_topic_configs(overrides: Mapping[str, str], broker: BrokerLayers) -> list[ConfigEntry]:
     """The configs in a CreateTopics response: own values as written, and the source of the others."""
-    return [_effective_entry(key, overrides, broker) for key in TOPIC_KEYS]
+    return [_effective_entry(key, overrides, broker) for key in _listed(overrides)]
 
 
 def describe_broker_configs(

@@ -1,7 +1,7 @@
 """A topic's configuration: typed, resolved over the topic's own values and what it inherits from the broker.
 
-`TopicConfig` has one field per topic key, named after it. `resolve_topic_config` is called when a topic or a
-default changes, never per request.
+`TopicConfig` has one field per topic key that a partition obeys, named after it. `resolve_topic_config` is called
+when a topic or a default changes, never per request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOPIC_KEYS_BY_NAME: dict[str, ConfigKey] = {key.name: key for key in TOPIC_KEYS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """The settings of one topic, one field for each key."""
+    """The settings of one topic, one field for each key that its partitions obey."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_gzip_level: int = -1

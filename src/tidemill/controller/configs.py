@@ -28,6 +28,7 @@ from tidemill.controller.features import MIN_ISR
 from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
 from tidemill.controller.records import Record
 from tidemill.controller.topic_names import check_topic_name
+from tidemill.controller.views import check_changed
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (
@@ -113,6 +114,8 @@ def _alter(
             _validate(resource, broker, after, changes)
             _check_min_isr(resource, before, after, changes)
             _check_existence(image, resource)
+            if resource.type == ResourceType.TOPIC:
+                check_changed(image, resource.name, before, after)
         except ApiError as error:
             response.error_code = error.code
             response.error_message = error.message

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidemill.config import BrokerLayers
+from tidemill.config import VIEW_SOURCE, BrokerLayers
 from tidemill.controller.security.image import SecurityImage
 from tidemill.types import (
     NO_BROKER,
@@ -130,6 +130,8 @@ class PartitionImage:
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
+    """A topic, or a view of one, which has no partitions of its own."""
+
     name: str
     id: TopicId
     partitions: tuple[PartitionImage, ...] = ()
@@ -165,6 +167,26 @@ class MetadataImage:
             cluster_default=self.config(CLUSTER_DEFAULT),
         )
 
+    def source_of(self, name: str) -> TopicImage | None:
+        """The topic that a view shows; None for a topic that is no view."""
+        source = self.topic_config(name).get(VIEW_SOURCE)
+        return None if source is None else self.topics_by_name[source]
+
+    def views_of(self, name: str) -> list[str]:
+        """The names of the views that show a topic."""
+        return sorted(
+            resource.name
+            for resource, configs in self.configs.items()
+            if configs.get(VIEW_SOURCE) == name and resource.type == ResourceType.TOPIC
+        )
+
+    def partitions_of(self, topic: TopicImage) -> tuple[PartitionImage, ...]:
+        """The partitions as clients see them: those of a view are its source's."""
+        if topic.partitions:
+            return topic.partitions
+        source = self.source_of(topic.name)
+        return () if source is None else source.partitions
+
     def partition(self, topic: str, index: int) -> PartitionImage | None:
         found = self.topics_by_name.get(topic)
         if found is None or not 0 <= index < len(found.partitions):
@@ -177,7 +199,8 @@ class MetadataImage:
         for topic_id, topic in self.topics_by_id.items():
             assert topic.id == topic_id
             assert self.topics_by_name[topic.name] is topic, topic.name
-            assert topic.partitions, topic.name
+            assert self.partitions_of(topic), topic.name
+            assert not topic.partitions or self.source_of(topic.name) is None, topic.name
             for index, partition in enumerate(topic.partitions):
                 self._check_partition(f"{topic.name}-{index}", partition)
         for resource, configs in self.configs.items():

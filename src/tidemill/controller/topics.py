@@ -8,10 +8,16 @@ order of the checks is Kafka's, because it decides which of several errors a cli
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidemill.config import BrokerLayers, ConfigSource, effective_topic_configs, validate_topic_configs
+from tidemill.config import (
+    VIEW_SOURCE,
+    BrokerLayers,
+    ConfigSource,
+    effective_topic_configs,
+    validate_topic_configs,
+)
 from tidemill.controller.image import (
     NO_DIRECTORY,
     MetadataImage,
@@ -23,6 +29,7 @@ from tidemill.controller.placement import PlacementError, UsableBroker, place_re
 from tidemill.controller.records import Record, partition_record
 from tidemill.controller.replication import only_directory
 from tidemill.controller.topic_names import check_topic_name, collision_key
+from tidemill.controller.views import check_shape, check_unviewed, check_view, is_view
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (
@@ -106,26 +113,55 @@ def _create_topic(
     topic_id: TopicId,
 ) -> _Created:
     configs = _topic_configs(topic, defaults)
+    if is_view(configs):
+        return _create_view(image, inherited, topic, topic_id, configs)
     if topic.assignments:
         partitions = _assigned_partitions(image, topic)
     else:
         partitions = _placed_partitions(image, defaults, topic, topic_id)
-    records: list[Record] = [TopicRecord(name=topic.name, topic_id=topic_id)]
-    records += [
-        ConfigRecord(
-            resource_type=topic_resource(topic.name).type, resource_name=topic.name, name=name, value=value
-        )
-        for name, value in configs.items()
-    ]
+    records = _new_topic_records(topic.name, topic_id, configs)
     records += [partition_record(topic_id, index, each) for index, each in enumerate(partitions)]
-    result = CreatableTopicResult(
-        name=topic.name,
+    return _Created(records, _created_result(topic.name, topic_id, partitions, _with_own(inherited, configs)))
+
+
+def _create_view(
+    image: MetadataImage,
+    inherited: list[CreatableTopicConfigs],
+    topic: CreatableTopic,
+    topic_id: TopicId,
+    configs: dict[str, str],
+) -> _Created:
+    check_view(image, topic.name, configs)
+    partitions = image.topics_by_name[configs[VIEW_SOURCE]].partitions
+    check_shape(topic, partitions)
+    source = ConfigSource.DYNAMIC_TOPIC_CONFIG
+    own = [
+        CreatableTopicConfigs(name=name, value=value, config_source=source) for name, value in configs.items()
+    ]
+    records = _new_topic_records(topic.name, topic_id, configs)
+    return _Created(records, _created_result(topic.name, topic_id, partitions, [*inherited, *own]))
+
+
+def _new_topic_records(name: str, topic_id: TopicId, configs: Mapping[str, str]) -> list[Record]:
+    return [
+        TopicRecord(name=name, topic_id=topic_id),
+        *(
+            ConfigRecord(resource_type=topic_resource(name).type, resource_name=name, name=key, value=value)
+            for key, value in configs.items()
+        ),
+    ]
+
+
+def _created_result(
+    name: str, topic_id: TopicId, partitions: Sequence[PartitionImage], configs: list[CreatableTopicConfigs]
+) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=name,
         topic_id=topic_id,
         num_partitions=len(partitions),
         replication_factor=len(partitions[0].replicas),
-        configs=_with_own(inherited, configs),
+        configs=configs,
     )
-    return _Created(records, result)
 
 
 def _inherited_configs(defaults: TopicDefaults) -> list[CreatableTopicConfigs]:
@@ -336,11 +372,15 @@ def delete_topics(
     ids = Counter(topic.topic_id for topic in wanted if topic.topic_id != NO_TOPIC_ID)
     records: list[Record] = []
     results: list[DeletableTopicResult] = []
+    doomed = {state.name for state in wanted} | {
+        topic.name for topic_id in ids if (topic := image.topics_by_id.get(TopicId(topic_id))) is not None
+    }
     answered: set[tuple[str | None, bytes]] = set()
     for state in (_as_asked(image, state, names, ids) for state in wanted):
         result = DeletableTopicResult(name=state.name, topic_id=state.topic_id)
         try:
             topic = _topic_to_delete(image, state, names, ids)
+            check_unviewed(image, topic.name, doomed)
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
@@ -423,6 +463,12 @@ def _added_partitions(image: MetadataImage, wanted: CreatePartitionsTopic) -> li
     topic = image.topics_by_name.get(wanted.name)
     if topic is None:
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{wanted.name}'")
+    source = image.source_of(topic.name)
+    if source is not None:
+        raise ApiError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"'{topic.name}' is a view and has the partitions of '{source.name}': add them there",
+        )
     current = len(topic.partitions)
     if wanted.count <= current:
         raise ApiError(

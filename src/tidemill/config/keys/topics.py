@@ -1,4 +1,8 @@
-"""The topic keys of Kafka 4, their defaults and limits, and the broker keys from which a topic inherits."""
+"""The topic keys of Kafka 4, their defaults and limits, and the broker keys from which a topic inherits.
+
+Keys that only Tidemill has begin with `tidemill.` and are internal: DescribeConfigs lists them only where they are set, so
+that tools for Kafka find what they expect.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,9 @@ LONG = ConfigType.LONG
 STRING = ConfigType.STRING
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
+
+VIEW_SOURCE = "tidemill.view.source"
+VIEW_FILTER = "tidemill.view.filter"
 
 TOPIC_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
@@ -287,5 +294,19 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         "false",
         "Whether a replica that is not in sync may become leader, at the price of lost records.",
         synonyms=(Synonym("unclean.leader.election.enable"),),
+    ),
+    ConfigKey(
+        VIEW_SOURCE,
+        STRING,
+        "",
+        "Makes the topic a view: it shows the records of this topic that match the filter, and has none of its own.",
+        is_internal=True,
+    ),
+    ConfigKey(
+        VIEW_FILTER,
+        STRING,
+        "",
+        "Which records a view shows, such as `region = 'eu' and not 'test' in tags`.",
+        is_internal=True,
     ),
 )
