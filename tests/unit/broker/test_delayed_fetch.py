@@ -11,6 +11,7 @@ from tidemill.broker.partitions.delayed_operations import Grew
 from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.fetch_sessions import CachedPartition
 from tidemill.errors import ErrorCode
+from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched
 
@@ -25,10 +26,10 @@ class FakeFetch:
         self.responses = 0
         self.is_abandoned = False
 
-    def read(self) -> tuple[list[Answer], int, bool]:
+    def read(self) -> tuple[list[Answer[FileSlice]], int, bool]:
         return [], self.found_bytes, self.is_urgent
 
-    def respond(self, answers: list[Answer]) -> None:
+    def respond(self, answers: list[Answer[FileSlice]]) -> None:
         self.responses += 1
 
     def listen(self, grew: Grew) -> None:

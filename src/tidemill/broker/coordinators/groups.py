@@ -137,7 +137,7 @@ class _ImageTopics:
 
     def partitions_of(self, name: str) -> int | None:
         topic = self._controller.image.topics_by_name.get(name)
-        return len(topic.partitions) if topic else None
+        return len(self._controller.image.partitions_of(topic)) if topic else None
 
     def id_of(self, name: str) -> TopicId | None:
         topic = self._controller.image.topics_by_name.get(name)

@@ -171,6 +171,11 @@ TOPIC_COUNTERS = (
         "replication_bytes_out",
         "Bytes that replicas elsewhere copied from leaders here.",
     ),
+    MetricName(
+        "tidemill_view_bytesscanned",
+        "view_bytes_scanned",
+        "Bytes of a view's source that were looked through for its consumers; bytesout counts what they were shown.",
+    ),
 )
 TOPIC_LABELS = ("topic",)
 TOPIC_PARTITIONS = MetricName(

@@ -94,6 +94,7 @@ class TopicCounts:
         "produce_requests",
         "replication_bytes_in",
         "replication_bytes_out",
+        "view_bytes_scanned",
     )
 
     def __init__(self) -> None:
@@ -108,6 +109,8 @@ class TopicCounts:
         # What followers here copied from leaders elsewhere, and followers elsewhere from leaders here.
         self.replication_bytes_in = 0
         self.replication_bytes_out = 0
+        # What was looked through in the source of a view.
+        self.view_bytes_scanned = 0
 
 
 class Metrics:

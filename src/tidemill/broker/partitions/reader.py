@@ -17,6 +17,7 @@ from itertools import pairwise
 from tidemill.broker.partitions.delayed_operations import MANY_BYTES, DelayedOperations, Grew
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
+from tidemill.log.filtered_read import Filtered, FilteredRead
 from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.protocol.api.data import FetchPartition
 from tidemill.protocol.fetch import Fetched
@@ -62,11 +63,13 @@ class PartitionReader:
             index, 0, high_watermark, stable_offset, log.log_start_offset, [] if reads_committed else None
         )
         if wanted.last_fetched_epoch >= 0:
-            epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
-            if epoch < 0:
-                return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
-            if epoch < wanted.last_fetched_epoch or epoch_end < wanted.fetch_offset:
-                return fetched._replace(diverging=(epoch, epoch_end)), None
+            diverging = _diverging(log, wanted)
+            if diverging is not None:
+                return (
+                    Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+                    if diverging[0] < 0
+                    else fetched._replace(diverging=diverging)
+                ), None
         end_offset = stable_offset if reads_committed else high_watermark
         try:
             records = log.read(wanted.fetch_offset, max_bytes, end_offset, at_least_one=at_least_one)
@@ -76,6 +79,26 @@ class PartitionReader:
             aborted = aborted_within(log, wanted.fetch_offset, records, end_offset)
             if aborted:
                 fetched = fetched._replace(aborted=aborted)
+        return fetched, records
+
+    def fetch_filtered(
+        self, wanted: FetchPartition, read: FilteredRead | None, *, reads_committed: bool
+    ) -> tuple[Fetched, Filtered | None]:
+        """As `fetch`, with the records that a filtered read of this log has found so far."""
+        index, log = wanted.partition, self.log
+        if log is None:
+            return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
+        fetched = self.without_records(index, reads_committed=reads_committed)
+        diverging = _diverging(log, wanted) if wanted.last_fetched_epoch >= 0 else None
+        is_in_range = log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset
+        if not is_in_range or (diverging is not None and diverging[0] < 0):
+            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE), None
+        if diverging is not None:
+            return fetched._replace(diverging=diverging), None
+        records = read.result() if read is not None and read.is_of(log) else None
+        if reads_committed and records is not None and read is not None:
+            aborted = log.aborted_between(wanted.fetch_offset, read.next_offset)
+            fetched = fetched._replace(aborted=[(each.producer_id, each.first_offset) for each in aborted])
         return fetched, records
 
     def without_records(self, index: int, *, reads_committed: bool) -> Fetched:
@@ -173,6 +196,14 @@ class PartitionReader:
         except StorageError:
             return MANY_BYTES  # the fetch reads, finds the damage and reports it
         return added_bytes
+
+
+def _diverging(log: Log, wanted: FetchPartition) -> tuple[int, int] | None:
+    """(epoch, end offset) where the client's log and this one part; the epoch is negative when this one knows none."""
+    epoch, epoch_end = log.epochs.end_offset_of(wanted.last_fetched_epoch, log.log_end_offset)
+    if 0 <= wanted.last_fetched_epoch <= epoch and epoch_end >= wanted.fetch_offset:
+        return None
+    return epoch, epoch_end
 
 
 def aborted_within(log: Log, fetch_offset: int, records: FileSlice, end_offset: int) -> list[tuple[int, int]]:

@@ -31,6 +31,7 @@ from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.refusals import EarlyRefusals
 from tidemill.broker.partitions.throttles import Throttles
+from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta
@@ -101,6 +102,9 @@ class Replicas:
         self.by_name: dict[str, HostedTopic] = {}
         self.by_wire_name: dict[bytes, HostedTopic] = {}
         self.by_wire_id: dict[bytes, HostedTopic] = {}
+        # By name and by id.
+        self.views: dict[str | bytes, View] = {}
+        self.filtered_work = LongWork(platform.run_blocking)
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -117,10 +121,18 @@ class Replicas:
                 return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         partition = hosted.get(index)
         if partition is None:
+            if name in self.views:
+                return None, ErrorCode.INVALID_TOPIC_EXCEPTION
             if self._image_of(key) is not None:
                 return None, ErrorCode.NOT_LEADER_OR_FOLLOWER
             return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return partition, ErrorCode.NONE
+
+    def find_readable(self, key: tuple[str | bytes, int]) -> tuple[Partition | None, View | None, ErrorCode]:
+        """As `find`, for reading. The partition of a view is its source's, and the view comes with it."""
+        view = self.views.get(key[0]) if self.views else None
+        partition, error = self.find(key if view is None else (view.source, key[1]))
+        return partition, view, error
 
     def _image_of(self, key: tuple[str | bytes, int]) -> PartitionImage | None:
         image, (name, index) = self.image, key
@@ -130,9 +142,8 @@ class Replicas:
             image.topics_by_id if isinstance(name, bytes) else image.topics_by_name  # type: ignore[assignment]
         )
         topic = topics.get(name)
-        if topic is None or not 0 <= index < len(topic.partitions):
-            return None
-        return topic.partitions[index]
+        partitions = () if topic is None else image.partitions_of(topic)
+        return partitions[index] if 0 <= index < len(partitions) else None
 
     def leader_of(self, key: tuple[str | bytes, int]) -> tuple[int, int]:
         """The leader of a partition, hosted here or not, and its epoch."""
@@ -244,6 +255,8 @@ class Replicas:
 
     def _reconfigure(self, topics: Iterable[TopicImage]) -> None:
         for topic in topics:
+            if self._shows(topic):
+                continue
             config = self.topic_config(topic.name)
             for partition in self.by_name.get(topic.name, {}).values():
                 partition.configure(config)
@@ -259,7 +272,17 @@ class Replicas:
             config = self._configs[key] = resolve_topic_config(overrides, layers)
         return config
 
+    def _shows(self, topic: TopicImage) -> bool:
+        """Whether it is a view. Shows its source by the filter that it has now."""
+        assert self.image is not None
+        if topic.partitions or self.image.source_of(topic.name) is None:
+            return False
+        view = View.configured(topic, self.image.topic_config(topic.name), self.metrics.topic(topic.name))
+        self.views[view.name] = self.views[bytes(view.topic_id)] = view
+        return True
+
     def _host(self, topic: TopicImage, indexes: Iterable[int]) -> Iterator[None]:
+        self._shows(topic)
         config = self.topic_config(topic.name)
         hosted = self.by_name.get(topic.name)
         if hosted is None:
@@ -411,6 +434,8 @@ class Replicas:
         hosted: Mapping[int, Partition] = self.by_name.pop(topic.name, {})
         self.by_wire_name.pop(topic.name.encode(), None)
         self.by_wire_id.pop(bytes(topic.id), None)
+        self.views.pop(topic.name, None)
+        self.views.pop(bytes(topic.id), None)
         for partition in hosted.values():
             self._remove(partition)
 
@@ -500,6 +525,7 @@ class Replicas:
         self._fetchers.close()
         self._isr_changes.close()
         self.long_work.close()
+        self.filtered_work.close()
         await self._log_manager.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]

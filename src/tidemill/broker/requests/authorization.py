@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.requests.access import Access
+from tidemill.config import VIEW_SOURCE
 from tidemill.controller.image import ResourceType as ConfigType
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
@@ -140,7 +141,12 @@ def _each_config(operation: Operation) -> Split:
     def error_of(asked: _Asked, entry: Any) -> ErrorCode:
         access, name = asked.access, entry.resource_name
         if entry.resource_type == ConfigType.TOPIC:
-            return ErrorCode.NONE if access.topic(operation, name) else TOPIC_DENIED
+            allowed = access.topic(operation, name)
+            source = asked.broker.image.source_of(name)
+            if allowed and source is not None and operation is Operation.ALTER_CONFIGS:
+                # Another filter may show more of the source.
+                allowed = access.topic(Operation.READ, source.name)
+            return ErrorCode.NONE if allowed else TOPIC_DENIED
         if entry.resource_type == ConfigType.GROUP:
             return ErrorCode.NONE if access.group(operation, name) else GROUP_DENIED
         return ErrorCode.NONE if access.cluster(operation) else CLUSTER_DENIED
@@ -150,9 +156,11 @@ def _each_config(operation: Operation) -> Split:
 
 def _created(asked: _Asked, entry: Any) -> ErrorCode:
     access = asked.access
-    if access.cluster(Operation.CREATE, quiet=True) or access.topic(Operation.CREATE, entry.name):
-        return ErrorCode.NONE
-    return TOPIC_DENIED
+    allowed = access.cluster(Operation.CREATE, quiet=True) or access.topic(Operation.CREATE, entry.name)
+    # A view shows its source to all who may read the view.
+    sources = [config.value for config in entry.configs if config.name == VIEW_SOURCE and config.value]
+    allowed = allowed and all(access.topic(Operation.READ, source) for source in sources)
+    return ErrorCode.NONE if allowed else TOPIC_DENIED
 
 
 def _epoch_end(asked: _Asked, entry: Any) -> ErrorCode:

@@ -7,28 +7,28 @@ what is read, where bytes are reported and how the response looks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
-from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchRequest
-from tidemill.protocol.fetch import Fetched
+from tidemill.protocol.fetch import Fetched, Payload
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, TimerHandle
 
     from tidemill.broker.requests.dispatch import Call
 
-Answer = tuple[WireKey, Fetched, FileSlice | None]
+RecordsT = TypeVar("RecordsT", bound=Payload)
+Answer = tuple[WireKey, Fetched, RecordsT | None]
 
 
-class Fetch(Protocol):
+class Fetch(Protocol[RecordsT]):
     """A consumer's or a follower's fetch."""
 
-    def read(self) -> tuple[list[Answer], int, bool]:
+    def read(self) -> tuple[list[Answer[RecordsT]], int, bool]:
         """What there is now, how many bytes of records that is, and whether it cannot wait."""
 
-    def respond(self, answers: list[Answer]) -> None: ...
+    def respond(self, answers: list[Answer[RecordsT]]) -> None: ...
     def listen(self, grew: Grew) -> None:
         """From now on call `grew` with the bytes that come."""
 
@@ -37,7 +37,7 @@ class Fetch(Protocol):
         """The connection was closed while the fetch waited."""
 
 
-def respond_or_delay(loop: AbstractEventLoop, call: Call, request: FetchRequest, fetch: Fetch) -> None:
+def respond_or_delay(loop: AbstractEventLoop, call: Call, request: FetchRequest, fetch: Fetch[Any]) -> None:
     answers, found_bytes, is_urgent = fetch.read()
     if is_urgent or found_bytes >= request.min_bytes or request.max_wait_ms <= 0:
         fetch.respond(answers)
@@ -49,7 +49,7 @@ class DelayedFetch:
     __slots__ = ("_call", "_fetch", "_is_woken", "_loop", "_missing_bytes", "_timer")
 
     def __init__(
-        self, loop: AbstractEventLoop, call: Call, fetch: Fetch, missing_bytes: int, max_wait_ms: int
+        self, loop: AbstractEventLoop, call: Call, fetch: Fetch[Any], missing_bytes: int, max_wait_ms: int
     ) -> None:
         self._loop = loop
         self._call = call

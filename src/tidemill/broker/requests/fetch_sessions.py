@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 
 from tidemill.broker.partitions.delayed_operations import DelayedOperations, WireKey
 from tidemill.errors import ErrorCode
-from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
-from tidemill.protocol.fetch import Fetched
+from tidemill.protocol.fetch import Fetched, Payload
 
 TOPIC_IDS_SINCE = 13
 NO_SESSION = 0
@@ -40,7 +39,7 @@ class CachedPartition:
     # Where a follower's session is notified of the partition's changes.
     attached: DelayedOperations | None = None
 
-    def must_include(self, fetched: Fetched, records: FileSlice | None) -> bool:
+    def must_include(self, fetched: Fetched, records: Payload | None) -> bool:
         """Whether an incremental response must include the partition: it differs from what was sent last."""
         return (
             fetched.error_code != 0

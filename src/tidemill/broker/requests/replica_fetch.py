@@ -11,13 +11,13 @@ consumers; otherwise the next response carries it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.requests.delayed_fetch import Answer
+from tidemill.broker.requests.delayed_fetch import Answer, RecordsT
 from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
@@ -44,13 +44,13 @@ class ReplicaFetch:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def read(self) -> tuple[list[Answer], int, bool]:
+    def read(self) -> tuple[list[Answer[FileSlice]], int, bool]:
         """What is new, how many bytes of records that is, and whether it cannot wait."""
         session = self._session
         left = self._request.max_bytes
         found_bytes = 0
         is_urgent = False
-        answers: list[Answer] = []
+        answers: list[Answer[FileSlice]] = []
         for key in list(session.dirty):
             cached = session.partitions.get(key)
             if cached is None:
@@ -169,7 +169,7 @@ class ReplicaFetch:
 
     # -- responding ------------------------------------------------------------------------------------------
 
-    def respond(self, answers: list[Answer]) -> None:
+    def respond(self, answers: list[Answer[FileSlice]]) -> None:
         session = self._session
         for key, fetched, records in answers:
             cached = session.partitions.get(key)
@@ -196,13 +196,13 @@ class ReplicaFetch:
 
 
 def by_topic(
-    answers: list[Answer],
-) -> Iterable[tuple[str | bytes, list[tuple[Fetched, FileSlice | None]]]]:
+    answers: list[Answer[RecordsT]],
+) -> Iterable[tuple[str | bytes, list[tuple[Fetched, RecordsT | None]]]]:
     for name, group in groupby(answers, key=lambda answer: answer[0][0]):
         yield name, [(fetched, records) for _, fetched, records in group]
 
 
-def leader_endpoints(broker: Broker, call: Call, answers: list[Answer]) -> list[NodeEndpoint]:
+def leader_endpoints(broker: Broker, call: Call, answers: Sequence[Answer[Any]]) -> list[NodeEndpoint]:
     """The endpoints of the leaders that the answers name (KIP-951)."""
     leaders = {
         fetched.current_leader[0]: None

@@ -50,10 +50,14 @@ def lags_of(machine: Groups, group: Group, replicas: Replicas) -> Iterator[Parti
         for topic, partitions in machine.offsets.of_group(group.group_id).items()
         for index, each in partitions.items()
     }
-    topics = replicas.image.topics_by_name if replicas.image is not None else {}
-    counts = {tp.topic: len(topics[tp.topic].partitions) for tp in committed if tp.topic in topics}
+    image = replicas.image
+    counts = {
+        tp.topic: len(image.partitions_of(topic))
+        for tp in committed
+        if image is not None and (topic := image.topics_by_name.get(tp.topic)) is not None
+    }
     for tp in partitions_to_read(committed, counts):
-        partition, _ = replicas.find(tp)
+        partition, _, _ = replicas.find_readable(tp)
         log = partition.log if partition is not None else None
         yield PartitionLag(
             group.group_id,

@@ -245,7 +245,7 @@ def _describe(broker: Broker, topic: TopicImage) -> MetadataResponseTopic:
                 isr_nodes=list(partition.isr),
                 offline_replicas=_offline(broker, topic.name, index, partition),
             )
-            for index, partition in enumerate(topic.partitions)
+            for index, partition in enumerate(broker.image.partitions_of(topic))
         ],
     )
 
@@ -257,7 +257,7 @@ def _leader_error(partition: PartitionImage) -> ErrorCode:
 def _offline(broker: Broker, topic: str, index: int, partition: PartitionImage) -> list[int]:
     """Replicas on brokers that are away, and this broker's own when its log has failed."""
     members = broker.image.brokers
-    own, _ = broker.replicas.find((topic, index))
+    own, _, _ = broker.replicas.find_readable((topic, index))
     return [
         replica
         for replica in partition.replicas
@@ -351,12 +351,13 @@ def describe_topic_partitions(
         if left == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
             break
-        end = min(len(topic.partitions), first_index + left)
+        count = len(image.partitions_of(topic))
+        end = min(count, first_index + left)
         described = _describe_partitions(broker, topic, range(first_index, end))
         described.topic_authorized_operations = operations
         response.topics.append(described)
         left -= max(0, end - first_index)
-        if end < len(topic.partitions):
+        if end < count:
             response.next_cursor = Cursor(topic_name=name, partition_index=end)
             break
         first_index = 0
@@ -375,6 +376,7 @@ def _refused_page(request: DescribeTopicPartitionsRequest) -> DescribeTopicParti
 def _describe_partitions(
     broker: Broker, topic: TopicImage, indexes: range
 ) -> DescribeTopicPartitionsResponseTopic:
+    partitions = broker.image.partitions_of(topic)
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.id,
@@ -391,6 +393,6 @@ def _describe_partitions(
                 last_known_elr=list(partition.last_known_elr),
                 offline_replicas=_offline(broker, topic.name, index, partition),
             )
-            for index, partition in ((index, topic.partitions[index]) for index in indexes)
+            for index, partition in ((index, partitions[index]) for index in indexes)
         ],
     )

@@ -173,9 +173,19 @@ def _topic_results(overrides: Mapping[str, str], layers: BrokerLayers, look: _Lo
     inherited = _inherited_results(layers.texts(), look)
     if not overrides:
         return inherited
+    listed = {each.name for each in inherited}
     return [
-        _result(describe_topic_key(each.name, overrides, layers), look) if each.name in overrides else each
-        for each in inherited
+        *(
+            _result(describe_topic_key(each.name, overrides, layers), look)
+            if each.name in overrides
+            else each
+            for each in inherited
+        ),
+        *(
+            _result(describe_topic_key(name, overrides, layers), look)
+            for name in sorted(overrides)
+            if name not in listed
+        ),
     ]
 
 

@@ -16,8 +16,10 @@ Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
+from tidemill.broker.net.network import Part
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
@@ -33,14 +35,17 @@ from tidemill.broker.requests.fetch_sessions import (
     is_replica,
     replica_of,
 )
+from tidemill.broker.requests.filtered_fetch import FilteredFetch, flattened
 from tidemill.broker.requests.node_proof import hosts_of_replica
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
+from tidemill.log.filtered_read import Filtered, FilteredRead
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
 from tidemill.protocol.schema import decode
+from tidemill.protocol.steps import Steps
 from tidemill.security.acls import Operation
 from tidemill.types import BrokerId
 
@@ -54,6 +59,8 @@ _TOP_LEVEL_ERROR_SINCE = 7
 _METADATA_TOPIC = "__cluster_metadata"
 _METADATA_TOPIC_ID = bytes(15) + b"\1"
 _RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
+Records = FileSlice | Filtered
 
 
 @serves_raw(FetchRequest, order=Order.FETCH, scope=Scope.BOTH)
@@ -78,8 +85,12 @@ def fetch(broker: Broker, call: Call) -> None:
         assert isinstance(session, ReplicaSession)
         broker.replicas.heard_from_follower(replica_of(request)[0])
         respond_or_delay(broker.loop, call, request, ReplicaFetch(broker, call, request, session))
+        return
+    consumer = ConsumerFetch(broker, call, request, session)
+    if broker.replicas.views and consumer.reads_views():
+        FilteredFetch(broker, call, request, consumer).start()
     else:
-        respond_or_delay(broker.loop, call, request, ConsumerFetch(broker, call, request, session))
+        respond_or_delay(broker.loop, call, request, consumer)
 
 
 def _is_refused(broker: Broker, call: Call, request: FetchRequest) -> bool:
@@ -93,7 +104,7 @@ def _is_refused(broker: Broker, call: Call, request: FetchRequest) -> bool:
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         call.respond(pack_fetched((), call.version, error_code=code))
         return True
-    answers: list[Answer] = [
+    answers: list[Answer[FileSlice]] = [
         (
             (topic.topic_id if call.version >= TOPIC_IDS_SINCE else topic.topic, wanted.partition),
             Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
@@ -122,6 +133,7 @@ class ConsumerFetch:
         "_access",
         "_broker",
         "_call",
+        "_filtered",
         "_has_errors",
         "_reads_committed",
         "_request",
@@ -150,11 +162,13 @@ class ConsumerFetch:
                 for wanted in topic.partitions
             ]
         self._has_errors = False
+        # What was found in the partitions of views.
+        self._filtered: dict[WireKey, FilteredRead] = {}
         self._waiting_on: list[Partition] = []
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def read(self) -> tuple[list[Answer], int, bool]:
+    def read(self) -> tuple[list[Answer[Records]], int, bool]:
         """What every partition has now, how many bytes of records that is, and whether it cannot wait."""
         left = min(self._request.max_bytes, self._broker.config.fetch.fetch_max_bytes)
         if self._call.usage is not None:
@@ -162,7 +176,7 @@ class ConsumerFetch:
         found_bytes = 0
         is_urgent = False
         can_grow = False
-        answers: list[Answer] = []
+        answers: list[Answer[Records]] = []
         access = self._access
         for key, wanted, _ in self._wanted:
             if access is not None and not access.wire_topic(Operation.READ, key[0]):
@@ -170,6 +184,9 @@ class ConsumerFetch:
                 answers.append((key, Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED), None))
                 continue
             partition, error = self._broker.replicas.find(key)
+            is_filtered = error is ErrorCode.INVALID_TOPIC_EXCEPTION
+            if is_filtered:
+                partition, _, error = self._broker.replicas.find_readable(key)
             if partition is None:
                 fetched = Fetched(wanted.partition, error, aborted=[])
                 if error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
@@ -178,9 +195,17 @@ class ConsumerFetch:
                 answers.append((key, fetched, None))
                 continue
             can_grow = True
-            fetched, records = self._read_partition(partition, wanted, left, at_least_one=found_bytes == 0)
+            records: Records | None
+            if is_filtered:
+                fetched, records, found = self._read_filtered(partition, key, wanted)
+                found_bytes += found
+            else:
+                fetched, records = self._read_partition(
+                    partition, wanted, left, at_least_one=found_bytes == 0
+                )
+                if records is not None:
+                    found_bytes += records.length
             if records is not None:
-                found_bytes += records.length
                 left = max(0, left - records.length)
             if fetched.error_code:
                 is_urgent = self._has_errors = True
@@ -198,18 +223,10 @@ class ConsumerFetch:
         if reader.log is not None:
             is_leader = partition.leadership.machine is not None
             epoch = wanted.current_leader_epoch
-            is_usual = is_leader and epoch in (_NO_EPOCH, partition.leader_epoch)
-            error = ErrorCode.NONE if is_usual else self._check_leader(partition, epoch, is_leader)
-            if error is ErrorCode.UNKNOWN_LEADER_EPOCH:
-                return Fetched(index, error), None  # the client knows more than this broker
-            if error:
-                leader = (partition.leader_id, partition.leader_epoch)
-                return Fetched(index, error, current_leader=leader), None
-            if self._request.rack_id and is_leader:
-                closest = self._closest_replica(partition, wanted.fetch_offset)
-                if closest >= 0:
-                    redirected = reader.without_records(index, reads_committed=self._reads_committed)
-                    return redirected._replace(preferred_read_replica=closest), None
+            if not is_leader or self._request.rack_id or epoch not in (_NO_EPOCH, partition.leader_epoch):
+                turned_away = self._turned_away(partition, wanted, is_leader)
+                if turned_away is not None:
+                    return turned_away, None
         max_bytes = min(wanted.partition_max_bytes, left)
         try:
             return reader.fetch(
@@ -218,6 +235,77 @@ class ConsumerFetch:
         except StorageError as failure:
             self._broker.replicas.report_damage(partition, str(failure))
             return Fetched(index, ErrorCode.KAFKA_STORAGE_ERROR), None
+
+    def _turned_away(self, partition: Partition, wanted: FetchPartition, is_leader: bool) -> Fetched | None:
+        """The answer for a client that has to ask another broker or has the wrong leader epoch."""
+        index = wanted.partition
+        error = self._check_leader(partition, wanted.current_leader_epoch, is_leader)
+        if error is ErrorCode.UNKNOWN_LEADER_EPOCH:
+            return Fetched(index, error)  # the client knows more than this broker
+        if error:
+            return Fetched(index, error, current_leader=(partition.leader_id, partition.leader_epoch))
+        if self._request.rack_id and is_leader:
+            closest = self._closest_replica(partition, wanted.fetch_offset)
+            if closest >= 0:
+                redirected = partition.reader.without_records(index, reads_committed=self._reads_committed)
+                return redirected._replace(preferred_read_replica=closest)
+        return None
+
+    # -- views -----------------------------------------------------------------------------------------------
+
+    def reads_views(self) -> bool:
+        views = self._broker.replicas.views
+        return any(key[0] in views for key, _, _ in self._wanted)
+
+    def _read_filtered(
+        self, partition: Partition, key: WireKey, wanted: FetchPartition
+    ) -> tuple[Fetched, Filtered | None, int]:
+        """The answer, and how many bytes of records it has besides the empty batch at its end."""
+        if partition.reader.log is not None:
+            turned_away = self._turned_away(partition, wanted, partition.is_leader)
+            if turned_away is not None:
+                return turned_away, None, 0
+        read = self._filtered.get(key)
+        if read is not None and read.has_failed:
+            return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, 0
+        fetched, records = partition.reader.fetch_filtered(
+            wanted, read, reads_committed=self._reads_committed
+        )
+        return fetched, records, read.length if read is not None and records is not None else 0
+
+    def look_further(self, scan_bytes_max: int) -> Steps[tuple[int, bool]]:
+        """Look through more of the views' sources. Returns the bytes, and whether there is still more."""
+        scanned_bytes, has_more = 0, False
+        for key, wanted, _ in self._wanted:
+            partition, view, _ = self._broker.replicas.find_readable(key)
+            log = partition.log if partition is not None else None
+            if partition is None or view is None or log is None:
+                continue
+            if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+                continue
+            read = self._filtered.get(key)
+            if read is None or read.log is not log:
+                view.counts.fetch_requests += 1
+                on_undecodable = partial(self._broker.replicas.report_undecodable, partition)
+                max_bytes = min(wanted.partition_max_bytes, self._request.max_bytes)
+                read = self._filtered[key] = FilteredRead(
+                    log, wanted.fetch_offset, view.select, max_bytes, on_undecodable
+                )
+            try:
+                scanned = yield from read.advance(self._end_offset(partition), scan_bytes_max - scanned_bytes)
+                scanned_bytes += scanned
+                view.counts.view_bytes_scanned += scanned
+            except StorageError as failure:
+                read.has_failed = True
+                self._broker.replicas.report_damage(partition, str(failure))
+            else:
+                has_more = has_more or read.has_more(self._end_offset(partition))
+        return scanned_bytes, has_more
+
+    def _end_offset(self, partition: Partition) -> int:
+        return partition.last_stable_offset if self._reads_committed else partition.high_watermark
+
+    # -- leaders ---------------------------------------------------------------------------------------------
 
     def _check_leader(self, partition: Partition, epoch: int, is_leader: bool) -> ErrorCode:
         error = partition.check_leader_epoch(epoch)
@@ -252,7 +340,7 @@ class ConsumerFetch:
 
     def listen(self, grew: Grew) -> None:
         for key, _, _ in self._wanted:
-            partition, _ = self._broker.replicas.find(key)
+            partition, _, _ = self._broker.replicas.find_readable(key)
             if partition is not None:
                 partition.reader.wait(grew, for_stable=self._reads_committed)
                 self._waiting_on.append(partition)
@@ -267,7 +355,7 @@ class ConsumerFetch:
 
     # -- responding ------------------------------------------------------------------------------------------
 
-    def respond(self, answers: list[Answer]) -> None:
+    def respond(self, answers: list[Answer[Records]]) -> None:
         session = self._session
         session_id = 0
         if session is not None:
@@ -283,9 +371,9 @@ class ConsumerFetch:
             return
         for key, _, records in answers:
             if records is not None:
-                partition, _ = self._broker.replicas.find(key)
+                partition, view, _ = self._broker.replicas.find_readable(key)
                 assert partition is not None, "it was read in this turn of the loop"
-                partition.counts.bytes_out += records.length
+                (partition if view is None else view).counts.bytes_out += records.length
         if session is not None:
             session.rotate([key for key, _, records in answers if records is not None and records.length])
             for key, fetched, _ in answers:
@@ -293,18 +381,17 @@ class ConsumerFetch:
                 if cached is not None:
                     cached.remember_sent(fetched)
         endpoints = leader_endpoints(self._broker, self._call, answers) if self._has_errors else ()
-        self._call.respond(
-            pack_fetched(
-                by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
-            )
+        parts = pack_fetched(
+            by_topic(answers), self._call.version, session_id=session_id, node_endpoints=endpoints
         )
+        self._call.respond(flattened(parts) if self._filtered else cast(list[Part], parts))
 
-    def _is_throttled(self, usage: RequestUsage, answers: list[Answer]) -> bool:
+    def _is_throttled(self, usage: RequestUsage, answers: list[Answer[Records]]) -> bool:
         """Whether the client is over its quota. It is answered then, without records (KIP-219)."""
         version, session = self._call.version, self._session
         parts = pack_fetched(by_topic(answers), version)
         throttle_ms = usage.fetched(
-            sum(part.length if isinstance(part, FileSlice) else len(part) for part in parts)
+            sum(len(part) if isinstance(part, bytearray) else part.length for part in parts)
         )
         if not throttle_ms:
             return False

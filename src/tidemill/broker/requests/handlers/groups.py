@@ -319,7 +319,7 @@ async def txn_offset_commit(
     existing = []
     for topic in request.topics:
         image = broker.image.topics_by_name.get(topic.name)
-        indexes = range(len(image.partitions) if image else 0)
+        indexes = range(len(broker.image.partitions_of(image)) if image else 0)
         missing = [
             TxnOffsetCommitResponsePartition(
                 partition_index=each.partition_index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -140,7 +140,7 @@ async def _searched(broker: Broker, topic: str, wanted: ListOffsetsPartition) ->
     found: TimestampedOffset | None = None
     failure: Exception | None = None
     while True:
-        partition, _ = broker.replicas.find((topic, wanted.partition_index))
+        partition, _, _ = broker.replicas.find_readable((topic, wanted.partition_index))
         log = partition.log if partition is not None else None
         if log is None:
             break
@@ -179,7 +179,7 @@ def _list_offset(
 ) -> None:
     """Fill in the answer; `NotAtOnce` when the search takes longer."""
     replica_id = request.replica_id
-    partition, error = broker.replicas.find((topic, wanted.partition_index))
+    partition, _, error = broker.replicas.find_readable((topic, wanted.partition_index))
     if partition is not None:
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
         if not error and not partition.is_leader and replica_id != _DEBUGGER and partition.log is not None:
@@ -320,7 +320,7 @@ def offset_for_leader_epoch(
 
 def _epoch_end(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
     answer = EpochEndOffset(partition=wanted.partition)
-    partition, error = broker.replicas.find((topic, wanted.partition))
+    partition, _, error = broker.replicas.find_readable((topic, wanted.partition))
     if partition is not None:
         error = partition.check_leader_epoch(wanted.current_leader_epoch)
         if not error and partition.log is None:

@@ -155,7 +155,12 @@ def _unappendable(
     batch: memoryview | None,
 ) -> ProduceResult:
     if partition is None:
-        return ProduceResult(wire_key[1], _missing(broker, version, wire_key, batch))
+        name, index = wire_key
+        view = broker.replicas.views.get(name if version >= _TOPIC_IDS_SINCE else name.decode())
+        if view is not None:
+            text = f"'{view.name}' is a view of '{view.source}' and has no records of its own: produce to '{view.source}'"
+            return ProduceResult(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message=text)
+        return ProduceResult(index, _missing(broker, version, wire_key, batch))
     return ProduceResult(wire_key[1], ErrorCode.INVALID_RECORD, message="no records were sent")
 
 
