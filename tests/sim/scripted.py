@@ -78,7 +78,7 @@ class Stage(World):
         admin = Admin(client, self._note_admin, plan.shape.broker_ids, _NEVER_S)
         self.spawn(client, self._create_topics(admin))
         try:
-            self.wait(lambda: admin.is_ready, "the topics are made")
+            self.wait(lambda: self._has_topics, "the topics are made")
             self._start_clients(admin, client)
             self.wait(lambda: self.is_healthy() and self.acked > 0, "the cluster works")
             self._course(self)

@@ -21,6 +21,7 @@ from tests.sim.planted import (
 )
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tests.sim.planted_two_phase import TWO_PHASE_BUGS
+from tests.sim.planted_views import VIEW_BUGS
 from tidemill.sim.world import World
 
 # Those that take the most simulated time to be found.
@@ -36,6 +37,7 @@ def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 16
     assert len({bug.name for bug in TRANSACTION_BUGS}) == len(TRANSACTION_BUGS) >= 6
     assert len({bug.name for bug in TWO_PHASE_BUGS}) == len(TWO_PHASE_BUGS) >= 4
+    assert len({bug.name for bug in VIEW_BUGS}) == len(VIEW_BUGS) >= 6
 
 
 def _violations(bug: Bug, seed: int) -> list[str]:
@@ -47,7 +49,9 @@ def _as_parameter(bug: Bug) -> object:
     return pytest.param(bug, id=bug.name, marks=[pytest.mark.long] if bug.name in _LONG else [])
 
 
-@pytest.mark.parametrize("bug", [_as_parameter(bug) for bug in (*BUGS, *TRANSACTION_BUGS, *TWO_PHASE_BUGS)])
+@pytest.mark.parametrize(
+    "bug", [_as_parameter(bug) for bug in (*BUGS, *TRANSACTION_BUGS, *TWO_PHASE_BUGS, *VIEW_BUGS)]
+)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     # The likeliest first: what a seed leads to changes with every change of the code.
     seeds = sorted(range(bug.seeds), key=lambda seed: seed != bug.found_in)

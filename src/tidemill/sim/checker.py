@@ -153,6 +153,26 @@ class LogEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """A reader of a view was shown this message of the source's partition."""
+
+    at_s: float
+    reader: str
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToEnd:
+    """The reader has reached the end of the source's partition."""
+
+    at_s: float
+    reader: str
+    partition: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """The group has reached the end of all partitions of its topics."""
 
@@ -172,6 +192,8 @@ Event = (
     | Committed
     | Found
     | LogEnded
+    | Shown
+    | ShownToEnd
     | Drained
 )
 History = Sequence[Event]
@@ -293,6 +315,40 @@ def nothing_read_vanishes(history: History) -> Iterator[str]:
         ):
             yield f"{event.member} read {event.message} at {_place(event)}, which is gone"
             return
+
+
+# Views: what is shown of the logs.
+
+
+def is_shown(message: MessageId) -> bool:
+    """Whether the simulated view shows a message: two in each seven, so that runs of both kinds occur."""
+    return message.number % 7 < 2
+
+
+def views_show_what_matches(history: History) -> Iterator[str]:
+    """A reader of a view is shown the matching messages of the source's log: each once, in order, and no other."""
+    ended = {event.partition for event in history if isinstance(event, LogEnded)}
+    expected: defaultdict[TopicPartition, list[tuple[int, MessageId]]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, Found) and is_shown(event.message):
+            expected[event.partition].append((event.offset, event.message))
+    shown: defaultdict[tuple[str, TopicPartition], list[tuple[int, MessageId]]] = defaultdict(list)
+    finished: set[tuple[str, TopicPartition]] = set()
+    for event in history:
+        if isinstance(event, Shown):
+            shown[event.reader, event.partition].append((event.offset, event.message))
+        elif isinstance(event, ShownToEnd):
+            finished.add((event.reader, event.partition))
+    for reader, partition in (*shown, *(finished - shown.keys())):
+        if partition not in ended:
+            continue
+        got, wanted = shown[reader, partition], sorted(expected[partition])
+        if (reader, partition) not in finished:
+            wanted = wanted[: len(got)]
+        for number, (seen, matching) in enumerate(itertools.zip_longest(got, wanted)):
+            if seen != matching:
+                yield f"{reader}: record {number} of the view of {partition} is {seen} and not {matching}"
+                break
 
 
 # Groups: ownership of partitions, deliveries and commits.
@@ -472,6 +528,7 @@ RULES: tuple[Rule, ...] = (
     every_acked_write_is_delivered,
     offsets_agree,
     nothing_read_vanishes,
+    views_show_what_matches,
     nothing_is_invented,
     no_duplicate_from_an_idempotent_producer,
     order_is_kept,

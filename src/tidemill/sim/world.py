@@ -24,7 +24,7 @@ from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record
-from tidemill.sim.clients.consumer import Auditor, Reader
+from tidemill.sim.clients.consumer import Auditor, Reader, ViewReader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
 from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
@@ -45,6 +45,8 @@ from tidemill.types import BrokerId, TopicPartition
 
 _TOPIC = "orders"
 _LOOSE_TOPIC = "loose"
+_VIEW = "orders-view"
+_VIEW_FILTER = "key = 'shown'"
 _GROUP = "billing"
 _START_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
@@ -137,6 +139,7 @@ class World:
         self._rng = Random(f"{seed}/world")
         self._tasks: list[asyncio.Task[Any]] = []
         self._members_made = 0
+        self._has_topics = False
         self._crowds: list[TransactionalCrowd | TwoPhaseCrowd] = []
 
     # -- what is wrong ---------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ class World:
         admin_client = self.client("admin")
         admin = Admin(admin_client, self._note_admin, plan.shape.broker_ids, 30.0)
         self.spawn(admin_client, self._create_topics(admin))
-        if not self.wait_for(lambda: admin.is_ready, _START_LIMIT_S, "the topics are made"):
+        if not self.wait_for(lambda: self._has_topics, _START_LIMIT_S, "the topics are made"):
             return
         self._start_clients(admin, admin_client)
         faults = Faults(
@@ -241,7 +244,12 @@ class World:
             topics |= TRANSACTION_TOPICS
         if plan.has_two_phase:
             topics |= TWO_PHASE_TOPICS
-        return admin.create(topics, plan.shape.replicas, TWO_PHASE_CONFIGS)
+        return self._create(admin, topics)
+
+    async def _create(self, admin: Admin, topics: dict[str, int]) -> None:
+        await admin.create(topics, self.plan.shape.replicas, TWO_PHASE_CONFIGS)
+        await admin.create_view(_VIEW, _TOPIC, _VIEW_FILTER)
+        self._has_topics = True
 
     def _note_admin(self, what: str) -> None:
         self.trace.add("admin", what)
@@ -258,12 +266,13 @@ class World:
         client = self.client("careless")
         self._careless = CarelessProducer(client, loose, plan.pause_s_max)
         self.spawn(client, self._careless.run())
-        self._readers = []
+        self._readers: list[Reader | ViewReader] = []
         for name, rack in (("reader", ""), ("near-reader", "rack-1")):
             client = self.client(name)
-            reader = Reader(client, [*tps, loose], rack)
-            self._readers.append(reader)
-            self.spawn(client, reader.run())
+            self._add_reader(client, Reader(client, [*tps, loose], rack))
+        for name, rack in (("view-reader", ""), ("near-view-reader", "rack-1")):
+            client = self.client(name)
+            self._add_reader(client, ViewReader(client, _VIEW, tps, rack))
         self._members: dict[str, Member] = {}
         for _ in range(2):
             self._add_member()
@@ -275,6 +284,10 @@ class World:
             crowd.start(has_upsets=plan.has_faults)
         self._admin = admin
         self.spawn(admin_client, admin.run())
+
+    def _add_reader(self, client: Client, reader: Reader | ViewReader) -> None:
+        self._readers.append(reader)
+        self.spawn(client, reader.run())
 
     def _add_member(self) -> None:
         client = self.client(f"member-{self._members_made}")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from tidemill.config import VIEW_FILTER, VIEW_SOURCE
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
     CreatableTopic,
@@ -68,6 +69,9 @@ class Admin:
                 break
             await self._client.back_off()
         self.is_ready = True
+
+    async def create_view(self, name: str, source: str, where: str) -> None:
+        await self._create(name, -1, -1, {VIEW_SOURCE: source, VIEW_FILTER: where})
 
     async def _create(self, name: str, partitions: int, replicas: int, configs: Mapping[str, str]) -> None:
         topic = CreatableTopic(

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tidemill.sim.checker import Assigned, Delivered, Drained, Found, LogEnded, MemberName
+from tidemill.sim.checker import (
+    Assigned,
+    Delivered,
+    Drained,
+    Found,
+    LogEnded,
+    MemberName,
+    Shown,
+    ShownToEnd,
+)
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.sim.transactions import Read, ReadToEnd
@@ -39,6 +48,31 @@ class Reader:
             for offset, message in await position.fetch(_WAIT_MS):
                 event = Delivered(record.now_s(), self._member, position.tp, offset, message)
                 record.history.append(event)
+
+
+class ViewReader:
+    """Reads a view of a topic from its start while the topic is written. Reports offsets of the topic."""
+
+    def __init__(
+        self, client: Client, view: str, partitions: Sequence[TopicPartition], rack: str = ""
+    ) -> None:
+        self._client = client
+        self._positions = [
+            (tp, Position(client, TopicPartition(view, tp.partition), rack=rack)) for tp in partitions
+        ]
+        self.end_offsets: dict[TopicPartition, int] | None = None
+        self.is_done = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._read(tp, position) for tp, position in self._positions))
+        self.is_done = True
+
+    async def _read(self, tp: TopicPartition, position: Position) -> None:
+        record, name = self._client.record, self._client.name
+        while self.end_offsets is None or position.offset < self.end_offsets[tp]:
+            for offset, message in await position.fetch(_WAIT_MS):
+                record.history.append(Shown(record.now_s(), name, tp, offset, message))
+        record.history.append(ShownToEnd(record.now_s(), name, tp))
 
 
 class Auditor:

@@ -20,7 +20,7 @@ from tidemill.protocol.api.data import (
 )
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import Record, build_batch
-from tidemill.sim.checker import Acked, MessageId, Sent
+from tidemill.sim.checker import Acked, MessageId, Sent, is_shown
 from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
 
@@ -90,7 +90,12 @@ class IdempotentProducer:
         return bytes(
             build_batch(
                 (
-                    Record(i, self._client.record.wall_ms(), None, f"{self._name}/{number}".encode())
+                    Record(
+                        i,
+                        self._client.record.wall_ms(),
+                        b"shown" if is_shown(MessageId(self._name, number)) else b"hidden",
+                        f"{self._name}/{number}".encode(),
+                    )
                     for i, number in enumerate(numbers)
                 ),
                 producer_id=self._producer_id,
