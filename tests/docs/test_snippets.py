@@ -28,6 +28,7 @@ WITH_A_BROKER = (
     "tutorial/python.md",
     "tutorial/rest.md",
     "upgrade.md",
+    "views.md",
 )
 WITH_A_CLUSTER = ("cluster.md",)
 WITH_A_GATEWAY = ("tutorial/rest.md",)

@@ -29,6 +29,10 @@ COMMANDS = {
     "serve": ("tidemill.cli.serving.serve", "run a broker"),
     "gateway": ("tidemill.cli.serving.gateway", "run the REST gateway and the web console of a cluster"),
     "topics": ("tidemill.cli.topics.topics", "list, describe, create, grow and delete topics"),
+    "views": (
+        "tidemill.cli.topics.views",
+        "list, create, change and delete views: topics that show some records of another",
+    ),
     "produce": ("tidemill.cli.records.produce", "write records to a topic"),
     "consume": ("tidemill.cli.records.consume", "print the records of a topic"),
     "groups": ("tidemill.cli.groups.groups", "list, describe, reset and delete consumer groups"),

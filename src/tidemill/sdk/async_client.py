@@ -25,6 +25,7 @@ from tidemill.sdk.positions import Place, Positions
 from tidemill.sdk.reading import Chunk, Reader
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Record, Serializer, Text
 from tidemill.sdk.settings import LOGGER
+from tidemill.sdk.views import AsyncViews
 from tidemill.types import TopicPartition
 
 T = TypeVar("T")
@@ -215,6 +216,7 @@ class AsyncClient:
     ) -> None:
         """As `Client`."""
         self._core = Core(bootstrap, timeout_s, serializer, hot_keys, config)
+        self.views = AsyncViews(self._core)
         self._publishing = AsyncPublishing(self._core.publisher, timeout_s)
         self._open: list[AsyncBatches] = []
 

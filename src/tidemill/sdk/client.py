@@ -13,6 +13,7 @@ from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place
 from tidemill.sdk.publishing import Publication
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Serializer, Text
+from tidemill.sdk.views import Views
 
 
 def as_new_record(item: Any) -> NewRecord:
@@ -37,6 +38,7 @@ class Client:
         `config` are librdkafka's properties, dots as underscores: `security_protocol="SASL_SSL"`, `linger_ms=20`.
         """
         self._core = Core(bootstrap, timeout_s, serializer, hot_keys, config)
+        self.views = Views(self._core)
 
     # -- topics ----------------------------------------------------------------------------------------------
 

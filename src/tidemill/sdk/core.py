@@ -68,7 +68,7 @@ class Core:
 
     # -- topics ----------------------------------------------------------------------------------------------
 
-    def _admin_client(self, doing: str) -> AdminClient:
+    def admin_client(self, doing: str) -> AdminClient:
         with self._lock:
             self._check_open(doing)
             if self._admin is None:
@@ -88,7 +88,7 @@ class Core:
     ) -> None:
         """Returns when every partition has a leader."""
         doing = f"create topic {name}"
-        admin = self._admin_client(doing)
+        admin = self.admin_client(doing)
         texts = {
             key: str(value).lower() if isinstance(value, bool) else str(value)
             for key, value in (configs or {}).items()
@@ -98,7 +98,7 @@ class Core:
         )
         limit_s = self.settings.timeout_s
         try:
-            self._await(
+            self.wait_for(
                 admin.create_topics([wanted], operation_timeout=limit_s, request_timeout=limit_s)[name], doing
             )
         except TopicExists:
@@ -109,15 +109,25 @@ class Core:
     def delete_topic(self, name: str) -> None:
         doing = f"delete topic {name}"
         limit_s = self.settings.timeout_s
-        admin = self._admin_client(doing)
-        self._await(
+        admin = self.admin_client(doing)
+        self.wait_for(
             admin.delete_topics([name], operation_timeout=limit_s, request_timeout=limit_s)[name], doing
         )
 
-    def _await(self, future: Any, doing: str) -> None:
+    def topic_names(self, doing: str) -> list[str]:
+        """The names of all topics that the cluster shows."""
+        admin = self.admin_client(doing)
+        limit_s = self.settings.timeout_s
+        listed = patiently(
+            lambda timeout_s: admin.list_topics(timeout=timeout_s), doing, limit_s, self._health
+        )
+        return sorted(listed.topics)
+
+    def wait_for(self, future: Any, doing: str) -> Any:
+        """The result of a request of the admin client."""
         limit_s = self.settings.timeout_s
         try:
-            future.result(limit_s + 1.0)
+            return future.result(limit_s + 1.0)
         except TimeoutError:
             raise self._health.unreachable(doing, limit_s) from None
         except KafkaException as failure:
