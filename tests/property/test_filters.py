@@ -1,4 +1,5 @@
-"""Filters against a dumb twin: what they mean, their canonical text, and which records of a batch they select."""
+"""Filters against a dumb twin: what they mean, their canonical text, which records of a batch they select, and what the
+tag index lets them skip."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from tests.property.filter_model import FILTERS, DrawnFilter, record_lists
 from tidemill.filters.language import FilterError, parse
 from tidemill.filters.matching import compile_filter
 from tidemill.filters.needles import needles_of
+from tidemill.log.segments.summaries import Probe, TermCollector
+from tidemill.log.segments.tag_index import TagIndex, build
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.record_walk import records_of, select, walk
-from tidemill.protocol.records import Record, build_batch, header_at
+from tidemill.protocol.records import CONTROL, BatchHeader, Record, build_batch, header_at
 from tidemill.protocol.steps import run_steps
 
 
@@ -73,3 +76,50 @@ def test_any_text_is_a_filter_or_is_refused(text: str) -> None:
         assert str(error).endswith(".")  # noqa: PT017
     else:
         assert parse(str(parsed)) == parsed
+
+
+@given(
+    drawn=FILTERS,
+    batches=st.lists(st.tuples(record_lists(), st.sampled_from(CompressionType), st.booleans()), max_size=6),
+)
+def test_what_the_tag_index_skips_has_no_match_and_no_control_batch(
+    drawn: DrawnFilter, batches: list[tuple[list[Record], CompressionType, bool]]
+) -> None:
+    placed: list[tuple[int, BatchHeader, memoryview]] = []
+    wanted: set[int] = set()
+    position = offset = 0
+    for records, codec, is_control in batches:
+        moved = [record._replace(offset=offset + record.offset) for record in records]
+        batch = build_batch(
+            moved,
+            base_offset=offset,
+            codec=0 if is_control else codec,
+            attributes=CONTROL if is_control else 0,
+        )
+        header = header_at(batch)
+        placed.append((position, header, memoryview(batch)))
+        if is_control or any(drawn.keeps(record) for record in moved):
+            wanted.add(position)
+        position, offset = position + header.size, header.next_offset
+    index = TagIndex.open(build(placed, position), position)
+    assert index is not None
+    probe = Probe(parse(drawn.text))
+    at = 0
+    read: set[int] = set()
+    while (piece := run_steps(index.next_piece(probe, at))) is not None:
+        read.update(start for start, _, _ in placed if piece.position <= start < piece.end_position)
+        assert piece.position >= at
+        at = piece.end_position
+    assert wanted <= read
+
+
+@given(drawn=FILTERS, records=record_lists())
+def test_what_a_summary_excludes_has_no_match(drawn: DrawnFilter, records: list[Record]) -> None:
+    """Each record alone, so that no other one hides a wrong exclusion."""
+    probe = Probe(parse(drawn.text))
+    for record in records:
+        batch = build_batch([record], base_offset=record.offset)
+        collector = TermCollector()
+        collector.add(header_at(batch), memoryview(batch))
+        if drawn.keeps(record):
+            assert probe.may_match(collector.summary())

@@ -134,7 +134,6 @@ def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[Raw
     check_fits(header.record_count, size)
     if not (yield from _can_match(body, matcher)):
         return []
-    last_offset_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
     keeps, header_names = matcher.keeps, matcher.header_names
     candidates = _Candidates(body, matcher.searches[0] if matcher.searches else ())
     candidate = candidates.next_from(0)
@@ -162,13 +161,8 @@ def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[Raw
                 yield None
                 decoded, step_end = 0, position + _BYTES_A_SEARCH
             decoded += 1
-            record, position = _raw_record(body, start, position, end)
-            _, _, timestamp_delta, offset_delta, key, _ = record
-            if not 0 <= offset_delta <= last_offset_delta:
-                raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
-            if not INT64_MIN <= base_timestamp + timestamp_delta <= INT64_MAX:
-                raise ProtocolError("a record's timestamp does not fit 64 bits")
-            if keeps(key, headers_at(body, position, end, header_names) if header_names else ()):
+            record, position = _raw_record(body, start, position, end, header)
+            if keeps(record[4], headers_at(body, position, end, header_names) if header_names else ()):
                 kept.append(record)
             position = end
             candidate = candidates.next_from(end)
@@ -219,7 +213,32 @@ class _Candidates:
         return min(found, default=position)
 
 
-def _raw_record(body: bytes, start: int, position: int, end: int) -> tuple[RawRecord, int]:
+def keys_and_headers(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, bytes]]:
+    """The key of every record, and its headers as they are encoded: their number and the headers.
+
+    Raises `ProtocolError` for invalid records. Only `headers_at` finds faults in the headers.
+    """
+    position, size = 0, len(body)
+    check_fits(header.record_count, size)
+    try:
+        for _ in range(header.record_count):
+            start = position
+            length, position = varint_at(body, position)
+            end = position + length
+            if length < 0 or end > size:
+                raise ProtocolError(f"a record of {length} bytes does not fit its batch")
+            record, position = _raw_record(body, start, position, end, header)
+            yield record[4], body[position:end]
+            position = end
+    except IndexError as error:
+        raise ProtocolError("a record is cut off") from error
+    if position != size:
+        raise ProtocolError(f"{size - position} bytes follow the last record of a batch")
+
+
+def _raw_record(
+    body: bytes, start: int, position: int, end: int, header: BatchHeader
+) -> tuple[RawRecord, int]:
     """The record whose attributes are at `position`, and the position of its number of headers."""
     if (byte := body[position + 1]) < 0x80:
         timestamp_delta, position = (byte >> 1) ^ -(byte & 1), position + 2
@@ -229,6 +248,10 @@ def _raw_record(body: bytes, start: int, position: int, end: int) -> tuple[RawRe
         offset_delta, position = (byte >> 1) ^ -(byte & 1), position + 1
     else:
         offset_delta, position = varint_at(body, position)
+    if not 0 <= offset_delta <= header.last_offset_delta:
+        raise ProtocolError(f"a record's offset delta of {offset_delta} lies outside of its batch")
+    if not INT64_MIN <= header.base_timestamp + timestamp_delta <= INT64_MAX:
+        raise ProtocolError("a record's timestamp does not fit 64 bits")
     if (byte := body[position]) < 0x80:
         length, position = (byte >> 1) ^ -(byte & 1), position + 1
     else:
@@ -254,7 +277,7 @@ def headers_at(
 ) -> list[tuple[bytes, bytes | None]]:
     """The headers of a record that are called one of `names`, or all. Their number is at `position`.
 
-    Raises `ProtocolError` unless they end at `end`.
+    Raises `ProtocolError` unless they end at `end`, and `IndexError` when `body` ends before that.
     """
     count, position = varint_at(body, position)
     if not 0 <= count <= end - position:

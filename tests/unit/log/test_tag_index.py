@@ -1,0 +1,331 @@
+"""The tag index of a segment: what it lets a reader skip, what never, and when it is not trusted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from tests.poisoned import POISONED
+from tidemill.errors import StorageError
+from tidemill.filters.language import parse
+from tidemill.log.segments.segment import read_batches
+from tidemill.log.segments.summaries import TERMS_MAX, VALUES_A_FIELD_MAX, Probe, summarize
+from tidemill.log.segments.tag_index import RUN_BYTES, Piece, TagIndex, build
+from tidemill.protocol.compression import CompressionType
+from tidemill.protocol.records import (
+    CONTROL,
+    TRANSACTIONAL,
+    Header,
+    Record,
+    build_batch,
+    header_at,
+    restamp,
+    stamp,
+)
+from tidemill.protocol.steps import NotAtOnce, run_first_step, run_steps
+from tidemill.sim.disk import SimulatedDisk
+
+# Two such batches do not fit a run, even when they are compressed.
+LARGE = RUN_BYTES // 2 + 100
+INCOMPRESSIBLE = Random(1).randbytes(4 * RUN_BYTES)
+
+
+def _batch(
+    *headers: tuple[str, bytes | None], key: bytes | None = None, size: int = LARGE, codec: int = 0
+) -> bytearray:
+    record = Record(0, 1_000, key, INCOMPRESSIBLE[:size], [Header(*each) for each in headers])
+    return build_batch([record], codec=codec)
+
+
+def _marker() -> bytearray:
+    return build_batch([Record(0, 1_000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=CONTROL | TRANSACTIONAL)
+
+
+def _segment(batches: Sequence[bytes | bytearray], base_offset: int = 100) -> tuple[bytes, list[int]]:
+    """The bytes of a segment, and the positions of its batches."""
+    data, positions = bytearray(), []
+    for batch in batches:
+        positions.append(len(data))
+        stamped = bytearray(batch)
+        stamp(memoryview(stamped), 0, base_offset, 0)
+        base_offset = header_at(stamped).next_offset
+        data += stamped
+    return bytes(data), positions
+
+
+def _built(data: bytes) -> bytes:
+    disk = SimulatedDisk()
+    disk.make_folder("d")
+    file = disk.open("d/segment", create=True)
+    file.write(data, 0)
+    return build(read_batches(file, len(data)), len(data))
+
+
+def _pieces(batches: Sequence[bytes | bytearray], text: str, position: int = 0) -> list[Piece]:
+    data, _ = _segment(batches)
+    index = TagIndex.open(_built(data), len(data))
+    assert index is not None
+    pieces = []
+    while (piece := run_steps(index.next_piece(Probe(parse(text)), position))) is not None:
+        pieces.append(piece)
+        position = piece.end_position
+    return pieces
+
+
+def _read(batches: Sequence[bytes | bytearray], text: str) -> list[int]:
+    """The numbers of the batches that a reader with the index reads."""
+    _, positions = _segment(batches)
+    pieces = _pieces(batches, text)
+    return [n for n, at in enumerate(positions) if any(p.position <= at < p.end_position for p in pieces)]
+
+
+# -- what is skipped -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("region = 'eu'", [0]),
+        ("region in ('eu', 'us')", [0, 1]),
+        ("region = 'e'", []),
+        ("region exists", [0, 1]),
+        ("zone exists", [3]),
+        ("zone starts with 'a'", [3]),
+        ("'test' in tags", [2]),
+        ("'prod' in tags", [2, 3]),
+        ("tags = 'prod'", [3]),
+        ("key = 'k1'", [1]),
+        ("key exists", [1, 3]),
+        ("key starts with 'x'", [1, 3]),
+        ("region = 'eu' and 'test' in tags", []),
+        ("region = 'eu' or 'test' in tags", [0, 2]),
+        ("not (region != 'eu')", [0]),
+        ("not (region != 'eu' or 'test' in tags)", [0]),
+    ],
+)
+@pytest.mark.parametrize("codec", CompressionType)
+def test_runs_without_a_required_term_are_skipped(
+    text: str, numbers: list[int], codec: CompressionType
+) -> None:
+    batches = [
+        _batch(("region", b"eu"), codec=codec),
+        _batch(("region", b"us"), key=b"k1", codec=codec),
+        _batch(("tags", b"test, prod"), codec=codec),
+        _batch(("zone", None), ("tags", b"prod"), key=b"k2", codec=codec),
+    ]
+    assert _read(batches, text) == numbers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "region != 'eu'",
+        "region not in ('eu', 'us')",
+        "region not exists",
+        "'test' not in tags",
+        "key not exists",
+        "not (region = 'eu' and 'test' in tags)",
+        "region = 'nowhere' or region != 'eu'",
+    ],
+)
+def test_negation_skips_nothing(text: str) -> None:
+    assert _read([_batch(("region", b"eu"), ("tags", b"test"), key=b"k")], text) == [0]
+
+
+def test_pair_of_another_header_is_no_term() -> None:
+    """The length of the name is part of the term: `a` = `bc` is not `ab` = `c`."""
+    assert _read([_batch(("a", b"bc"))], "ab = 'c'") == []
+    assert _read([_batch(("a", b"bc"))], "key = 'bc'") == []
+
+
+def test_small_batches_share_a_run_and_large_ones_have_their_own() -> None:
+    small = [_batch(("n", b"%d" % n), size=1_000) for n in range(100)]
+    large = _batch(("n", b"large"), size=3 * RUN_BYTES)
+    batches = [*small, large, *small]
+    pieces = _pieces(batches, "n exists")
+    assert [piece.position for piece in pieces[1:]] == [piece.end_position for piece in pieces[:-1]]
+    assert [piece.base_offset for piece in pieces[1:]] == [piece.next_offset for piece in pieces[:-1]]
+    assert (pieces[0].position, pieces[0].base_offset) == (0, 100)
+    assert (pieces[-1].end_position, pieces[-1].next_offset) == (len(_segment(batches)[0]), 301)
+    assert len(pieces) == 5
+    assert sorted(piece.end_position - piece.position for piece in pieces[:2])[-1] <= RUN_BYTES
+    (found,) = _pieces(batches, "n = 'large'")
+    assert found.next_offset - found.base_offset == 1
+
+
+def test_search_from_a_position_inside_a_run_cuts_the_run() -> None:
+    batches = [_batch(("n", b"1"), size=1_000) for _ in range(3)]
+    data, positions = _segment(batches)
+    (piece,) = _pieces(batches, "n = '1'", positions[1])
+    assert (piece.position, piece.end_position) == (positions[1], len(data))
+    assert _pieces(batches, "n = '1'", len(data)) == []
+
+
+def test_offsets_that_compaction_removed_between_runs_belong_to_none() -> None:
+    first, second = _batch(("n", b"1")), _batch(("n", b"2"))
+    stamp(memoryview(first), 0, 100, 0)
+    stamp(memoryview(second), 0, 5_000, 0)
+    data = bytes(first + second)
+    index = TagIndex.open(_built(data), len(data))
+    assert index is not None
+    piece = run_steps(index.next_piece(Probe(parse("n exists")), 0))
+    assert piece == Piece(0, len(first), 100, 101)
+    piece = run_steps(index.next_piece(Probe(parse("n exists")), len(first)))
+    assert piece == Piece(len(first), len(data), 5_000, 5_001)
+
+
+def test_batch_without_records_is_skipped() -> None:
+    """Compaction leaves bare headers behind."""
+    assert _read([build_batch([], last_offset_delta=5), _batch(("n", b"1"))], "m exists") == []
+
+
+def test_long_search_takes_steps() -> None:
+    batches = [_batch(("n", b"1")) for _ in range(400)]
+    data, _ = _segment(batches)
+    index = TagIndex.open(_built(data), len(data))
+    assert index is not None
+    with pytest.raises(NotAtOnce):
+        run_first_step(index.next_piece(Probe(parse("n = '2'")), 0))
+    assert run_steps(index.next_piece(Probe(parse("n = '2'")), 0)) is None
+
+
+def test_empty_segment_has_an_empty_index() -> None:
+    index = TagIndex.open(_built(b""), 0)
+    assert index is not None
+    assert run_first_step(index.next_piece(Probe(parse("key not exists")), 0)) is None
+
+
+# -- what is never skipped -------------------------------------------------------------------------------------
+
+
+def test_control_batches_are_read_although_their_run_is_skipped() -> None:
+    small = _batch(("n", b"1"), size=100)
+    batches = [small, _marker(), small, _marker(), _batch(("n", b"2")), _marker(), _batch(("n", b"1"))]
+    assert _read(batches, "n = '3'") == [1, 3, 5]
+    pieces = _pieces(batches, "n = '3'")
+    assert [(piece.base_offset, piece.next_offset) for piece in pieces] == [
+        (101, 102),
+        (103, 104),
+        (105, 106),
+    ]
+    _, positions = _segment(batches)
+    assert [piece.position for piece in pieces] == [positions[n] for n in (1, 3, 5)]
+
+
+def test_keys_of_control_batches_are_no_terms() -> None:
+    batches = [_batch(("n", b"1")), _marker()]
+    assert _read(batches, "key exists") == [1]
+
+
+@pytest.mark.parametrize("name", POISONED)
+def test_run_with_records_that_do_not_decode_is_read(name: str) -> None:
+    batches = [_batch(("n", b"1")), bytearray(POISONED[name]), _batch(("n", b"1"))]
+    assert 1 in _read(batches, "n = 'none'")
+
+
+def test_run_with_headers_that_do_not_decode_is_read() -> None:
+    """The last six bytes are the length of the name, the name, the length of the value and the value."""
+    good = build_batch([Record(0, 0, None, None, [Header("abc", b"x")])])
+    for from_end, is_read in ((6, True), (5, False), (4, False), (3, False), (2, True), (1, False)):
+        wrong = bytearray(good)
+        wrong[-from_end] = 0x7E
+        restamp(memoryview(wrong), header_at(wrong))
+        assert _read([wrong], "other exists") == ([0] if is_read else []), from_end
+
+
+def test_run_with_a_wrong_checksum_is_read() -> None:
+    batch = _batch(("n", b"1"))
+    batch[-1] ^= 1
+    assert _read([batch], "n = '2'") == [0]
+
+
+def test_field_with_too_many_values_is_read_and_others_are_still_skipped() -> None:
+    def batch(count: int) -> bytearray:
+        records = [
+            Record(
+                n,
+                0,
+                b"k%d" % n,
+                None,
+                [Header("trace", b"%d" % n), Header("tags", b"t%d" % n), Header("a", b"b")],
+            )
+            for n in range(count)
+        ]
+        return build_batch(records)
+
+    for text in ("trace = 'none'", "key = 'none'", "'none' in tags"):
+        assert _read([batch(VALUES_A_FIELD_MAX // 4)], text) == [], text
+        assert _read([batch(VALUES_A_FIELD_MAX + 1)], text) == [0], text
+    for text in ("a = 'c'", "other exists"):
+        assert _read([batch(VALUES_A_FIELD_MAX + 1)], text) == [], text
+
+
+def test_run_with_too_many_terms_is_read() -> None:
+    def batch(count: int) -> bytearray:
+        return build_batch([Record(n, 0, None, None, [Header(f"name{n}", None)]) for n in range(count)])
+
+    assert _read([batch(TERMS_MAX)], "other exists") == []
+    assert _read([batch(TERMS_MAX + 1)], "other exists") == [0]
+    assert _read([batch(10 * TERMS_MAX)], "other exists") == [0]
+
+
+# -- the file --------------------------------------------------------------------------------------------------
+
+
+def test_any_damage_makes_it_no_index() -> None:
+    data, _ = _segment([_batch(("n", b"1")), _marker()])
+    content = _built(data)
+    assert TagIndex.open(content, len(data)) is not None
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 0x10
+        assert TagIndex.open(bytes(damaged), len(data)) is None, position
+    for size in range(len(content)):
+        assert TagIndex.open(content[:size], len(data)) is None, size
+    assert TagIndex.open(content + b"\0", len(data)) is None
+
+
+def test_index_of_a_segment_of_another_size_is_none() -> None:
+    data, _ = _segment([_batch(("n", b"1"))])
+    assert TagIndex.open(_built(data), len(data) + 1) is None
+
+
+def test_batches_that_do_not_fill_the_segment_are_damage() -> None:
+    data, _ = _segment([_batch(("n", b"1"))])
+    with pytest.raises(StorageError, match="are batches"):
+        _built(data + b"\0" * 100)
+
+
+def test_batches_whose_offsets_go_back_are_damage() -> None:
+    batch = bytes(_batch(("n", b"1")))
+    with pytest.raises(StorageError, match="does not follow"):
+        _built(batch + batch)
+
+
+def test_other_process_builds_the_same_bytes() -> None:
+    """Python's own hash differs between processes."""
+    program = (
+        "from tidemill.log.segments.summaries import summarize\n"
+        "print(summarize({b'a', b'region', b'x' * 100}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(summarize({b"a", b"region", b"x" * 100}))
+
+
+def test_few_terms_that_are_absent_seem_present() -> None:
+    """A Bloom filter errs. With ten bits a term and four hashes it errs for 1.2 % of the absent terms."""
+    batch = build_batch(
+        [Record(n, 0, None, None, [Header("a", b"%d" % n), Header("b", b"%d" % n)]) for n in range(250)]
+    )
+    data, _ = _segment([batch])
+    index = TagIndex.open(_built(data), len(data))
+    assert index is not None
+    seem = sum(
+        run_steps(index.next_piece(Probe(parse(f"a = 'x{number}'")), 0)) is not None
+        for number in range(1_000)
+    )
+    assert seem < 50
