@@ -3,7 +3,7 @@ tag index lets them skip."""
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.property.filter_model import FILTERS, DrawnFilter, record_lists
@@ -17,7 +17,11 @@ from tidemill.protocol.record_walk import records_of, select, walk
 from tidemill.protocol.records import CONTROL, BatchHeader, Record, build_batch, header_at
 from tidemill.protocol.steps import run_steps
 
+# A busy machine is no failure.
+_PATIENT = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@_PATIENT
 @given(drawn=FILTERS, records=record_lists())
 def test_compiled_filter_keeps_what_the_twin_keeps(drawn: DrawnFilter, records: list[Record]) -> None:
     keeps = compile_filter(parse(drawn.text)).keeps
@@ -26,6 +30,7 @@ def test_compiled_filter_keeps_what_the_twin_keeps(drawn: DrawnFilter, records: 
         assert keeps(record.key, headers) is drawn.keeps(record)
 
 
+@_PATIENT
 @given(drawn=FILTERS, records=record_lists(), codec=st.sampled_from(CompressionType))
 def test_selected_records_are_those_that_the_twin_keeps(
     drawn: DrawnFilter, records: list[Record], codec: CompressionType
@@ -38,6 +43,7 @@ def test_selected_records_are_those_that_the_twin_keeps(
     assert kept == [raw for raw in walk(body, header) if raw[3] in expected]
 
 
+@_PATIENT
 @given(drawn=FILTERS, records=record_lists(max_size=1))
 def test_record_that_matches_contains_a_needle_of_each_group(
     drawn: DrawnFilter, records: list[Record]
@@ -49,6 +55,7 @@ def test_record_that_matches_contains_a_needle_of_each_group(
                 assert any(needle in batch for needle in group)
 
 
+@_PATIENT
 @given(drawn=FILTERS)
 def test_canonical_text_parses_to_the_same_filter(drawn: DrawnFilter) -> None:
     parsed = parse(drawn.text)
@@ -56,6 +63,7 @@ def test_canonical_text_parses_to_the_same_filter(drawn: DrawnFilter) -> None:
     assert str(parse(str(parsed))) == str(parsed)
 
 
+@_PATIENT
 @given(drawn=FILTERS, other=FILTERS)
 def test_order_repetition_and_double_negation_make_no_difference(
     drawn: DrawnFilter, other: DrawnFilter
@@ -68,6 +76,7 @@ def test_order_repetition_and_double_negation_make_no_difference(
 _PIECES = [*"ab'\"(),=! \n~\0é", " in ", " not ", " exists", " starts with ", "'a'", " and ", " or ", "tags"]
 
 
+@_PATIENT
 @given(text=st.lists(st.sampled_from(_PIECES), max_size=30).map("".join))
 def test_any_text_is_a_filter_or_is_refused(text: str) -> None:
     try:
@@ -78,6 +87,7 @@ def test_any_text_is_a_filter_or_is_refused(text: str) -> None:
         assert parse(str(parsed)) == parsed
 
 
+@_PATIENT
 @given(
     drawn=FILTERS,
     batches=st.lists(st.tuples(record_lists(), st.sampled_from(CompressionType), st.booleans()), max_size=6),
@@ -113,6 +123,7 @@ def test_what_the_tag_index_skips_has_no_match_and_no_control_batch(
     assert wanted <= read
 
 
+@_PATIENT
 @given(drawn=FILTERS, records=record_lists())
 def test_what_a_summary_excludes_has_no_match(drawn: DrawnFilter, records: list[Record]) -> None:
     """Each record alone, so that no other one hides a wrong exclusion."""

@@ -205,11 +205,9 @@ class _Candidates:
         for number, search in enumerate(self._searches):
             if found[number] < position:
                 end = position + _BYTES_A_SEARCH
-                if hit := search(self._body, position, end):
-                    found[number] = hit.start()
-                else:
-                    # A needle may begin here and end after the searched bytes.
-                    found[number] = end - NEEDLE_BYTES_MAX if end < len(self._body) else len(self._body)
+                hit = search(self._body, position, end)
+                # A needle that begins in the searched bytes and ends after them is in the record that contains `end`.
+                found[number] = hit.start() if hit else end
         return min(found, default=position)
 
 
