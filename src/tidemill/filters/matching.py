@@ -27,6 +27,7 @@ from tidemill.filters.terms import (
     OneOf,
     Or,
     StartsWith,
+    term_count,
     without_not,
 )
 
@@ -40,6 +41,8 @@ class Matcher(NamedTuple):
     keeps: Keeps
     # The headers that `keeps` looks at. Without any, headers need not be decoded at all.
     header_names: frozenset[bytes]
+    # What `keeps` costs, in terms of the filter.
+    term_count: int
     # For each group of needles the expressions that find them. The most selective group is the first.
     searches: tuple[tuple[re.Pattern[bytes], ...], ...]
 
@@ -47,7 +50,8 @@ class Matcher(NamedTuple):
 def compile_filter(filter: Filter) -> Matcher:  # noqa: A002
     condition = without_not(filter.condition)
     searches = tuple(map(searches_for, needles_of(filter)))
-    return Matcher(_compiled(condition), frozenset(_header_names(condition)), searches)
+    header_names = frozenset(_header_names(condition))
+    return Matcher(_compiled(condition), header_names, term_count(condition), searches)
 
 
 def tags_of(value: bytes | None) -> list[bytes]:

@@ -31,8 +31,11 @@ from tidemill.filters.terms import (
     without_not,
 )
 
-# With more, the search costs as much as decoding.
-NEEDLES_A_GROUP_MAX = 16
+# With more, a search costs as much as decoding. Needles with the same beginning are found by one search.
+NEEDLES_A_GROUP_MAX = 64
+SEARCHES_A_GROUP_MAX = 16
+# More groups rarely exclude more, and all of them are searched at once.
+_GROUPS_MAX = 3
 # A shorter string is found in nearly every record.
 _NEEDLE_BYTES_MIN = 2
 # The beginning of a long string is as selective as the whole.
@@ -49,7 +52,7 @@ class _Group(NamedTuple):
 def needles_of(filter: Filter) -> tuple[tuple[bytes, ...], ...]:  # noqa: A002
     """Groups of strings. A matching record contains a string of each group. The most selective group is the first."""
     groups = _groups(without_not(filter.condition))
-    return tuple(group.needles for group in sorted(groups, reverse=True))
+    return tuple(group.needles for group in sorted(groups, reverse=True)[:_GROUPS_MAX])
 
 
 def searches_for(needles: Sequence[bytes]) -> tuple[re.Pattern[bytes], ...]:
@@ -107,7 +110,8 @@ def _groups(condition: Condition) -> set[_Group]:
 def _group(*needles: bytes, has_value: bool = True) -> set[_Group]:
     distinct = tuple(sorted({needle[:NEEDLE_BYTES_MAX] for needle in needles}))
     shortest = min(map(len, distinct))
-    if shortest < _NEEDLE_BYTES_MIN or len(distinct) > NEEDLES_A_GROUP_MAX:
+    searches = len({needle[:_NEEDLE_BYTES_MIN] for needle in distinct})
+    if shortest < _NEEDLE_BYTES_MIN or len(distinct) > NEEDLES_A_GROUP_MAX or searches > SEARCHES_A_GROUP_MAX:
         return set()
     return {_Group(has_value, shortest, distinct)}
 

@@ -126,6 +126,19 @@ def without_not(condition: Condition, *, negate: bool = False) -> Condition:
     return Not(condition) if negate else condition
 
 
+def term_count(condition: Condition) -> int:
+    """The number of terms: a measure of what it costs to evaluate the condition."""
+    match condition:
+        case And(parts) | Or(parts):
+            return sum(map(term_count, parts))
+        case Not(part):
+            return term_count(part)
+        case OneOf(_, values):
+            return len(values)
+        case _:
+            return 1
+
+
 def _text(condition: Condition) -> str:
     match condition:
         case Or(parts):

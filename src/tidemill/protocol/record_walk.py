@@ -34,6 +34,8 @@ _BYTES_A_STEP = 64 * 1024
 _BYTES_A_SEARCH = 32 * 1024
 # Records that `select` decodes within a step. With its headers a record costs three times as much as in `walk`.
 _SELECTED_A_STEP = 150
+# So many terms of a filter cost as much as decoding a record.
+_TERMS_A_RECORD = 8
 _EXPANSION_MAX = 128
 _EXPANDED_BYTES_MIN = 16 * 1024 * 1024
 
@@ -135,6 +137,7 @@ def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[Raw
     if not (yield from _can_match(body, matcher)):
         return []
     keeps, header_names = matcher.keeps, matcher.header_names
+    cost = 1 + matcher.term_count // _TERMS_A_RECORD
     candidates = _Candidates(body, matcher.searches[0] if matcher.searches else ())
     candidate = candidates.next_from(0)
     kept: list[RawRecord] = []
@@ -157,10 +160,10 @@ def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[Raw
                 position = end
                 continue
             # There is a candidate within every search, so that this is reached often enough.
-            if decoded == _SELECTED_A_STEP or position > step_end:
+            if decoded >= _SELECTED_A_STEP or position > step_end:
                 yield None
                 decoded, step_end = 0, position + _BYTES_A_SEARCH
-            decoded += 1
+            decoded += cost
             record, position = _raw_record(body, start, position, end, header)
             if keeps(record[4], headers_at(body, position, end, header_names) if header_names else ()):
                 kept.append(record)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 import pytest
 
-from tidemill.filters.language import parse
+from tidemill.filters.language import TERMS_MAX, parse
 from tidemill.filters.matching import Headers, compile_filter
-from tidemill.filters.needles import NEEDLE_BYTES_MAX, NEEDLES_A_GROUP_MAX, needles_of, searches_for
+from tidemill.filters.needles import (
+    NEEDLE_BYTES_MAX,
+    NEEDLES_A_GROUP_MAX,
+    SEARCHES_A_GROUP_MAX,
+    needles_of,
+    searches_for,
+)
 
 EU: Headers = [(b"region", b"eu")]
 
@@ -175,9 +183,18 @@ def test_length_of_two_bytes_is_part_of_the_needle() -> None:
 
 
 def test_too_many_needles_are_none() -> None:
-    tags = [f"'tag{number}' in tags" for number in range(NEEDLES_A_GROUP_MAX + 1)]
-    assert len(needles_of(parse(" or ".join(tags[:-1])))[0]) == NEEDLES_A_GROUP_MAX
-    assert not needles_of(parse(" or ".join(tags)))
+    same = [f"'tag{number}' in tags" for number in range(NEEDLES_A_GROUP_MAX + 1)]
+    assert len(needles_of(parse(" or ".join(same[:-1])))[0]) == NEEDLES_A_GROUP_MAX
+    assert not needles_of(parse(" or ".join(same)))
+    different = [f"'{letter}-tag' in tags" for letter in ascii_lowercase[: SEARCHES_A_GROUP_MAX + 1]]
+    assert len(needles_of(parse(" or ".join(different[:-1])))[0]) == SEARCHES_A_GROUP_MAX
+    assert not needles_of(parse(" or ".join(different)))
+
+
+def test_largest_filters_have_few_searches() -> None:
+    """They all run in one step."""
+    text = " and ".join(f"name{number} = 'value'" for number in range(TERMS_MAX))
+    assert len(compile_filter(parse(text)).searches) == 3
 
 
 @pytest.mark.parametrize(

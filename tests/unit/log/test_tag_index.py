@@ -193,6 +193,17 @@ def test_long_search_takes_steps() -> None:
     assert run_steps(index.next_piece(Probe(parse("n = '2'")), 0)) is None
 
 
+def test_filter_of_many_terms_takes_more_steps() -> None:
+    batches = [_batch(("n", b"1")) for _ in range(40)]
+    data, _ = _segment(batches)
+    index = TagIndex.open(_built(data), len(data))
+    assert index is not None
+    assert run_first_step(index.next_piece(Probe(parse("n = '2'")), 0)) is None
+    many = Probe(parse("n in (" + ", ".join(f"'x{number}'" for number in range(256)) + ")"))
+    with pytest.raises(NotAtOnce):
+        run_first_step(index.next_piece(many, 0))
+
+
 def test_empty_segment_has_an_empty_index() -> None:
     index = TagIndex.open(_built(b""), 0)
     assert index is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.errors import ProtocolError
-from tidemill.filters.language import parse
+from tidemill.filters.language import TERMS_MAX, parse
 from tidemill.filters.matching import compile_filter
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.record_walk import RawRecord, headers_at, records_in_steps, select, walk
@@ -141,6 +141,15 @@ def test_large_batch_takes_steps(text: str, matches: int) -> None:
     with pytest.raises(NotAtOnce):
         run_first_step(select(body, header, matcher))
     assert len(run_steps(select(body, header, matcher))) == matches
+
+
+def test_filter_of_many_terms_takes_more_steps() -> None:
+    body, header = _records_of(build_batch([_record(n, "us") for n in range(100)]))
+    many = " and ".join(f"name{number} != 'value'" for number in range(TERMS_MAX))
+    assert len(run_first_step(select(body, header, compile_filter(parse("region != 'eu'"))))) == 100
+    with pytest.raises(NotAtOnce):
+        run_first_step(select(body, header, compile_filter(parse(many))))
+    assert len(run_steps(select(body, header, compile_filter(parse(many))))) == 100
 
 
 def test_small_batch_takes_one_step() -> None:

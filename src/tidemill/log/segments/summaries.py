@@ -32,6 +32,7 @@ from tidemill.filters.terms import (
     OneOf,
     Or,
     StartsWith,
+    term_count,
     without_not,
 )
 from tidemill.protocol.record_walk import headers_at, keys_and_headers, records_in_steps
@@ -99,9 +100,11 @@ def summarize(terms: set[bytes]) -> Summary | None:
 class Probe:
     """Decides whether records with a given summary can match a filter."""
 
-    __slots__ = ("_may_match",)
+    __slots__ = ("_may_match", "term_count")
 
     def __init__(self, filter: Filter) -> None:  # noqa: A002
+        # What an evaluation costs.
+        self.term_count = term_count(filter.condition)
         self._may_match = _probe(without_not(filter.condition))
 
     def may_match(self, summary: Summary | None) -> bool:

@@ -42,8 +42,9 @@ _CONTROL = struct.Struct(">IIII")
 
 _UINT32_MAX = 0xFFFFFFFF
 _UNKNOWN = 0
-# A run is skipped in two or three microseconds.
+# A run is skipped in two microseconds, and half a microsecond for each term of the filter.
 _RUNS_A_STEP = 200
+_TERMS_A_RUN = 4
 
 
 class Piece(NamedTuple):
@@ -180,6 +181,7 @@ class TagIndex:
 
         What lies before the piece has no match and no control batch. A position inside a run cuts the piece.
         """
+        runs_a_step = max(1, _RUNS_A_STEP // (1 + probe.term_count // _TERMS_A_RUN))
         number = max(0, bisect_right(range(self._run_count), position, key=self._position_of) - 1)
         for count, run in enumerate(range(number, self._run_count), 1):
             start, base_offset, next_offset, controls, summary_start, log2_bits = self._run(run)
@@ -196,7 +198,7 @@ class TagIndex:
                     piece = self._control(control)
                     if piece.position >= position:
                         return piece
-            if not count % _RUNS_A_STEP:
+            if not count % runs_a_step:
                 yield None
         return None
 
