@@ -67,6 +67,7 @@ _TOKEN = re.compile(
     | (?P<sign>[=!<>~&|^*/+%:;@\#$?]+)""",
     re.VERBOSE,
 )
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _OPERATORS = "=, !=, in, starts with or exists"
 _A_TEST = "a header name, key, a text in single quotes, not or ("
 
@@ -102,11 +103,11 @@ def parse(text: str) -> Filter:
 
 def _check_characters(text: str) -> None:
     _check_size(text)
-    for position, character in enumerate(text):
-        if character == "\0":
-            raise FilterError(f"Position {position + 1}: a filter must not contain the character NUL.")
-        if "\ud800" <= character <= "\udfff":
-            raise FilterError(f"Position {position + 1}: half of a surrogate pair is not a character.")
+    if found := _NO_TEXT.search(text):
+        what = "a filter must not contain the character NUL"
+        if found[0] != "\0":
+            what = "half of a surrogate pair is not a character"
+        raise FilterError(f"Position {found.start() + 1}: {what}.")
     if not text.strip():
         raise FilterError(f"Position 1: the filter is empty; expected {_A_TEST}.")
 

@@ -47,9 +47,9 @@ class Matcher(NamedTuple):
     searches: tuple[tuple[re.Pattern[bytes], ...], ...]
 
 
-def compile_filter(filter: Filter) -> Matcher:  # noqa: A002
-    condition = without_not(filter.condition)
-    searches = tuple(map(searches_for, needles_of(filter)))
+def compile_filter(parsed: Filter) -> Matcher:
+    condition = without_not(parsed.condition)
+    searches = tuple(map(searches_for, needles_of(parsed)))
     header_names = frozenset(_header_names(condition))
     return Matcher(_compiled(condition), header_names, term_count(condition), searches)
 

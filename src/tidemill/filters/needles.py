@@ -49,9 +49,9 @@ class _Group(NamedTuple):
     needles: tuple[bytes, ...]
 
 
-def needles_of(filter: Filter) -> tuple[tuple[bytes, ...], ...]:  # noqa: A002
+def needles_of(parsed: Filter) -> tuple[tuple[bytes, ...], ...]:
     """Groups of strings. A matching record contains a string of each group. The most selective group is the first."""
-    groups = _groups(without_not(filter.condition))
+    groups = _groups(without_not(parsed.condition))
     return tuple(group.needles for group in sorted(groups, reverse=True)[:_GROUPS_MAX])
 
 

@@ -18,6 +18,7 @@ from tidemill.log.segments.tag_index import RUN_BYTES, Piece, TagIndex, build
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.records import (
     CONTROL,
+    HEADER_SIZE,
     TRANSACTIONAL,
     Header,
     Record,
@@ -252,6 +253,13 @@ def test_run_with_a_wrong_checksum_is_read() -> None:
     batch = _batch(("n", b"1"))
     batch[-1] ^= 1
     assert _read([batch], "n = '2'") == [0]
+
+
+def test_run_whose_header_lost_its_record_count_is_read() -> None:
+    batch = _batch(("n", b"1"))
+    batch[HEADER_SIZE - 4 : HEADER_SIZE] = bytes(4)
+    assert header_at(batch).record_count == 0
+    assert _read([batch], "n = '1'") == [0]
 
 
 def test_field_with_too_many_values_is_read_and_others_are_still_skipped() -> None:

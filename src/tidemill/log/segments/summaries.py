@@ -102,10 +102,10 @@ class Probe:
 
     __slots__ = ("_may_match", "term_count")
 
-    def __init__(self, filter: Filter) -> None:  # noqa: A002
+    def __init__(self, parsed: Filter) -> None:
         # What an evaluation costs.
-        self.term_count = term_count(filter.condition)
-        self._may_match = _probe(without_not(filter.condition))
+        self.term_count = term_count(parsed.condition)
+        self._may_match = _probe(without_not(parsed.condition))
 
     def may_match(self, summary: Summary | None) -> bool:
         """False only when no record matches. Without a summary nothing is excluded."""
@@ -166,11 +166,11 @@ class TermCollector:
         self._is_known = True
 
     def add(self, header: BatchHeader, batch: memoryview) -> None:
+        if not checksum_matches(batch, header):
+            self._is_known = False
         if not self._is_known or not header.record_count:
             return
         try:
-            if not checksum_matches(batch, header):
-                raise ProtocolError("the batch is damaged")
             self._add_records(run_steps(records_in_steps(batch, header)), header)
         except ProtocolError:
             self._is_known = False

@@ -52,6 +52,7 @@ class Piece(NamedTuple):
 
     position: int
     end_position: int
+    # The offsets of the whole run, even when the position is inside it.
     base_offset: int
     next_offset: int
 
