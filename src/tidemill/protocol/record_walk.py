@@ -138,8 +138,9 @@ def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[Raw
         return []
     keeps, header_names = matcher.keeps, matcher.header_names
     cost = 1 + matcher.term_count // _TERMS_A_RECORD
-    candidates = _Candidates(body, matcher.searches[0] if matcher.searches else ())
-    candidate = candidates.next_from(0)
+    candidates = _Candidates(body, matcher.searches[0]) if matcher.searches else None
+    # Without searches every record is a candidate.
+    candidate = candidates.next_from(0) if candidates else -1
     kept: list[RawRecord] = []
     position = decoded = 0
     step_end = _BYTES_A_SEARCH
@@ -168,7 +169,8 @@ def select(body: bytes, header: BatchHeader, matcher: Matcher) -> Steps[list[Raw
             if keeps(record[4], headers_at(body, position, end, header_names) if header_names else ()):
                 kept.append(record)
             position = end
-            candidate = candidates.next_from(end)
+            if candidates:
+                candidate = candidates.next_from(end)
     except IndexError as error:
         raise ProtocolError("a record is cut off") from error
     if position != size:
@@ -203,7 +205,7 @@ class _Candidates:
         self._found = [-1] * len(group)
 
     def next_from(self, position: int) -> int:
-        """The first place at or after `position` where a match may be. Every place is one when nothing is searched."""
+        """The first place at or after `position` where a match may be."""
         found = self._found
         for number, search in enumerate(self._searches):
             if found[number] < position:
@@ -211,7 +213,7 @@ class _Candidates:
                 hit = search(self._body, position, end)
                 # A needle that begins in the searched bytes and ends after them is in the record that contains `end`.
                 found[number] = hit.start() if hit else end
-        return min(found, default=position)
+        return min(found)
 
 
 def keys_and_headers(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, bytes]]:
