@@ -1,0 +1,328 @@
+"""Delay headers: what a record of a topic with `tidemill.delays.enable=true` asks for.
+
+A producer asks by headers. `tidemill-deliver-at` (epoch milliseconds, or ISO 8601 with an offset), `tidemill-delay`
+(`30s`, or milliseconds) or `tidemill-schedule` (cron, in `tidemill-timezone`) hide the record until it is due; at most one
+of them. `tidemill-schedule-id` names the message within its key, so that a later record with the same key and id replaces
+it, and one with `tidemill-cancel` cancels it. A schedule needs an id: without one it could never be cancelled. A
+cancel without an id names a pending record by its offset.
+
+The broker writes headers of its own on what it appends: `tidemill-original-offset` and its companions. A delivered copy
+has them and none of the producer's; a carried record has them and `tidemill-carried`. Producers may not send them.
+
+A delay counts from the timestamp that the log gives the record, since a replay has no other clock. So the appender sets
+the append time on a batch whose inspection says `needs_append_time` (LogAppendTime, in place). Whether a record is
+hidden is a function of that record alone: every reader of the log, live or offline, gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from hashlib import blake2b
+from typing import NamedTuple
+
+from tidemill.delays.cron import TIME_MS_MAX, InvalidSchedule, Schedule, parse_duration, parse_schedule
+from tidemill.errors import ProtocolError, TidemillError
+from tidemill.protocol.record_walk import records_of
+from tidemill.protocol.records import BatchHeader, Header, Record, iterate_records
+
+DELIVER_AT = "tidemill-deliver-at"
+DELAY = "tidemill-delay"
+SCHEDULE = "tidemill-schedule"
+TIME_ZONE = "tidemill-timezone"
+SCHEDULE_ID = "tidemill-schedule-id"
+CANCEL = "tidemill-cancel"
+
+# Written by the broker alone.
+ORIGINAL_OFFSET = "tidemill-original-offset"
+PENDING_OFFSET = "tidemill-pending-offset"
+DUE = "tidemill-due"
+NEXT_DUE = "tidemill-next-due"
+CARRIED = "tidemill-carried"
+
+_TIMES = (DELIVER_AT, DELAY, SCHEDULE)
+_OF_PRODUCERS = frozenset((*_TIMES, TIME_ZONE, SCHEDULE_ID, CANCEL))
+_OF_THE_BROKER = frozenset((ORIGINAL_OFFSET, PENDING_OFFSET, DUE, NEXT_DUE, CARRIED))
+_PREFIX = b"tidemill-"
+SCHEDULE_ID_BYTES_MAX = 256
+_VALUE_BYTES_MAX = 256
+# As in other answers: of the records that are wrong, the first hundred are named.
+_ERRORS_NAMED_MAX = 100
+
+
+class InvalidDelay(TidemillError):
+    """Delay headers that ask for nothing sensible, with a sentence for the producer."""
+
+
+class Limits(NamedTuple):
+    """What a topic allows: `tidemill.delays.max.ms` and `tidemill.delays.interval.min.ms`."""
+
+    delay_ms_max: int
+    interval_ms_min: int
+
+
+class Delayed(NamedTuple):
+    """A record that is hidden until it is due. `identity` is for those with a schedule id."""
+
+    due_ms: int
+    identity: bytes | None = None
+    schedule: Schedule | None = None
+
+
+class Cancel(NamedTuple):
+    """A record that cancels what is pending: an identity, or a record by its offset."""
+
+    identity: bytes | None
+    offset: int | None = None
+
+
+class Carried(NamedTuple):
+    """A pending record that retention would have removed, appended again. Replaces the one at `pending_offset`."""
+
+    pending_offset: int
+    original_offset: int
+    delayed: Delayed
+
+
+class Copy(NamedTuple):
+    """A visible copy: the record at `pending_offset` is delivered. `next_due_ms`: when its schedule fires next."""
+
+    pending_offset: int
+    original_offset: int
+    due_ms: int
+    next_due_ms: int | None
+
+
+class Inspection(NamedTuple):
+    """What the appender learns of a batch. `errors` are (index in the batch, sentence) of records to refuse."""
+
+    has_hidden: bool
+    needs_append_time: bool
+    errors: Sequence[tuple[int, str]]
+
+
+def may_hold_requests(body: bytes) -> bool:
+    """Whether decompressed records may have delay headers. All that an ordinary batch costs."""
+    return _PREFIX in body
+
+
+def delay_records(batch: memoryview, header: BatchHeader) -> list[Record]:
+    """The records of a batch for `PartitionDelays.replay`; none when it has no delay headers, or does not decode.
+
+    Blocks while it decompresses: for recovery, fetched batches, and other work in threads or steps.
+    """
+    if header.is_control:
+        return []
+    try:
+        return list(iterate_records(batch, header)) if may_hold_requests(records_of(batch, header)) else []
+    except ProtocolError:
+        # Decision 3: such batches are in logs. Every consumer refuses them, so nothing in them can be delivered.
+        return []
+
+
+def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Inspection:
+    """Check the records of a produced batch, which begins at offset 0, at the append clock."""
+    has_hidden = needs_append_time = False
+    errors: list[tuple[int, str]] = []
+    for index, record in enumerate(records):
+        names = {header.key for header in record.headers}
+        if names.isdisjoint(_OF_PRODUCERS) and names.isdisjoint(_OF_THE_BROKER):
+            continue
+        try:
+            if record.offset != index:
+                # Decision 3 lets wrong deltas in, but what is hidden is known by its offset.
+                raise InvalidDelay(f"its offset delta is {record.offset}, not {index}")
+            _refuse_headers_of_the_broker(names)
+            request = _request_of(record.key, record.headers, wall_ms)
+            if isinstance(request, Delayed):
+                _check_limits(request, wall_ms, limits)
+        except InvalidDelay as error:
+            errors.append((index, str(error)))
+            if len(errors) == _ERRORS_NAMED_MAX:
+                break
+            continue
+        has_hidden = True
+        needs_append_time = needs_append_time or not names.isdisjoint((DELAY, SCHEDULE))
+    return Inspection(has_hidden, needs_append_time, errors)
+
+
+def meaning_of(record: Record) -> Delayed | Cancel | Carried | Copy | None:
+    """What a record of the log means; None for an ordinary one. Limits do not apply: it was accepted."""
+    fields = {header.key: header.value for header in record.headers if header.key.startswith("tidemill-")}
+    if fields.keys().isdisjoint(_OF_PRODUCERS) and fields.keys().isdisjoint(_OF_THE_BROKER):
+        return None
+    try:
+        if ORIGINAL_OFFSET not in fields:
+            return _request_of(record.key, record.headers, record.timestamp)
+        original_offset, due_ms = _integer(fields, ORIGINAL_OFFSET), _integer(fields, DUE)
+        pending_offset = _integer(fields, PENDING_OFFSET) if PENDING_OFFSET in fields else original_offset
+        if CARRIED in fields:
+            delayed = Delayed(due_ms, _identity_of(record.key, fields), _schedule_of(fields))
+            return Carried(pending_offset, original_offset, delayed)
+        next_due_ms = _integer(fields, NEXT_DUE) if NEXT_DUE in fields else None
+        return Copy(pending_offset, original_offset, due_ms, next_due_ms)
+    except InvalidDelay:
+        return None
+
+
+def is_hidden(meaning: Delayed | Cancel | Carried | Copy | None) -> bool:
+    """Whether readers do not get the record that has this meaning."""
+    return meaning is not None and not isinstance(meaning, Copy)
+
+
+def visible_copy(record: Record, due_ms: int, next_due_ms: int | None) -> Record:
+    """The copy to append when a pending record is due. Its offset is the caller's to set.
+
+    Its timestamp is the due time, but not older than the record: a time long past must not look expired to retention.
+    """
+    headers = [header for header in record.headers if header.key not in _HIDING]
+    headers += _origin(record)
+    headers.append(Header(DUE, b"%d" % due_ms))
+    if next_due_ms is not None:
+        headers.append(Header(NEXT_DUE, b"%d" % next_due_ms))
+    return record._replace(timestamp=max(due_ms, record.timestamp), headers=headers)
+
+
+def carried_copy(record: Record, due_ms: int) -> Record:
+    """The hidden record to append before retention removes a pending one. Its offset is the caller's to set."""
+    headers = [header for header in record.headers if header.key not in _RESTATED]
+    headers += _origin(record)
+    headers += (Header(DUE, b"%d" % due_ms), Header(CARRIED, b""))
+    return record._replace(headers=headers)
+
+
+# A copy keeps the schedule id, which tells the consumer which message it is.
+_HIDING = (_OF_PRODUCERS | _OF_THE_BROKER) - {SCHEDULE_ID}
+# A carried record keeps its id, schedule and time zone.
+_RESTATED = _OF_THE_BROKER | {DELIVER_AT, DELAY}
+
+
+def _origin(record: Record) -> list[Header]:
+    """The headers that name the producer's record and, when that was carried, the pending one."""
+    carried_from = next((header.value for header in record.headers if header.key == ORIGINAL_OFFSET), None)
+    here = b"%d" % record.offset
+    if carried_from is None:
+        return [Header(ORIGINAL_OFFSET, here)]
+    return [Header(ORIGINAL_OFFSET, carried_from), Header(PENDING_OFFSET, here)]
+
+
+# -- the headers of producers ------------------------------------------------------------------------------------
+
+
+def _request_of(key: bytes | None, headers: Sequence[Header], append_ms: int) -> Delayed | Cancel:
+    fields: dict[str, bytes | None] = {}
+    for name, value in headers:
+        if name in _OF_PRODUCERS:
+            if name in fields:
+                raise InvalidDelay(f"the header {name} is there twice")
+            fields[name] = value
+    times = [name for name in (*_TIMES, CANCEL) if name in fields]
+    if len(times) > 1:
+        raise InvalidDelay(f"a record may have one of the headers {' and '.join(times)}, not both")
+    if TIME_ZONE in fields and SCHEDULE not in fields:
+        raise InvalidDelay(f"{TIME_ZONE} belongs to {SCHEDULE}, which is missing")
+    if not times:
+        raise InvalidDelay(f"{SCHEDULE_ID} needs a time, a schedule or {CANCEL} beside it")
+    identity = _identity_of(key, fields)
+    if CANCEL in fields:
+        return Cancel(identity) if identity is not None else Cancel(None, _cancelled_offset(fields))
+    schedule = _schedule_of(fields)
+    if schedule is None:
+        return Delayed(_due_ms(fields, append_ms), identity)
+    if identity is None:
+        raise InvalidDelay(f"{SCHEDULE} needs {SCHEDULE_ID}, by which it can be cancelled")
+    first_ms = schedule.next_after(append_ms)
+    if first_ms is None:
+        raise InvalidDelay(f"the schedule {_text(fields, SCHEDULE)!r} never fires")
+    return Delayed(first_ms, identity, schedule)
+
+
+def _due_ms(fields: dict[str, bytes | None], append_ms: int) -> int:
+    if DELAY in fields:
+        try:
+            due_ms = append_ms + parse_duration(_text(fields, DELAY))
+        except InvalidSchedule as error:
+            raise InvalidDelay(f"{DELAY}: {error}") from error
+    else:
+        due_ms = _moment(_text(fields, DELIVER_AT))
+    if not 0 <= due_ms <= TIME_MS_MAX:
+        raise InvalidDelay("the time of delivery is not between the years 1970 and 9999")
+    return due_ms
+
+
+def _moment(text: str) -> int:
+    if text.removeprefix("-").isdecimal() and text.isascii():
+        return int(text) if len(text) <= 16 else TIME_MS_MAX + 1
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidDelay(
+            f"{DELIVER_AT}: {text[:40]!r} is neither epoch milliseconds nor ISO 8601"
+        ) from error
+    if moment.tzinfo is None:
+        raise InvalidDelay(f"{DELIVER_AT}: {text[:40]!r} has no offset from UTC; add Z or +02:00")
+    return round(moment.timestamp() * 1000)
+
+
+def _schedule_of(fields: dict[str, bytes | None]) -> Schedule | None:
+    if SCHEDULE not in fields:
+        return None
+    try:
+        return parse_schedule(
+            _text(fields, SCHEDULE), _text(fields, TIME_ZONE) if TIME_ZONE in fields else "UTC"
+        )
+    except InvalidSchedule as error:
+        raise InvalidDelay(f"{SCHEDULE}: {error}") from error
+
+
+def _identity_of(key: bytes | None, fields: dict[str, bytes | None]) -> bytes | None:
+    """Sixteen bytes for key and schedule id: keys may be large, and many are pending."""
+    if SCHEDULE_ID not in fields:
+        return None
+    name = fields[SCHEDULE_ID]
+    if not name or len(name) > SCHEDULE_ID_BYTES_MAX:
+        raise InvalidDelay(f"{SCHEDULE_ID} has between 1 and {SCHEDULE_ID_BYTES_MAX} bytes")
+    prefix = b"-" if key is None else b"%d:" % len(key)
+    return blake2b(prefix + (key or b"") + name, digest_size=16).digest()
+
+
+def _cancelled_offset(fields: dict[str, bytes | None]) -> int:
+    if not fields[CANCEL]:
+        raise InvalidDelay(f"{CANCEL} needs {SCHEDULE_ID}, or the offset of a pending record as its value")
+    return _integer(fields, CANCEL)
+
+
+def _check_limits(request: Delayed, wall_ms: int, limits: Limits) -> None:
+    if request.schedule is None:
+        if request.due_ms - wall_ms > limits.delay_ms_max:
+            raise InvalidDelay(
+                f"the delay of {request.due_ms - wall_ms} ms is longer than tidemill.delays.max.ms={limits.delay_ms_max}"
+            )
+    elif request.schedule.interval_ms_min < limits.interval_ms_min:
+        raise InvalidDelay(
+            f"the schedule fires every {request.schedule.interval_ms_min} ms, more often than "
+            f"tidemill.delays.interval.min.ms={limits.interval_ms_min} allows"
+        )
+
+
+def _refuse_headers_of_the_broker(names: set[str]) -> None:
+    reserved = names & _OF_THE_BROKER
+    if reserved:
+        raise InvalidDelay(f"the header {min(reserved)} is written by the broker; leave it out")
+
+
+def _integer(fields: dict[str, bytes | None], name: str) -> int:
+    text = _text(fields, name) if name in fields else ""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise InvalidDelay(f"{name} must be a number that is not negative")
+    return int(text)
+
+
+def _text(fields: dict[str, bytes | None], name: str) -> str:
+    value = fields[name]
+    if value is None or len(value) > _VALUE_BYTES_MAX:
+        raise InvalidDelay(f"{name} has a value of at most {_VALUE_BYTES_MAX} bytes")
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidDelay(f"{name} is not UTF-8") from error
