@@ -1,0 +1,164 @@
+"""The pending records of a partition: when each is due, what names it, and which ones are on their way into the log.
+
+`offsets` is the truth. `queue` only finds what is due; entries that are no longer true are skipped when they are taken.
+A taken record was given to the leader, or waits for its own commit. It stays pending until its copy is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from tidemill.delays.cron import Schedule
+from tidemill.delays.due_queue import RUN_ENTRIES, DueQueue
+from tidemill.delays.offsets import PendingOffsets
+
+# How often `take_due` looks for live entries behind stale ones within one call.
+_ROUNDS_MAX = 4
+
+
+class Delivery(NamedTuple):
+    """The pending record at `offset` is due: append `visible_copy(record, due_ms, next_due_ms)`."""
+
+    offset: int
+    due_ms: int
+    next_due_ms: int | None
+
+
+class Scheduled(NamedTuple):
+    """The name of a pending record that has a schedule id, and its schedule if it recurs."""
+
+    identity: bytes
+    schedule: Schedule | None
+
+
+class PendingRecord(NamedTuple):
+    """A pending record. `committed_by` is the offset that must be committed first: its own, or its commit marker's."""
+
+    offset: int
+    due_ms: int
+    scheduled: Scheduled | None
+    committed_by: int
+
+
+class PendingRecords:
+    """The pending records of one partition, by offset, by name and by due time."""
+
+    __slots__ = ("_held", "by_identity", "markers", "offsets", "queue", "scheduled", "taken")
+
+    def __init__(self) -> None:
+        self.offsets = PendingOffsets()
+        self.queue = DueQueue()
+        self.scheduled: dict[int, Scheduled] = {}
+        self.by_identity: dict[bytes, int] = {}
+        # By offset: the commit marker of a record whose transaction's end may not be committed yet.
+        self.markers: dict[int, int] = {}
+        # By offset: the due time of records that the queue has given out.
+        self.taken: dict[int, int] = {}
+        # (offset that must be committed first, offset) of taken records.
+        self._held: list[tuple[int, int]] = []
+
+    @property
+    def waits_for_commit(self) -> bool:
+        return bool(self._held)
+
+    def get(self, offset: int) -> PendingRecord | None:
+        due_ms = self.offsets.get(offset)
+        if due_ms is None:
+            return None
+        return PendingRecord(offset, due_ms, self.scheduled.get(offset), self.markers.get(offset, offset))
+
+    def add(self, record: PendingRecord) -> None:
+        offset = record.offset
+        self.offsets.set(offset, record.due_ms)
+        self.queue.add(record.due_ms, offset)
+        if record.scheduled is not None:
+            self.scheduled[offset] = record.scheduled
+            self.by_identity[record.scheduled.identity] = offset
+        if record.committed_by != offset:
+            self.markers[offset] = record.committed_by
+
+    def remove(self, offset: int) -> None:
+        self.offsets.pop(offset)
+        self.taken.pop(offset, None)
+        self.markers.pop(offset, None)
+        scheduled = self.scheduled.pop(offset, None)
+        if scheduled is not None and self.by_identity.get(scheduled.identity) == offset:
+            del self.by_identity[scheduled.identity]
+        self._drop_stale()
+
+    def set_due(self, offset: int, due_ms: int) -> None:
+        """The record is pending for another occurrence of its schedule."""
+        if offset not in self.offsets:
+            return
+        self.offsets.set(offset, due_ms)
+        self.taken.pop(offset, None)
+        self.queue.add(due_ms, offset)
+        self._drop_stale()
+
+    def forget_markers(self, committed_offset: int) -> None:
+        """Markers below the high watermark hold nothing back any more."""
+        while self.markers:
+            # They rise in the order of insertion. Where an undone effect broke it, one stays longer than it must.
+            offset, marker_offset = next(iter(self.markers.items()))
+            if marker_offset >= committed_offset:
+                break
+            del self.markers[offset]
+
+    def take_due(self, wall_ms: int, committed_offset: int, limit: int) -> list[Delivery]:
+        """Up to `limit` committed records whose time has come. Each is given once, until it is given back."""
+        deliveries = self._committed_meanwhile(wall_ms, committed_offset, limit)
+        for _ in range(_ROUNDS_MAX):
+            if len(deliveries) == limit:
+                break
+            for due_ms, offset in self.queue.pop_due(wall_ms, limit - len(deliveries)):
+                if not self._is_live(due_ms, offset):
+                    continue
+                self.taken[offset] = due_ms
+                committed_by = self.markers.get(offset, offset)
+                if committed_by < committed_offset:
+                    deliveries.append(self._delivery(offset, due_ms, wall_ms))
+                else:
+                    heappush(self._held, (committed_by, offset))
+        return deliveries
+
+    def still_taken(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        return [each for each in deliveries if each.offset in self.taken]
+
+    def give_back(self) -> None:
+        for offset, due_ms in self.taken.items():
+            self.queue.add(due_ms, offset)
+        self.taken.clear()
+        self._held.clear()
+
+    def _committed_meanwhile(self, wall_ms: int, committed_offset: int, limit: int) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        while self._held and self._held[0][0] < committed_offset and len(deliveries) < limit:
+            offset = heappop(self._held)[1]
+            due_ms = self.taken.get(offset)
+            if due_ms is None:
+                continue
+            if due_ms <= wall_ms:
+                deliveries.append(self._delivery(offset, due_ms, wall_ms))
+            else:
+                # The clock went back while the record waited for its commit.
+                del self.taken[offset]
+                self.queue.add(due_ms, offset)
+        return deliveries
+
+    def _delivery(self, offset: int, due_ms: int, wall_ms: int) -> Delivery:
+        schedule = self.scheduled[offset].schedule if offset in self.scheduled else None
+        if schedule is None:
+            return Delivery(offset, due_ms, None)
+        latest_ms = schedule.latest_until(due_ms, wall_ms)
+        return Delivery(offset, latest_ms, schedule.next_after(latest_ms))
+
+    def _is_live(self, due_ms: int, offset: int) -> bool:
+        return self.offsets.get(offset) == due_ms and offset not in self.taken
+
+    def _drop_stale(self) -> None:
+        """Keep the queue's stale entries below the number of live ones, at a bounded cost for each change."""
+        self.queue.drop_stale_heads(self._is_live, 2)
+        if len(self.queue) > 2 * (len(self.offsets) + RUN_ENTRIES):
+            self.queue.sweep(self._is_live)
