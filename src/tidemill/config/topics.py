@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tidemill.config.definitions import LONG_MAX, ConfigKey, Value, invalid_value
-from tidemill.config.keys.topics import TOPIC_KEYS
+from tidemill.config.keys.topics import DELAYS_ENABLE, TOPIC_KEYS
 from tidemill.config.layers import BrokerLayers
 from tidemill.errors import ConfigError
 
@@ -50,6 +50,9 @@ class TopicConfig:
     segment_index_bytes: int = 10_485_760
     segment_jitter_ms: int = 0
     segment_ms: int = 604_800_000
+    tidemill_delays_enable: bool = False
+    tidemill_delays_interval_min_ms: int = 1000
+    tidemill_delays_max_ms: int = 31_622_400_000
     unclean_leader_election_enable: bool = False
 
     @property
@@ -108,6 +111,13 @@ def validate_topic_configs(configs: Mapping[str, str], broker: BrokerLayers | No
         if shortest > longest:
             allowed = f"at most max.compaction.lag.ms, which is {longest}"
             raise invalid_value("min.compaction.lag.ms", str(shortest), allowed)
+    if parsed.get(DELAYS_ENABLE) is True:
+        policy = effective_topic_text(TOPIC_KEYS_BY_NAME["cleanup.policy"], configs, layers)
+        if "compact" in policy:
+            raise ConfigError(
+                f"Invalid value true for configuration {DELAYS_ENABLE}: must be false, because cleanup.policy is "
+                f"{policy}, and compaction would remove records that wait"
+            )
     if (
         parsed.get("remote.storage.enable") is True
         and layers.text("remote.log.storage.system.enable") != "true"

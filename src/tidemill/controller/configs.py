@@ -14,6 +14,7 @@ from enum import IntEnum
 
 from tidemill.config import (
     BROKER_KEYS,
+    DELAYS_ENABLE,
     TOPIC_KEYS_BY_NAME,
     BrokerLayers,
     ConfigKey,
@@ -116,6 +117,7 @@ def _alter(
             _check_existence(image, resource)
             if resource.type == ResourceType.TOPIC:
                 check_changed(image, resource.name, before, after)
+                _check_delays_stay(resource.name, before, after)
         except ApiError as error:
             response.error_code = error.code
             response.error_message = error.message
@@ -174,6 +176,15 @@ def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
         return
     elif BrokerId(int(resource.name)) not in image.brokers:
         raise _invalid_request(f"Unexpected broker id, {resource.name} is not registered")
+
+
+def _check_delays_stay(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Records that wait would be shown at once, and again by nobody."""
+    if before.get(DELAYS_ENABLE) == "true" and after.get(DELAYS_ENABLE) != "true":
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG,
+            f"{DELAYS_ENABLE} of '{name}' cannot be switched off: records that wait would be shown before their time",
+        )
 
 
 def _check_min_isr(

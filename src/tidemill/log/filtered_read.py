@@ -42,7 +42,8 @@ _NO_PRODUCER = -1
 
 Part = FileSlice | bytearray
 # The kept records of a batch, from its decompressed records and its header. `ProtocolError` when they do not decode.
-Select = Callable[[bytes, BatchHeader], Steps[list[RawRecord]]]
+# None stands for all of them.
+Select = Callable[[bytes, BatchHeader], Steps[list[RawRecord] | None]]
 
 
 class Filtered:
@@ -158,10 +159,10 @@ class FilteredRead:
         try:
             body = yield from records_in_steps(batch, header)
             kept = yield from self._select(body, header)
+            if kept is None or len(kept) == header.record_count:
+                return whole
             if not kept:
                 return None
-            if len(kept) == header.record_count:
-                return whole
             rewrite = partial(with_records, header, body, kept, None)
             if not header.codec or len(body) <= _BYTES_A_STEP:
                 return rewrite()
@@ -203,6 +204,20 @@ class FilteredRead:
             parts.append(_empty_batch(first, last, self._empty_epoch))
             first = last + 1
         return Filtered(parts) if parts else None
+
+
+def both(first: Select, second: Select) -> Select:
+    """Keeps what both keep."""
+
+    def select(body: bytes, header: BatchHeader) -> Steps[list[RawRecord] | None]:
+        kept = yield from first(body, header)
+        kept_too = yield from second(body, header)
+        if kept is None or kept_too is None:
+            return kept if kept_too is None else kept_too
+        offsets = {record[3] for record in kept}
+        return [record for record in kept_too if record[3] in offsets]
+
+    return select
 
 
 def _empty_batch(first_offset: int, last_offset: int, leader_epoch: int) -> bytearray:

@@ -494,13 +494,7 @@ class Log:
         self.last_stable_offset(high_watermark)
         if "delete" not in self.config.cleanup_policy:
             return []
-        committed = [
-            segment for number, segment in enumerate(self._segments) if self._end_of(number) <= high_watermark
-        ]
-        count = max(
-            count_expired(committed, self.config.retention_ms, wall_ms),
-            count_in_excess(committed, self.config.retention_bytes, self.size),
-        )
+        count = self._count_expired(wall_ms, high_watermark)
         if count == len(self._segments):
             self.roll(wall_ms)
         removed = self._delete_first(count)
@@ -508,6 +502,20 @@ class Log:
             self.log_start_offset = max(self.log_start_offset, self._bases[0])
             self.epochs.truncate_from_start(self.log_start_offset)
         return removed
+
+    def expired_end(self, wall_ms: int, high_watermark: int) -> int:
+        """Where the segments end that retention would delete."""
+        count = self._count_expired(wall_ms, high_watermark) if self.config.is_deleted else 0
+        return self._end_of(count - 1) if count else self.log_start_offset
+
+    def _count_expired(self, wall_ms: int, high_watermark: int) -> int:
+        committed = [
+            segment for number, segment in enumerate(self._segments) if self._end_of(number) <= high_watermark
+        ]
+        return max(
+            count_expired(committed, self.config.retention_ms, wall_ms),
+            count_in_excess(committed, self.config.retention_bytes, self.size),
+        )
 
     def _end_of(self, number: int) -> int:
         return self._bases[number + 1] if number + 1 < len(self._bases) else self.log_end_offset

@@ -273,7 +273,7 @@ def iterate_records(batch: memoryview, header: BatchHeader | None = None) -> Ite
         if len(batch) < HEADER_SIZE:
             raise ProtocolError(f"{len(batch)} bytes are too few for a batch")
         header = header_at(batch)
-    return _iterate(_decompressed(batch, header), header)
+    return iterate_decompressed(_decompressed(batch, header), header)
 
 
 def _decompressed(batch: memoryview, header: BatchHeader) -> memoryview:
@@ -289,7 +289,8 @@ def check_fits(record_count: int, body_bytes: int) -> None:
         raise ProtocolError(f"{record_count} records do not fit {body_bytes} bytes")
 
 
-def _iterate(body: memoryview, header: BatchHeader) -> Iterator[Record]:
+def iterate_decompressed(body: memoryview, header: BatchHeader) -> Iterator[Record]:
+    """Decode every record of a batch whose records are decompressed."""
     check_fits(header.record_count, len(body))
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
     last_offset_delta = header.last_offset_delta

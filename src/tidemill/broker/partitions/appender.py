@@ -339,6 +339,19 @@ class Appender:
         self._appended(log, len(batch))
         return end_offset
 
+    def append_copies(self, records: Sequence[Record], wall_ms: int) -> None:
+        """Write copies of delayed records as one batch. `ApiError` when that fails.
+
+        A copy has more headers than its original, so the limit of produced batches does not apply.
+        """
+        log = self._writable_with_enough_in_sync()
+        batch = build_batch(records)
+        try:
+            log.append(memoryview(batch), (header_at(batch),), self._leadership.leader_epoch, wall_ms)
+        except OSError as error:
+            raise ApiError(self._append_failed(error).error) from error
+        self._appended(log, len(batch))
+
     def _refuse_old_epoch(self, log: Log, writer: Writer) -> None:
         state = log.producers.get(writer.producer_id)
         if state is not None and writer.producer_epoch < state.epoch:

@@ -117,8 +117,12 @@ class LogManager:
             log = partition.log
             if log is None:
                 continue
+            limit = partition.high_watermark
+            if partition.config.tidemill_delays_enable:
+                limit = min(limit, partition.delivery.retained_offset(log))
+                partition.delivery.carry(log.expired_end(now_ms, partition.high_watermark))
             try:
-                removed = log.apply_retention(now_ms, partition.high_watermark)
+                removed = log.apply_retention(now_ms, limit)
             except OSError as error:
                 partition.fence(f"retention failed: {error.strerror or error}")
                 continue

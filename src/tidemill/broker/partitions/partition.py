@@ -1,8 +1,8 @@
 """One partition that this broker hosts (Kafka: Partition): the parts of it, and the role that the metadata gives it.
 
 Owns its parts, each with one job: `delayed` (what waits), `reader` (the log and its high watermark), `flush` (the disk),
-`leadership` (the leader's machine) and `appender` (writes). `apply` lets it lead, follow or wait for a leader. Requests
-use the parts directly.
+`leadership` (the leader's machine), `appender` (writes) and `delivery` (delayed records). `apply` lets it lead, follow or
+wait for a leader. Requests use the parts directly.
 
 A failing disk fences this partition; whether more than that follows is decided by `Replicas`.
 """
@@ -17,6 +17,7 @@ from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appender import Appender, AppenderHost
 from tidemill.broker.partitions.delayed_operations import DelayedOperations
+from tidemill.broker.partitions.delivery import DelayedDelivery, DeliveryHost
 from tidemill.broker.partitions.flush import LogFlush
 from tidemill.broker.partitions.leadership import Leadership, LeadershipHost
 from tidemill.broker.partitions.reader import PartitionReader
@@ -30,7 +31,7 @@ from tidemill.replication.leader import PartitionLeader, ProposeIsr
 from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, TopicPartition
 
 
-class Host(LeadershipHost, AppenderHost, Protocol):
+class Host(LeadershipHost, AppenderHost, DeliveryHost, Protocol):
     """What a partition needs of the broker around it; `Replicas` is that."""
 
     @property
@@ -47,6 +48,7 @@ class Partition:
         "config",
         "counts",
         "delayed",
+        "delivery",
         "flush",
         "has_undecodable",
         "image",
@@ -103,6 +105,7 @@ class Partition:
         self.appender = Appender(
             name, config, host, self.reader, self.leadership, self.counts, refusals, fence=self.fence
         )
+        self.delivery = DelayedDelivery(name, config, host, self.reader, self.leadership, self.appender)
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:
@@ -111,6 +114,7 @@ class Partition:
         if self.log is not None:
             self.log.configure(config)
         self.leadership.configure(config)
+        self.delivery.configure(config)
 
     # -- what is read of it outside of the path of a request -------------------------------------------------
 
@@ -157,6 +161,7 @@ class Partition:
             self.leadership.lead(self.log, image)
         else:
             self._stop_leading()
+        self.delivery.update()
         if is_new_epoch:
             self.delayed.wake_fetches()
 
@@ -206,6 +211,7 @@ class Partition:
         log, self.reader.log = self.log, None
         assert log is not None
         self._stop_leading()
+        self.delivery.update()
         self.flush.fail()
         self.delayed.wake_fetches()
         return log

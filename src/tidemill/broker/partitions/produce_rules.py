@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tidemill.config import TopicConfig
+from tidemill.delays.requests import Limits, inspect, may_hold_requests
 from tidemill.errors import ErrorCode
 from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol import compression
@@ -22,10 +23,13 @@ from tidemill.protocol.records import (
     TRANSACTIONAL,
     BatchHeader,
     InvalidBatch,
+    Record,
     assemble,
     header_at,
+    iterate_decompressed,
     restamp,
     sole_batch,
+    stamp_append_time,
 )
 from tidemill.protocol.steps import Steps
 
@@ -45,6 +49,7 @@ class ProduceRules:
         "_always_looks_inside",
         "_codec",
         "_config",
+        "_delays",
         "_is_internal",
         "_topic",
         "needs_keys",
@@ -59,8 +64,13 @@ class ProduceRules:
         self.rewrites_timestamps = config.is_log_append_time
         self.needs_keys = config.is_compacted
         self._after_max_ms = config.message_timestamp_after_max_ms
-        self._always_looks_inside = self.needs_keys or (
-            not self.rewrites_timestamps and config.message_timestamp_before_max_ms != _NEVER
+        self._delays = None
+        if config.tidemill_delays_enable:
+            self._delays = Limits(config.tidemill_delays_max_ms, config.tidemill_delays_interval_min_ms)
+        self._always_looks_inside = (
+            self.needs_keys
+            or config.tidemill_delays_enable
+            or (not self.rewrites_timestamps and config.message_timestamp_before_max_ms != _NEVER)
         )
 
     def received(self, data: memoryview, allows_zstd: bool, allows_transactions: bool = False) -> BatchHeader:
@@ -135,6 +145,9 @@ class ProduceRules:
                     number, f"Compacted topic cannot accept message without key: {self._topic}"
                 )
         findings.refuse(self._topic)
+        if self._delays is not None and may_hold_requests(body):
+            header = yield from _checked_delays(data, header, body, now_ms, self._delays)
+            check_times = check_times and not header.is_log_append_time
         if self._codec is not None and header.codec != self._codec:
             payload = yield from compress_in_steps(self._codec, body)
             # As in Kafka: the size that counts is the stored one.
@@ -145,6 +158,22 @@ class ProduceRules:
         if check_times and max_timestamp != header.max_timestamp:
             header = restamp(data, header._replace(max_timestamp=max_timestamp))
         return data, header
+
+
+def _checked_delays(
+    data: memoryview, header: BatchHeader, body: bytes, wall_ms: int, limits: Limits
+) -> Steps[BatchHeader]:
+    """Refuse delay headers that ask for nothing sensible. What counts from the append gets the append time."""
+    records: list[Record] = []
+    for record in iterate_decompressed(memoryview(body), header):
+        records.append(record)
+        if len(records) % RECORDS_A_STEP == 0:
+            yield None
+    found = inspect(records, wall_ms, limits)
+    if found.errors:
+        reason = f"One or more records have been rejected: {found.errors[0][1]}"
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, found.errors)
+    return stamp_append_time(data, header, wall_ms) if found.needs_append_time else header
 
 
 class _Findings:

@@ -104,7 +104,10 @@ class Replicas:
         self.by_wire_id: dict[bytes, HostedTopic] = {}
         # By name and by id.
         self.views: dict[str | bytes, View] = {}
+        # Topics with delayed records, by name and by id.
+        self.delaying: set[str | bytes] = set()
         self.filtered_work = LongWork(platform.run_blocking)
+        self.delivery_work = LongWork(platform.run_blocking)
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -258,6 +261,7 @@ class Replicas:
             if self._shows(topic):
                 continue
             config = self.topic_config(topic.name)
+            self._note_delays(topic, config)
             for partition in self.by_name.get(topic.name, {}).values():
                 partition.configure(config)
 
@@ -272,6 +276,15 @@ class Replicas:
             config = self._configs[key] = resolve_topic_config(overrides, layers)
         return config
 
+    def _note_delays(self, topic: TopicImage, config: TopicConfig) -> None:
+        if config.tidemill_delays_enable:
+            self.delaying |= {topic.name, bytes(topic.id)}
+
+    @property
+    def leaves_out_records(self) -> bool:
+        """Whether there are views or topics with delayed records here."""
+        return bool(self.views or self.delaying)
+
     def _shows(self, topic: TopicImage) -> bool:
         """Whether it is a view. Shows its source by the filter that it has now."""
         assert self.image is not None
@@ -284,6 +297,7 @@ class Replicas:
     def _host(self, topic: TopicImage, indexes: Iterable[int]) -> Iterator[None]:
         self._shows(topic)
         config = self.topic_config(topic.name)
+        self._note_delays(topic, config)
         hosted = self.by_name.get(topic.name)
         if hosted is None:
             hosted = self.by_name[topic.name] = HostedTopic(self.metrics.topic(topic.name))
@@ -436,6 +450,7 @@ class Replicas:
         self.by_wire_id.pop(bytes(topic.id), None)
         self.views.pop(topic.name, None)
         self.views.pop(bytes(topic.id), None)
+        self.delaying -= {topic.name, bytes(topic.id)}
         for partition in hosted.values():
             self._remove(partition)
 
@@ -526,6 +541,7 @@ class Replicas:
         self._isr_changes.close()
         self.long_work.close()
         self.filtered_work.close()
+        self.delivery_work.close()
         await self._log_manager.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]

@@ -28,6 +28,7 @@ STRING = ConfigType.STRING
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 
+DELAYS_ENABLE = "tidemill.delays.enable"
 VIEW_SOURCE = "tidemill.view.source"
 VIEW_FILTER = "tidemill.view.filter"
 
@@ -294,6 +295,29 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         "false",
         "Whether a replica that is not in sync may become leader, at the price of lost records.",
         synonyms=(Synonym("unclean.leader.election.enable"),),
+    ),
+    ConfigKey(
+        DELAYS_ENABLE,
+        BOOLEAN,
+        "false",
+        "Whether records with delay headers are hidden until they are due. It cannot be switched off again.",
+        is_internal=True,
+    ),
+    ConfigKey(
+        "tidemill.delays.interval.min.ms",
+        LONG,
+        "1000",
+        "The shortest interval of a schedule that is accepted.",
+        at_least(1),
+        is_internal=True,
+    ),
+    ConfigKey(
+        "tidemill.delays.max.ms",
+        LONG,
+        "31622400000",
+        "The longest delay that is accepted; the default is 366 days.",
+        at_least(1),
+        is_internal=True,
     ),
     ConfigKey(
         VIEW_SOURCE,

@@ -23,6 +23,7 @@ from tidemill.broker.net.network import Part
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.views import View
 from tidemill.broker.requests.access import Access
 from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
@@ -41,7 +42,8 @@ from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead
+from tidemill.log.filtered_read import Filtered, FilteredRead, Select, both
+from tidemill.log.hidden_records import select_shown
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
 from tidemill.protocol.schema import decode
@@ -87,7 +89,7 @@ def fetch(broker: Broker, call: Call) -> None:
         respond_or_delay(broker.loop, call, request, ReplicaFetch(broker, call, request, session))
         return
     consumer = ConsumerFetch(broker, call, request, session)
-    if broker.replicas.views and consumer.reads_views():
+    if broker.replicas.leaves_out_records and consumer.is_filtered():
         FilteredFetch(broker, call, request, consumer).start()
     else:
         respond_or_delay(broker.loop, call, request, consumer)
@@ -184,7 +186,7 @@ class ConsumerFetch:
                 answers.append((key, Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED), None))
                 continue
             partition, error = self._broker.replicas.find(key)
-            is_filtered = error is ErrorCode.INVALID_TOPIC_EXCEPTION
+            is_filtered = error is ErrorCode.INVALID_TOPIC_EXCEPTION or key in self._filtered
             if is_filtered:
                 partition, _, error = self._broker.replicas.find_readable(key)
             if partition is None:
@@ -251,11 +253,17 @@ class ConsumerFetch:
                 return redirected._replace(preferred_read_replica=closest)
         return None
 
-    # -- views -----------------------------------------------------------------------------------------------
+    # -- views and delayed records ---------------------------------------------------------------------------
 
-    def reads_views(self) -> bool:
-        views = self._broker.replicas.views
-        return any(key[0] in views for key, _, _ in self._wanted)
+    def is_filtered(self) -> bool:
+        replicas = self._broker.replicas
+        return any(key[0] in replicas.views or key[0] in replicas.delaying for key, _, _ in self._wanted)
+
+    def _select(self, view: View | None, partition: Partition) -> Select | None:
+        """What is kept of the partition's batches; None when nothing is left out."""
+        if not partition.config.tidemill_delays_enable:
+            return None if view is None else view.select
+        return select_shown if view is None else both(select_shown, view.select)
 
     def _read_filtered(
         self, partition: Partition, key: WireKey, wanted: FetchPartition
@@ -279,22 +287,26 @@ class ConsumerFetch:
         for key, wanted, _ in self._wanted:
             partition, view, _ = self._broker.replicas.find_readable(key)
             log = partition.log if partition is not None else None
-            if partition is None or view is None or log is None:
+            if partition is None or log is None:
+                continue
+            select = self._select(view, partition)
+            if select is None:
                 continue
             if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
                 continue
             read = self._filtered.get(key)
             if read is None or read.log is not log:
-                view.counts.fetch_requests += 1
+                (partition if view is None else view).counts.fetch_requests += 1
                 on_undecodable = partial(self._broker.replicas.report_undecodable, partition)
                 max_bytes = min(wanted.partition_max_bytes, self._request.max_bytes)
                 read = self._filtered[key] = FilteredRead(
-                    log, wanted.fetch_offset, view.select, max_bytes, on_undecodable
+                    log, wanted.fetch_offset, select, max_bytes, on_undecodable
                 )
             try:
                 scanned = yield from read.advance(self._end_offset(partition), scan_bytes_max - scanned_bytes)
                 scanned_bytes += scanned
-                view.counts.view_bytes_scanned += scanned
+                if view is not None:
+                    view.counts.view_bytes_scanned += scanned
             except StorageError as failure:
                 read.has_failed = True
                 self._broker.replicas.report_damage(partition, str(failure))

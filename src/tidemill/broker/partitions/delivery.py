@@ -1,0 +1,288 @@
+"""Delivers the delayed records of a partition while this broker leads it.
+
+The state of the delays (`delays/state.py`) is a function of the log, so it is built from the log when the leadership begins,
+and follows the log from then on. A leader never loses the end of its log, so everything in it counts, committed or not: a
+copy that an earlier leader appended is in it, or was never delivered. A record is delivered when it is committed itself.
+
+The log is followed in steps, up to its very end before each append. So a cancel that was appended first is seen first.
+
+Retention may remove nothing that is pending. What stands in its way is carried: appended again, hidden as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.partitions.appender import Appender
+from tidemill.broker.partitions.leadership import Leadership
+from tidemill.broker.partitions.reader import PartitionReader
+from tidemill.config import TopicConfig
+from tidemill.delays.requests import carried_copy, may_hold_requests, visible_copy
+from tidemill.delays.state import PartitionDelays
+from tidemill.errors import ApiError, ProtocolError, StorageError
+from tidemill.log.log import Log
+from tidemill.log.segments.segment import Segment
+from tidemill.log.transactions import marker_of
+from tidemill.protocol.record_walk import records_in_steps
+from tidemill.protocol.records import BatchHeader, Record, iterate_records
+from tidemill.protocol.steps import Steps
+from tidemill.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+# How many records one round delivers or carries.
+_ROUND_RECORDS = 500
+_BATCH_BYTES = 256 * 1024
+_BATCHES_A_STEP = 32
+_RECORDS_A_STEP = 200
+# The wall clock may jump: it is looked at again after this time at the latest.
+_LOOK_S_MAX = 1.0
+_RETRY_S = 1.0
+
+
+class DeliveryHost(Protocol):
+    """What delivering needs of the broker."""
+
+    @property
+    def delivery_work(self) -> LongWork: ...
+    def wall_ms(self) -> int: ...
+
+
+class DelayedDelivery:
+    __slots__ = (
+        "_appender",
+        "_carry_before",
+        "_config",
+        "_host",
+        "_is_working",
+        "_leadership",
+        "_log",
+        "_name",
+        "_reader",
+        "_state",
+        "_timer",
+    )
+
+    def __init__(
+        self,
+        name: TopicPartition,
+        config: TopicConfig,
+        host: DeliveryHost,
+        reader: PartitionReader,
+        leadership: Leadership,
+        appender: Appender,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._host = host
+        self._reader = reader
+        self._leadership = leadership
+        self._appender = appender
+        # Both are there while records are delivered.
+        self._state: PartitionDelays | None = None
+        self._log: Log | None = None
+        self._carry_before = 0
+        self._is_working = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- its life --------------------------------------------------------------------------------------------
+
+    def configure(self, config: TopicConfig) -> None:
+        self._config = config
+        self.update()
+
+    def update(self) -> None:
+        """Begin or end, after the leadership or the configuration may have changed."""
+        log = self._leadership.writable_log if self._config.tidemill_delays_enable else None
+        if log is self._log:
+            return
+        self._stop()
+        if log is not None:
+            self._log = log
+            self._state = PartitionDelays(log.log_start_offset, self._reader.high_watermark)
+            self._reader.wait(self._grew)
+            self._wake()
+
+    def _stop(self) -> None:
+        self._state = self._log = None
+        self._carry_before = 0
+        self._reader.stop_waiting(self._grew)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- retention -------------------------------------------------------------------------------------------
+
+    def retained_offset(self, log: Log) -> int:
+        """Retention must keep the log from here on."""
+        if not self._config.tidemill_delays_enable:
+            return log.log_end_offset
+        state = self._state
+        if state is None or state.end_offset < self._reader.high_watermark:
+            # A follower moves its log start with the leader's, which knows what is pending.
+            return log.log_start_offset
+        return state.retained_offset
+
+    def carry(self, before_offset: int) -> None:
+        """Append anew what is pending before an offset, so that retention can remove its segments."""
+        if self._state is not None and before_offset > self._carry_before:
+            self._carry_before = before_offset
+            self._wake()
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def _grew(self, _added_bytes: int) -> None:
+        # The listener stays registered: it is told of everything that becomes visible.
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._is_working or self._state is None:
+            return
+        self._is_working = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._host.delivery_work.submit(self._round, self._worked)
+
+    def _worked(self, is_done: bool | None, error: Exception | None) -> None:
+        self._is_working = False
+        state = self._state
+        if state is None:
+            return
+        if error is not None:
+            state.give_back()
+            if not isinstance(error, ApiError | OSError):
+                logger.error("%s: delivering delayed records failed", self._name, exc_info=error)
+            self._look_after(_RETRY_S)
+        elif not is_done:
+            self._wake()
+        elif state.next_due_ms is not None:
+            left_s = (state.next_due_ms - self._host.wall_ms()) / 1000
+            self._look_after(min(max(left_s, 0.0), _LOOK_S_MAX))
+
+    def _look_after(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def _round(self) -> Steps[bool]:
+        """Follow the log, then deliver and carry some records. Returns whether there is nothing left to do now."""
+        state, log = self._state, self._log
+        if state is None or log is None:
+            return True
+        yield from self._follow(state, log)
+        state.advance_log_start(log.log_start_offset)
+        state.advance_committed(self._reader.high_watermark)
+        delivered = yield from self._deliver(state, log)
+        carried = yield from self._carry(state, log)
+        return not delivered and not carried and state.end_offset == log.log_end_offset
+
+    def _deliver(self, state: PartitionDelays, log: Log) -> Steps[bool]:
+        due = state.due(self._host.wall_ms(), _ROUND_RECORDS)
+        if not due:
+            return False
+        records = yield from self._records_at(log, [each.offset for each in due])
+        yield from self._follow(state, log)
+        if self._state is not state:
+            return False
+        live = [each for each in state.confirm(due) if each.offset in records]
+        self._append(visible_copy(records[each.offset], each.due_ms, each.next_due_ms) for each in live)
+        return True
+
+    def _carry(self, state: PartitionDelays, log: Log) -> Steps[bool]:
+        if not self._carry_before:
+            return False
+        wanted = state.to_carry(self._carry_before, _ROUND_RECORDS)
+        if not wanted:
+            self._carry_before = 0
+            return False
+        records = yield from self._records_at(log, [each.offset for each in wanted])
+        yield from self._follow(state, log)
+        if self._state is not state:
+            return False
+        live = [each for each in state.confirm_carries(wanted) if each.offset in records]
+        self._append(carried_copy(records[each.offset], each.due_ms) for each in live)
+        return bool(live)
+
+    def _append(self, records: Iterable[Record]) -> None:
+        """`ApiError` when this broker may not write now."""
+        batch: list[Record] = []
+        size = 0
+        for record in records:
+            batch.append(record._replace(offset=len(batch)))
+            size += len(record.key or b"") + len(record.value or b"") + 200
+            if size >= _BATCH_BYTES:
+                self._appender.append_copies(batch, self._host.wall_ms())
+                batch, size = [], 0
+        if batch:
+            self._appender.append_copies(batch, self._host.wall_ms())
+
+    # -- reading the log -------------------------------------------------------------------------------------
+
+    def _follow(self, state: PartitionDelays, log: Log) -> Steps[None]:
+        """Replay the log up to its end."""
+        while self._state is state and state.end_offset < log.log_end_offset:
+            before = state.end_offset
+            segment = _segment_of(log, before)
+            for number, (_, header, batch) in enumerate(segment.batches(segment.locate(before)), 1):
+                if header.next_offset <= state.end_offset:
+                    continue
+                yield from _replay(state, header, batch)
+                if number % _BATCHES_A_STEP == 0:
+                    yield None
+                if self._state is not state:
+                    return
+            if state.end_offset == before:
+                # Retention or an earlier compaction left a gap here.
+                following = (each.base_offset for each in log.segments if each.base_offset > before)
+                state.end_offset = next(following, log.log_end_offset)
+
+    def _records_at(self, log: Log, offsets: Sequence[int]) -> Steps[dict[int, Record]]:
+        """The records at some offsets. Each batch is decoded once."""
+        found: dict[int, Record] = {}
+        wanted = set(offsets)
+        for number, offset in enumerate(sorted(wanted)):
+            if offset in found or offset < log.log_start_offset:
+                continue
+            if number % _BATCHES_A_STEP == _BATCHES_A_STEP - 1:
+                yield None
+            segment = _segment_of(log, offset)
+            _, header, batch = next(segment.batches(segment.locate(offset)))
+            for count, record in enumerate(iterate_records(batch, header), 1):
+                if record.offset in wanted:
+                    found[record.offset] = record
+                if count % _RECORDS_A_STEP == 0:
+                    yield None
+            if offset not in found:
+                raise StorageError(f"{self._name}: the delayed record at offset {offset} is not in the log")
+        return found
+
+
+def _segment_of(log: Log, offset: int) -> Segment:
+    number = bisect_right(log.segments, offset, key=lambda each: each.base_offset) - 1
+    return log.segments[max(0, number)]
+
+
+def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> Steps[None]:
+    if header.is_control:
+        end = marker_of(batch, header)
+        if end is None:
+            state.replay(header)
+        else:
+            state.end_transaction(end.producer_id, end.is_commit, header.base_offset)
+        return
+    records: list[Record] = []
+    try:
+        body = yield from records_in_steps(batch, header)
+        if may_hold_requests(body):
+            for count, record in enumerate(iterate_records(batch, header), 1):
+                records.append(record)
+                if count % _RECORDS_A_STEP == 0:
+                    yield None
+    except ProtocolError:
+        # No consumer can decode them, so nothing in them can be delivered.
+        records = []
+    state.replay(header, records)
