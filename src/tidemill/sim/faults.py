@@ -42,6 +42,8 @@ class Faults:
     ) -> None:
         self._cluster = cluster
         self._rng = rng
+        # How far the fastest clock was ever ahead.
+        self.ahead_ms_max = max((each.clock.skew_ms for each in cluster.machines.values()), default=0)
         self._is_healthy = is_healthy
         self._may_be_killed = may_be_killed
         self._client_hosts = client_hosts
@@ -275,4 +277,5 @@ class Faults:
         machine.clock.skew_ms = max(
             -_CLOCK_JUMP_MS_MAX, min(_CLOCK_JUMP_MS_MAX, machine.clock.skew_ms + jump_ms)
         )
+        self.ahead_ms_max = max(self.ahead_ms_max, machine.clock.skew_ms)
         self._note(machine.host, f"its clock is {machine.clock.skew_ms / 1000:.0f} s off")

@@ -28,13 +28,14 @@ _WARM_UP_S = 20.0
 
 def plan_of(seed: int, duration_s: float) -> Plan:
     # Transactions double the cost of a seed, so every other round of the shapes has them. Every fourth has two-phase
-    # commits.
+    # commits, and every fourth delayed records.
     round_ = seed // len(_SHAPES)
     return Plan(
         shape=_SHAPES[seed % len(_SHAPES)],
         duration_s=duration_s,
         has_transactions=round_ % 2 == 0,
         has_two_phase=round_ % 4 == 3,
+        has_delays=round_ % 4 == 1,
     )
 
 

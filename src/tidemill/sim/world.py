@@ -29,6 +29,7 @@ from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
 from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
 from tidemill.sim.decisions import check_decisions
+from tidemill.sim.delays import DELAY_CONFIGS, DELAY_TOPICS, DelayedCrowd, check_delays
 from tidemill.sim.faults import Faults
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
@@ -91,6 +92,7 @@ class Plan:
     has_faults: bool = True
     has_transactions: bool = True
     has_two_phase: bool = False
+    has_delays: bool = False
     transaction_pause_s_max: float = 8.0
     # The mean interval between faults of the transactional clients.
     mean_upset_interval_s: float = 20.0
@@ -140,6 +142,8 @@ class World:
         self._tasks: list[asyncio.Task[Any]] = []
         self._members_made = 0
         self._has_topics = False
+        self._delays = DelayedCrowd(self)
+        self._faults: Faults | None = None
         self._crowds: list[TransactionalCrowd | TwoPhaseCrowd] = []
 
     # -- what is wrong ---------------------------------------------------------------------------------------
@@ -189,6 +193,7 @@ class World:
                     *check(self.record.history),
                     *check_transactions(transactions),
                     *check_decisions(transactions),
+                    *check_delays(self._delays.events, self._faults.ahead_ms_max if self._faults else 0),
                 ):
                     self.accuse(str(violation))
             outcome = Outcome(
@@ -219,7 +224,7 @@ class World:
         if not self.wait_for(lambda: self._has_topics, _START_LIMIT_S, "the topics are made"):
             return
         self._start_clients(admin, admin_client)
-        faults = Faults(
+        faults = self._faults = Faults(
             self.cluster,
             Random(f"{self.seed}/faults"),
             self.is_healthy,
@@ -239,7 +244,7 @@ class World:
 
     def _create_topics(self, admin: Admin) -> Coroutine[Any, Any, None]:
         plan = self.plan
-        topics = {_TOPIC: plan.partitions, _LOOSE_TOPIC: 1}
+        topics = {_TOPIC: plan.partitions, _LOOSE_TOPIC: 1, **(DELAY_TOPICS if plan.has_delays else {})}
         if plan.has_transactions:
             topics |= TRANSACTION_TOPICS
         if plan.has_two_phase:
@@ -247,7 +252,7 @@ class World:
         return self._create(admin, topics)
 
     async def _create(self, admin: Admin, topics: dict[str, int]) -> None:
-        await admin.create(topics, self.plan.shape.replicas, TWO_PHASE_CONFIGS)
+        await admin.create(topics, self.plan.shape.replicas, {**TWO_PHASE_CONFIGS, **DELAY_CONFIGS})
         await admin.create_view(_VIEW, _TOPIC, _VIEW_FILTER)
         self._has_topics = True
 
@@ -282,6 +287,8 @@ class World:
             self._crowds.append(TwoPhaseCrowd(self, Random(f"{self.seed}/two-phase")))
         for crowd in self._crowds:
             crowd.start(has_upsets=plan.has_faults)
+        if plan.has_delays:
+            self._delays.start()
         self._admin = admin
         self.spawn(admin_client, admin.run())
 
@@ -329,6 +336,8 @@ class World:
         if not self.wait_for(self._is_written, _END_LIMIT_S, "writers are done"):
             return
         if not all(crowd.finish() for crowd in self._crowds):
+            return
+        if self.plan.has_delays and not self._delays.finish():
             return
         client = self.client("auditor")
         auditor = Auditor(client, [*self.partitions, TopicPartition(_LOOSE_TOPIC, 0)])

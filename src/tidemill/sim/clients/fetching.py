@@ -21,7 +21,7 @@ from tidemill.protocol.api.data import (
     PartitionData,
 )
 from tidemill.protocol.isolation import AbortedBatches
-from tidemill.protocol.records import InvalidBatch, iterate_records, split_batches
+from tidemill.protocol.records import InvalidBatch, Record, iterate_records, split_batches
 from tidemill.sim.checker import MessageId
 from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
@@ -54,6 +54,11 @@ class Position:
 
     async def fetch(self, max_wait_ms: int) -> list[tuple[int, MessageId]]:
         """Fetch messages with one request; none when there are none or the broker does not respond."""
+        records = await self.fetch_records(max_wait_ms)
+        return [(record.offset, message_of(record.value or b"")) for record in records]
+
+    async def fetch_records(self, max_wait_ms: int) -> list[Record]:
+        """As `fetch`, with everything that a record has."""
         client = self._client
         address, leader = await client.find_leader(self.tp)
         if leader.epoch < self.epoch:
@@ -126,7 +131,7 @@ class Position:
                 f"(high watermark {high_watermark})"
             )
 
-    def _taken(self, data: PartitionData, host: str) -> Iterator[tuple[int, MessageId]]:
+    def _taken(self, data: PartitionData, host: str) -> Iterator[Record]:
         accuse = self._client.record.accuse
         where = f"{self._client.name} read {self.tp} at {self.offset} from {host}"
         limit = data.high_watermark
@@ -159,7 +164,8 @@ class Position:
                 try:
                     for record in iterate_records(batch, header):
                         if record.offset >= self.offset:
-                            yield record.offset, message_of(record.value or b"")
+                            message_of(record.value or b"")
+                            yield record
                 except (ProtocolError, ValueError) as error:
                     accuse(f"{where}: {error}")
                     return

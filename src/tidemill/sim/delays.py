@@ -1,0 +1,236 @@
+"""The workload of delayed records: its producer, its readers, and the rules that hold for what they saw.
+
+Some records are ordinary, most wait for a time, some have a schedule id, and some of those are cancelled. The log decides:
+a copy behind a cancel is a violation, one before it is not. Clocks of brokers may be wrong, so a record may be
+delivered early by as much as the fastest clock was ever ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemill.protocol.records import Header, Record, build_batch
+from tidemill.sim.checker import MessageId, Violation
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.fetching import Position, message_of
+from tidemill.sim.clients.producer import Batch, IdempotentProducer
+from tidemill.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.protocol.api.data import PartitionProduceResponse
+    from tidemill.sim.world import World
+
+DELAY_TOPIC = "later"
+DELAY_CONFIGS = {DELAY_TOPIC: {"tidemill.delays.enable": "true"}}
+_PARTITIONS = 2
+DELAY_TOPICS = {DELAY_TOPIC: _PARTITIONS}
+_DELAY_S_MAX = 40.0
+_WAIT_MS = 5_000
+_END_LIMIT_S = 300.0
+# A copy that comes twice would come soon after the first.
+_QUIET_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a record asks for. `due_ms` is None for an ordinary one, `cancels` is the number of a message."""
+
+    due_ms: int | None = None
+    cancels: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The broker acknowledged a message."""
+
+    at_s: float
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A reader was shown a message. `original_offset` is None unless it is the copy of a delayed record."""
+
+    at_s: float
+    reader: str
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+    original_offset: int | None
+    wall_ms: int
+
+
+Event = Taken | Seen
+
+
+class DelayedProducer(IdempotentProducer):
+    """Writes ordinary, delayed and cancelling records to one partition."""
+
+    def __init__(self, client: Client, tp: TopicPartition, pause_s_max: float, events: list[Event]) -> None:
+        super().__init__(client, tp, pause_s_max)
+        self._events = events
+        self._wishes: dict[int, Wish] = {}
+
+    def _encode(self, numbers: range, sequence: int) -> bytes:
+        return bytes(
+            build_batch(
+                (self._record(index, number) for index, number in enumerate(numbers)),
+                producer_id=self._producer_id,
+                producer_epoch=self._epoch,
+                base_sequence=sequence,
+            )
+        )
+
+    def _record(self, index: int, number: int) -> Record:
+        rng, wall_ms = self._client.rng, self._client.record.wall_ms()
+        key, headers = b"%d" % number, []
+        kind = rng.random()
+        earlier = number - rng.randint(1, 10)
+        wish = Wish()
+        if kind < 0.1 and self._wishes.get(earlier, wish).due_ms is not None:
+            wish = Wish(cancels=earlier)
+            key = b"%d" % earlier
+            headers = [Header("tidemill-schedule-id", b"s"), Header("tidemill-cancel", b"")]
+        elif kind < 0.85:
+            wish = Wish(due_ms=wall_ms + int(rng.uniform(-1, _DELAY_S_MAX) * 1000))
+            headers = [Header("tidemill-deliver-at", b"%d" % (wish.due_ms or 0))]
+            headers.append(Header("tidemill-schedule-id", b"s"))
+        self._wishes[number] = wish
+        return Record(index, wall_ms, key, f"{self._name}/{number}".encode(), headers)
+
+    def _acknowledged(self, batch: Batch, result: PartitionProduceResponse) -> None:
+        self.acked += len(batch.numbers)
+        for index, number in enumerate(batch.numbers):
+            message = MessageId(self._name, number)
+            at_s, offset = self._client.record.now_s(), result.base_offset + index
+            self._events.append(Taken(at_s, self._tp, offset, message, self._wishes[number]))
+
+
+class DelayedReader:
+    """Reads a partition from its start, and notes what it is shown."""
+
+    def __init__(self, client: Client, tp: TopicPartition, events: list[Event], rack: str) -> None:
+        self._client = client
+        self._tp = tp
+        self._events = events
+        self._position = Position(client, tp, rack=rack)
+        self.seen: set[MessageId] = set()
+
+    async def run(self) -> None:
+        record = self._client.record
+        while True:
+            for each in await self._position.fetch_records(_WAIT_MS):
+                message = message_of(each.value or b"")
+                origin = next((h.value for h in each.headers if h.key == "tidemill-original-offset"), None)
+                original_offset = None if origin is None else int(origin)
+                self.seen.add(message)
+                self._events.append(
+                    Seen(
+                        record.now_s(),
+                        self._client.name,
+                        self._tp,
+                        each.offset,
+                        message,
+                        original_offset,
+                        record.wall_ms(),
+                    )
+                )
+            await asyncio.sleep(0)
+
+
+class DelayedCrowd:
+    """All clients of this workload."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.events: list[Event] = []
+        self._producers: list[DelayedProducer] = []
+        self._readers: list[tuple[TopicPartition, DelayedReader]] = []
+
+    def start(self) -> None:
+        world = self._world
+        for index in range(_PARTITIONS):
+            tp = TopicPartition(DELAY_TOPIC, index)
+            client = world.client(f"delaying-{index}")
+            producer = DelayedProducer(client, tp, 2 * world.plan.pause_s_max, self.events)
+            self._producers.append(producer)
+            world.spawn(client, producer.run())
+            for rack in ("", "rack-1"):
+                client = world.client(f"delayed-reader-{index}{rack and '-near'}")
+                reader = DelayedReader(client, tp, self.events, rack)
+                self._readers.append((tp, reader))
+                world.spawn(client, reader.run())
+
+    def finish(self) -> bool:
+        """Wait until everything that is to be delivered was seen, and a little longer."""
+        world = self._world
+        if not world.wait_for(
+            lambda: all(each.is_done for each in self._producers), _END_LIMIT_S, "writers end"
+        ):
+            return False
+        for machine in world.cluster.machines.values():
+            machine.clock.skew_ms = 0
+        if not world.wait_for(lambda: not self._missing(), _END_LIMIT_S, "delayed records are delivered"):
+            world.accuse(f"never delivered: {self._missing()[:3]}")
+            return False
+        world.scheduler.run_until(world.scheduler.now_s + _QUIET_S, lambda: bool(world.violations))
+        return not world.violations
+
+    def _missing(self) -> list[MessageId]:
+        taken = [event for event in self.events if isinstance(event, Taken)]
+        cancelled = _cancelled(taken)
+        return [
+            event.message
+            for tp, reader in self._readers
+            for event in taken
+            if event.partition == tp
+            and event.wish.cancels is None
+            and event.message not in cancelled
+            and event.message not in reader.seen
+        ]
+
+
+def _cancelled(taken: Sequence[Taken]) -> dict[MessageId, int]:
+    """By message: the offset of the record that cancels it."""
+    return {
+        MessageId(event.message.producer, event.wish.cancels): event.offset
+        for event in taken
+        if event.wish.cancels is not None
+    }
+
+
+def check_delays(events: Sequence[Event], ahead_ms_max: int) -> list[Violation]:
+    return [Violation("delays", text) for text in _violations(events, ahead_ms_max)]
+
+
+def _violations(events: Sequence[Event], ahead_ms_max: int) -> Iterator[str]:
+    taken = {event.message: event for event in events if isinstance(event, Taken)}
+    cancelled = _cancelled(list(taken.values()))
+    seen = [event for event in events if isinstance(event, Seen)]
+    for (reader, message), count in Counter((each.reader, each.message) for each in seen).items():
+        if count > 1:
+            yield f"{reader} was shown {message} {count} times"
+    for each in seen:
+        known = taken.get(each.message)
+        if known is None:
+            continue  # its acknowledgement was lost
+        wish, place = known.wish, f"{each.message} at {each.partition} offset {each.offset}"
+        if wish.due_ms is None:
+            if wish.cancels is not None:
+                yield f"{place} cancels another record and was shown"
+            elif each.offset != known.offset:
+                yield f"{place} was acked at {known.offset}"
+            continue
+        if each.original_offset != known.offset:
+            yield f"{place} is shown as a copy of {each.original_offset} and was acked at {known.offset}"
+        if each.wall_ms + ahead_ms_max < wish.due_ms:
+            yield f"{place} was shown {wish.due_ms - each.wall_ms} ms too early"
+        if cancelled.get(each.message, each.offset) < each.offset:
+            yield f"{place} was cancelled at offset {cancelled[each.message]}"

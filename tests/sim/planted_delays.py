@@ -1,0 +1,78 @@
+"""Bugs of delayed records, planted as in `planted.py`: too early, twice, never, or shown while they wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_
+
+from tests.sim.planted import ROUGH, Bug, Replace
+from tidemill.broker.partitions.delivery import DelayedDelivery
+from tidemill.broker.requests.handlers import fetch
+from tidemill.delays.pending import Delivery
+from tidemill.delays.requests import Cancel, Copy, Delayed
+from tidemill.delays.state import PartitionDelays
+from tidemill.protocol.record_walk import RawRecord
+from tidemill.protocol.records import BatchHeader
+from tidemill.protocol.steps import Steps
+
+DELAYS = replace_(ROUGH, duration_s=90.0, has_delays=True)
+
+
+def delivered_before_their_time(replace: Replace) -> None:
+    original = PartitionDelays.due
+
+    def due(self: PartitionDelays, wall_ms: int, limit: int) -> list[Delivery]:
+        return original(self, wall_ms + 15_000, limit)
+
+    replace(PartitionDelays, "due", due)
+
+
+def a_new_leader_does_not_know_what_was_delivered(replace: Replace) -> None:
+    """Copies settle only what this leader has taken itself."""
+    original = PartitionDelays._settle
+
+    def _settle(self: PartitionDelays, at: int, copy: Copy) -> None:
+        if copy.pending_offset in self.pending.taken:
+            original(self, at, copy)
+
+    replace(PartitionDelays, "_settle", _settle)
+
+
+def cancels_are_ignored(replace: Replace) -> None:
+    original = PartitionDelays._apply
+
+    def _apply(self: PartitionDelays, at: int, offset: int, request: Delayed | Cancel) -> None:
+        if isinstance(request, Delayed):
+            original(self, at, offset, request)
+
+    replace(PartitionDelays, "_apply", _apply)
+
+
+def readers_see_what_waits(replace: Replace) -> None:
+    def select_shown(_body: bytes, _header: BatchHeader) -> Steps[list[RawRecord] | None]:
+        yield None
+        return None
+
+    replace(fetch, "select_shown", select_shown)
+
+
+def nothing_is_delivered_after_an_election(replace: Replace) -> None:
+    original = DelayedDelivery.update
+
+    def update(self: DelayedDelivery) -> None:
+        if self._leadership.leader_epoch <= 0 or self._leadership.writable_log is None:
+            original(self)
+
+    replace(DelayedDelivery, "update", update)
+
+
+DELAY_BUGS: tuple[Bug, ...] = (
+    Bug("delivered before their time", delivered_before_their_time, plan=DELAYS),
+    Bug(
+        "a new leader does not know what was delivered",
+        a_new_leader_does_not_know_what_was_delivered,
+        plan=DELAYS,
+    ),
+    Bug("cancels are ignored", cancels_are_ignored, plan=DELAYS),
+    Bug("readers see what waits", readers_see_what_waits, plan=DELAYS),
+    Bug("nothing is delivered after an election", nothing_is_delivered_after_an_election, plan=DELAYS),
+)
