@@ -33,6 +33,7 @@ COMMANDS = {
         "tidemill.cli.topics.views",
         "list, create, change and delete views: topics that show some records of another",
     ),
+    "delays": ("tidemill.cli.topics.delays", "list and cancel the delayed records of a topic"),
     "produce": ("tidemill.cli.records.produce", "write records to a topic"),
     "consume": ("tidemill.cli.records.consume", "print the records of a topic"),
     "groups": ("tidemill.cli.groups.groups", "list, describe, reset and delete consumer groups"),

@@ -354,7 +354,7 @@ class _RangeReader:
     def _not_reached(self, fetched: FetchedRecords) -> OffsetsNotReached:
         reason = "records up to there are not written or not replicated yet"
         readable = fetched.high_watermark
-        if self._isolation_level == READ_COMMITTED and fetched.last_stable_offset < fetched.high_watermark:
+        if self._isolation_level & READ_COMMITTED and fetched.last_stable_offset < fetched.high_watermark:
             readable, reason = fetched.last_stable_offset, "a transaction is still open there"
         return OffsetsNotReached(
             f"{self._partition}: offset {self._end_offset} was not reached within {self._cluster.timeout_s:g} s: "

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from tidemill.protocol.records import BatchHeader, iterate_records
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+# To be added to one of the two: also delayed records that wait. Not a level of Kafka's; it needs AlterConfigs on the topic.
+READ_HIDDEN = 64
 
 _COMMIT = 1
 

@@ -18,6 +18,7 @@ from tidemill.sdk.async_publishing import AsyncPublication, AsyncPublishing
 from tidemill.sdk.batches import IdleLimit, RecordBatch, milliseconds
 from tidemill.sdk.client import as_new_record
 from tidemill.sdk.core import Core
+from tidemill.sdk.delays import Delay, cancel_headers, delay_headers
 from tidemill.sdk.errors import ClientError
 from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.sdk.hot_keys import HotKeys
@@ -251,10 +252,25 @@ class AsyncClient:
         timestamp_ms: int | None = None,
         *,
         serializer: Serializer | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        cron: str | None = None,
+        time_zone: str | None = None,
+        schedule_id: str | None = None,
     ) -> AsyncPublication:
-        """Hand over one record; await what is returned for its `Delivery`. Without awaiting, `flush` tells of a failure."""
+        """Hand over one record; await what is returned for its `Delivery`. Without awaiting, `flush` tells of a failure.
+
+        In a topic with `tidemill.delays.enable=true` it is hidden until it is due: after `delay` (seconds, a timedelta or a
+        text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later record with the same
+        key and `schedule_id` takes its place; `cancel` takes it back.
+        """
+        headers = delay_headers(headers, delay, deliver_at, cron, time_zone, schedule_id)
         record = NewRecord(value, key, headers, partition, timestamp_ms)
         return self._publishing.publish(topic, record, serializer)
+
+    def cancel(self, topic: str, key: Text | None, schedule_id: str) -> AsyncPublication:
+        """Take back what waits under this key and schedule id. What was delivered stays delivered."""
+        return self._publishing.publish(topic, NewRecord(None, key, cancel_headers(schedule_id)), None)
 
     async def publish_many(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
 from tidemill.sdk.batches import Batches
 from tidemill.sdk.core import Core
+from tidemill.sdk.delays import Delay, cancel_headers, delay_headers
 from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place
@@ -69,10 +71,25 @@ class Client:
         timestamp_ms: int | None = None,
         *,
         serializer: Serializer | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        cron: str | None = None,
+        time_zone: str | None = None,
+        schedule_id: str | None = None,
     ) -> Publication:
-        """Hand over one record; `.result()` waits for its `Delivery`. Waits itself only for room in the queue."""
+        """Hand over one record; `.result()` waits for its `Delivery`. Waits itself only for room in the queue.
+
+        In a topic with `tidemill.delays.enable=true` it is hidden until it is due: after `delay` (seconds, a timedelta or a
+        text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later record with the same
+        key and `schedule_id` takes its place; `cancel` takes it back.
+        """
+        headers = delay_headers(headers, delay, deliver_at, cron, time_zone, schedule_id)
         record = NewRecord(value, key, headers, partition, timestamp_ms)
         return self._core.publisher().publish(topic, record, serializer)
+
+    def cancel(self, topic: str, key: Text | None, schedule_id: str) -> Publication:
+        """Take back what waits under this key and schedule id. What was delivered stays delivered."""
+        return self._core.publisher().publish(topic, NewRecord(None, key, cancel_headers(schedule_id)), None)
 
     def publish_many(
         self, topic: str, records: Iterable[Any], *, serializer: Serializer | None = None

@@ -46,6 +46,7 @@ from tidemill.log.filtered_read import Filtered, FilteredRead, Select, both
 from tidemill.log.hidden_records import select_shown
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
+from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN
 from tidemill.protocol.schema import decode
 from tidemill.protocol.steps import Steps
 from tidemill.security.acls import Operation
@@ -54,7 +55,6 @@ from tidemill.types import BrokerId
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
 
-_READ_COMMITTED = 1
 _NO_EPOCH = -1
 _FOLLOWERS_SERVE_SINCE = 11
 _TOP_LEVEL_ERROR_SINCE = 7
@@ -139,6 +139,7 @@ class ConsumerFetch:
         "_has_errors",
         "_reads_committed",
         "_request",
+        "_sees_hidden",
         "_session",
         "_waiting_on",
         "_wanted",
@@ -152,7 +153,8 @@ class ConsumerFetch:
         self._request = request
         self._access = None if broker.authorizer is None else Access(broker, call.connection)
         self._session = session
-        self._reads_committed = request.isolation_level == _READ_COMMITTED
+        self._reads_committed = request.isolation_level & ~READ_HIDDEN == READ_COMMITTED
+        self._sees_hidden = request.isolation_level in (READ_HIDDEN, READ_HIDDEN | READ_COMMITTED)
         self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
         if session is not None:
             self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
@@ -181,7 +183,7 @@ class ConsumerFetch:
         answers: list[Answer[Records]] = []
         access = self._access
         for key, wanted, _ in self._wanted:
-            if access is not None and not access.wire_topic(Operation.READ, key[0]):
+            if access is not None and not self._may_read(access, key[0]):
                 is_urgent = self._has_errors = True
                 answers.append((key, Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED), None))
                 continue
@@ -253,15 +255,21 @@ class ConsumerFetch:
                 return redirected._replace(preferred_read_replica=closest)
         return None
 
+    def _may_read(self, access: Access, topic: str | bytes) -> bool:
+        if self._sees_hidden and not access.wire_topic(Operation.ALTER_CONFIGS, topic):
+            return False
+        return access.wire_topic(Operation.READ, topic)
+
     # -- views and delayed records ---------------------------------------------------------------------------
 
     def is_filtered(self) -> bool:
         replicas = self._broker.replicas
-        return any(key[0] in replicas.views or key[0] in replicas.delaying for key, _, _ in self._wanted)
+        delaying = () if self._sees_hidden else replicas.delaying
+        return any(key[0] in replicas.views or key[0] in delaying for key, _, _ in self._wanted)
 
     def _select(self, view: View | None, partition: Partition) -> Select | None:
         """What is kept of the partition's batches; None when nothing is left out."""
-        if not partition.config.tidemill_delays_enable:
+        if self._sees_hidden or not partition.config.tidemill_delays_enable:
             return None if view is None else view.select
         return select_shown if view is None else both(select_shown, view.select)
 
