@@ -292,6 +292,15 @@ def test_run_with_too_many_terms_is_read() -> None:
     assert _read([batch(10 * TERMS_MAX)], "other exists") == [0]
 
 
+def test_run_whose_fields_have_too_many_values_together_is_read() -> None:
+    def batch(values: int) -> bytearray:
+        headers = [Header(f"name{n % 5}", b"%d" % n) for n in range(values)]
+        return build_batch([Record(0, 0, None, None, headers)])
+
+    assert _read([batch(TERMS_MAX - 10)], "name1 = 'none'") == []
+    assert _read([batch(TERMS_MAX + 10)], "name1 = 'none'") == [0]
+
+
 # -- the file --------------------------------------------------------------------------------------------------
 
 

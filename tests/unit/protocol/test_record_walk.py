@@ -127,6 +127,18 @@ def test_batch_without_needles_is_not_walked() -> None:
         run_steps(select(no_records + b"region\x04eu", header, matcher))
 
 
+def test_record_without_needles_is_skipped_by_its_length() -> None:
+    """The second of three records has eight bytes that are no record."""
+    records = [_record(0, "eu"), _record(1, "eu"), _record(2, "eu")]
+    body, header = _records_of(build_batch(records))
+    (start, end, *_) = list(walk(body, header))[1]
+    body = body[:start] + bytes([16]) + b"\xff" * 8 + body[end:]
+    matcher = compile_filter(parse("region = 'eu'"))
+    assert _offsets(run_steps(select(body, header, matcher))) == [0, 2]
+    with pytest.raises(ProtocolError):
+        run_steps(select(body, header, compile_filter(parse("region != 'us'"))))
+
+
 def test_batch_that_lacks_one_of_two_required_texts_is_not_walked() -> None:
     header = header_at(build_batch([_record(0, "us")]))
     matcher = compile_filter(parse("region = 'eu' and 'test' in tags"))
@@ -172,6 +184,7 @@ def test_empty_batch_has_no_records() -> None:
         "a negative count": b"\x01",
         "a count that does not fit": b"\xfe\xff\x03",
         "a header without name": b"\x02\x01\x02b",
+        "a header without name, whose length is read twice": b"\x02\x01",
         "a name that is too long": b"\x02\x7ea\x02b",
         "a value that is too long": b"\x02\x02a\x7eb",
         "an endless varint": b"\x02" + b"\xff" * 11,
