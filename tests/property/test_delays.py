@@ -29,8 +29,9 @@ from tidemill.delays.snapshot import restore, snapshot
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
 
-STEPS = 80
-SEEDS = 20
+STEPS = 130
+# The last ones found what the others did not.
+SEEDS = (*range(8), 15, 19, 1011, 1017, 1023, 1126)
 PRODUCERS = (1, 2, 3)
 NAMES = (b"a", b"b")
 KEYS = (None, b"k")
@@ -275,7 +276,7 @@ STEPS_OF_A_LIFE = (
 )
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_delayed_records_are_never_early_never_twice_never_missing(seed: int) -> None:
     partition = Partition(seed)
     for _ in range(STEPS):

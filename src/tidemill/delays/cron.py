@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left
 from calendar import monthrange
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -56,6 +56,10 @@ _DAY_NAMES = {name: index for index, name in enumerate(("sun", "mon", "tue", "we
 
 class InvalidSchedule(TidemillError):
     """An expression or a time zone that is not one, with a sentence for the producer."""
+
+
+class UnknownTimeZone(InvalidSchedule):
+    """A time zone that this machine's database does not have."""
 
 
 class Schedule(Protocol):
@@ -143,11 +147,13 @@ def parse_duration(text: str) -> int:
     return int(matched[1]) * _UNITS_MS[matched[2] or "ms"]
 
 
-def _zone_of(name: str) -> ZoneInfo:
+def _zone_of(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC  # without the time zone database
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError) as error:
-        raise InvalidSchedule(f"there is no time zone {name[:64]!r}") from error
+        raise UnknownTimeZone(f"there is no time zone {name[:64]!r}") from error
 
 
 def _values_of(text: str, field: _Field) -> list[int]:
@@ -225,7 +231,7 @@ class Cron(NamedTuple):
     months: frozenset[int]
     days_of_week: frozenset[int]
     needs_both_days: bool
-    zone: ZoneInfo
+    zone: tzinfo
 
     @property
     def interval_ms_min(self) -> int:
@@ -339,15 +345,15 @@ class Cron(NamedTuple):
                     yield midnight.replace(hour=hour, minute=minute, second=second)
 
 
-def _local(instant: int, zone: ZoneInfo) -> datetime:
+def _local(instant: int, zone: tzinfo) -> datetime:
     return datetime.fromtimestamp(instant, zone)
 
 
-def _naive(instant: int, zone: ZoneInfo) -> datetime:
+def _naive(instant: int, zone: tzinfo) -> datetime:
     return _local(instant, zone).replace(tzinfo=None)
 
 
-def _passes(local: datetime, zone: ZoneInfo) -> tuple[int, int]:
+def _passes(local: datetime, zone: tzinfo) -> tuple[int, int]:
     """The instants of a local time with fold 0 and 1: equal, or rising in an overlap, or falling in a gap."""
     utc = local.replace(tzinfo=UTC, fold=0).timestamp()
     first, second = (local.replace(tzinfo=zone, fold=fold).utcoffset() for fold in (0, 1))
@@ -356,7 +362,7 @@ def _passes(local: datetime, zone: ZoneInfo) -> tuple[int, int]:
     return int(utc - first.total_seconds()), int(utc - second.total_seconds())
 
 
-def _transition(before: int, after: int, zone: ZoneInfo) -> int:
+def _transition(before: int, after: int, zone: tzinfo) -> int:
     """The first instant with the offset from UTC that holds at `after`, where another one holds at `before`."""
     offset = _local(after, zone).utcoffset()
     instants = range(before, after + 1)

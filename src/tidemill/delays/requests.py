@@ -21,7 +21,14 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import NamedTuple
 
-from tidemill.delays.cron import TIME_MS_MAX, InvalidSchedule, Schedule, parse_duration, parse_schedule
+from tidemill.delays.cron import (
+    TIME_MS_MAX,
+    InvalidSchedule,
+    Schedule,
+    UnknownTimeZone,
+    parse_duration,
+    parse_schedule,
+)
 from tidemill.errors import ProtocolError, TidemillError
 from tidemill.protocol.record_walk import records_of
 from tidemill.protocol.records import BatchHeader, Header, Record, iterate_records
@@ -133,7 +140,7 @@ def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Inspecti
                 # Decision 3 lets wrong deltas in, but what is hidden is known by its offset.
                 raise InvalidDelay(f"its offset delta is {record.offset}, not {index}")
             _refuse_headers_of_the_broker(names)
-            request = _request_of(record.key, record.headers, wall_ms)
+            request = _request_of(record.key, record.headers, wall_ms, is_in_log=False)
             if isinstance(request, Delayed):
                 _check_limits(request, wall_ms, limits)
         except InvalidDelay as error:
@@ -153,11 +160,11 @@ def meaning_of(record: Record) -> Delayed | Cancel | Carried | Copy | None:
         return None
     try:
         if ORIGINAL_OFFSET not in fields:
-            return _request_of(record.key, record.headers, record.timestamp)
+            return _request_of(record.key, record.headers, record.timestamp, is_in_log=True)
         original_offset, due_ms = _integer(fields, ORIGINAL_OFFSET), _integer(fields, DUE)
         pending_offset = _integer(fields, PENDING_OFFSET) if PENDING_OFFSET in fields else original_offset
         if CARRIED in fields:
-            delayed = Delayed(due_ms, _identity_of(record.key, fields), _schedule_of(fields))
+            delayed = Delayed(due_ms, _identity_of(record.key, fields), _schedule_of(fields, is_in_log=True))
             return Carried(pending_offset, original_offset, delayed)
         next_due_ms = _integer(fields, NEXT_DUE) if NEXT_DUE in fields else None
         return Copy(pending_offset, original_offset, due_ms, next_due_ms)
@@ -209,7 +216,9 @@ def _origin(record: Record) -> list[Header]:
 # -- the headers of producers ------------------------------------------------------------------------------------
 
 
-def _request_of(key: bytes | None, headers: Sequence[Header], append_ms: int) -> Delayed | Cancel:
+def _request_of(
+    key: bytes | None, headers: Sequence[Header], append_ms: int, *, is_in_log: bool
+) -> Delayed | Cancel:
     fields: dict[str, bytes | None] = {}
     for name, value in headers:
         if name in _OF_PRODUCERS:
@@ -226,7 +235,7 @@ def _request_of(key: bytes | None, headers: Sequence[Header], append_ms: int) ->
     identity = _identity_of(key, fields)
     if CANCEL in fields:
         return Cancel(identity) if identity is not None else Cancel(None, _cancelled_offset(fields))
-    schedule = _schedule_of(fields)
+    schedule = _schedule_of(fields, is_in_log)
     if schedule is None:
         return Delayed(_due_ms(fields, append_ms), identity)
     if identity is None:
@@ -264,13 +273,18 @@ def _moment(text: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def _schedule_of(fields: dict[str, bytes | None]) -> Schedule | None:
+def _schedule_of(fields: dict[str, bytes | None], is_in_log: bool) -> Schedule | None:
     if SCHEDULE not in fields:
         return None
+    expression = _text(fields, SCHEDULE)
     try:
-        return parse_schedule(
-            _text(fields, SCHEDULE), _text(fields, TIME_ZONE) if TIME_ZONE in fields else "UTC"
-        )
+        try:
+            return parse_schedule(expression, _text(fields, TIME_ZONE) if TIME_ZONE in fields else "UTC")
+        except UnknownTimeZone:
+            if not is_in_log:
+                raise
+            # The leader that accepted it knew the zone. Here the record must be hidden all the same.
+            return parse_schedule(expression, "UTC")
     except InvalidSchedule as error:
         raise InvalidDelay(f"{SCHEDULE}: {error}") from error
 

@@ -163,9 +163,16 @@ def test_schedule_faster_than_the_limit_is_refused_and_every_second_is_allowed()
 )
 def test_headers_that_make_no_sense_are_refused(headers: list[tuple[str, bytes | None]], words: str) -> None:
     assert words in refusal(*headers)
-    if not {ORIGINAL_OFFSET, CARRIED} & {name for name, _ in headers}:
+    if not {ORIGINAL_OFFSET, CARRIED, TIME_ZONE} & {name for name, _ in headers}:
         # In a log that some other system wrote, such a record is an ordinary one.
         assert not is_hidden(meaning_of(record(*headers)))
+
+
+def test_accepted_schedule_stays_hidden_where_its_time_zone_is_unknown() -> None:
+    headers = ((SCHEDULE, b"0 6 * * *"), (TIME_ZONE, b"Mars/Olympus"), (SCHEDULE_ID, b"report"))
+    assert "time zone" in refusal(*headers)
+    assert is_hidden(meaning_of(record(*headers)))
+    assert due_ms(*headers) == NOW_MS + 6 * 3_600_000
 
 
 def test_record_with_a_wrong_offset_delta_is_refused() -> None:

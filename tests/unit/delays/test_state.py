@@ -207,6 +207,16 @@ def test_cancel_in_an_aborted_transaction_has_no_effect() -> None:
     assert log.due() == [0]
 
 
+def test_replacement_that_is_cancelled_by_offset_before_its_commit_still_replaces() -> None:
+    log = Log()
+    log.append((DELAY, b"1s"), ID)
+    log.append((DELAY, b"2s"), ID, producer_id=1)
+    log.append((CANCEL, b"1"))
+    log.end(1, is_commit=True)
+    log.commit()
+    assert log.due() == []
+
+
 # -- schedules ---------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +417,21 @@ def test_delete_records_drops_what_is_pending_below() -> None:
     log.delays.advance_log_start(1)
     assert log.due() == [1]
     assert log.delays.hidden.between(0, 10) == [(1, 2)]
+
+
+def test_truncation_brings_nothing_back_from_below_the_log_start() -> None:
+    log = Log()
+    log.append((DELAY, b"1s"))
+    log.append((DELAY, b"1s"), ID, producer_id=1)
+    log.append()
+    log.commit()
+    log.append((CANCEL, b"0"))
+    log.append((CANCEL, b""), ID)
+    log.delays.advance_log_start(2)
+    assert log.truncate(3)
+    log.end(1, is_commit=True)
+    log.commit()
+    assert log.due() == []
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------
