@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.errors import ApiError, TidemillError
 from tidemill.testing import InProcessBroker, StoredRecord
@@ -213,3 +213,11 @@ def test_a_topic_without_delays_shows_the_headers_as_they_are(shared: InProcessB
     topic = shared.create_topic(f"plain-{next(_NUMBERS)}")
     shared.produce(topic, "now", headers={"tidemill-delay": "1h"})
     assert shown(shared, topic) == ["now"]
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_delays_are_a_matter_of_the_creation(shared: InProcessBroker, value: str) -> None:
+    before = "false" if value == "true" else "true"
+    topic = shared.create_topic(f"fixed-{next(_NUMBERS)}", configs={"tidemill.delays.enable": before})
+    with Cluster(shared.bootstrap) as cluster, pytest.raises(ApiError, match="when a topic is created"):
+        Admin(cluster).alter_configs(ResourceType.TOPIC, topic, changes={"tidemill.delays.enable": value})

@@ -117,7 +117,7 @@ def _alter(
             _check_existence(image, resource)
             if resource.type == ResourceType.TOPIC:
                 check_changed(image, resource.name, before, after)
-                _check_delays_stay(resource.name, before, after)
+                _check_delays(resource.name, before, after)
         except ApiError as error:
             response.error_code = error.code
             response.error_message = error.message
@@ -178,12 +178,13 @@ def _check_existence(image: MetadataImage, resource: ConfigResource) -> None:
         raise _invalid_request(f"Unexpected broker id, {resource.name} is not registered")
 
 
-def _check_delays_stay(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Records that wait would be shown at once, and again by nobody."""
-    if before.get(DELAYS_ENABLE) == "true" and after.get(DELAYS_ENABLE) != "true":
+def _check_delays(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Whether a record is hidden must not change: it was shown to some, or is pending."""
+    was_enabled, is_enabled = (each.get(DELAYS_ENABLE, "false").strip().lower() for each in (before, after))
+    if was_enabled != is_enabled:
         raise ApiError(
             ErrorCode.INVALID_CONFIG,
-            f"{DELAYS_ENABLE} of '{name}' cannot be switched off: records that wait would be shown before their time",
+            f"{DELAYS_ENABLE} of '{name}' cannot be changed: it is set when a topic is created",
         )
 
 

@@ -36,7 +36,7 @@ from tidemill.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 # How many records one round delivers or carries.
-_ROUND_RECORDS = 500
+_ROUND_RECORDS = 200
 _BATCH_BYTES = 256 * 1024
 _BATCHES_A_STEP = 32
 _RECORDS_A_STEP = 200

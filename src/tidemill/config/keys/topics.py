@@ -300,7 +300,7 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         DELAYS_ENABLE,
         BOOLEAN,
         "false",
-        "Whether records with delay headers are hidden until they are due. It cannot be switched off again.",
+        "Whether records with delay headers are hidden until they are due. Set when the topic is created.",
         is_internal=True,
     ),
     ConfigKey(
