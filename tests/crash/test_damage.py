@@ -155,7 +155,7 @@ def test_hole_below_log_start_is_accepted(is_clean: bool) -> None:
         assert judge(disk, history, CONFIG).logs[TP].log_start_offset == bases[3]
 
 
-def test_hole_in_compacted_log_is_accepted() -> None:
+def test_hole_in_compacted_log_without_mark_is_accepted() -> None:
     disk, history, _ = _without_a_segment(2, is_clean=True)
     log = Store(disk, history, replace(CONFIG, cleanup_policy=("compact",))).logs[TP]
     assert log.log_end_offset == history.partitions[TP].now.synced_end

@@ -20,6 +20,7 @@ from tidemill.log.files import Files, FileSlice
 from tidemill.log.producer_state.producers import Producers
 from tidemill.log.producer_state.snapshots import ProducerSnapshots
 from tidemill.log.recovery.folder import tidy
+from tidemill.log.recovery.holes import HolesEnd, find_holes_end
 from tidemill.log.recovery.recover import check_followed, check_reaches, recover
 from tidemill.log.recovery.replay import check_continues, learn, replay, save_txn_indexes
 from tidemill.log.retention import count_expired, count_in_excess
@@ -59,7 +60,7 @@ class Log:
         """Open or create the log. `log_start_offset` is the checkpointed one; None when there is no checkpoint."""
         self._files = files
         self.folder = folder
-        self.configure(config)
+        self._use(config)
         self.recovery_point = recovery_point
         self.recovered_bytes_cut = 0
         self.producers = Producers()
@@ -80,6 +81,10 @@ class Log:
         # The base offset of the first segment whose aborted transactions must be read from its batches.
         self._replay_from: int | None = None
         self._load_segments(log_start_offset or 0, wall_ms)
+        self._holes_end = HolesEnd(files, folder)
+        if config.is_compacted and not self._holes_end.is_saved:
+            # After a crash a hole above the recovery point is a torn tail.
+            self._holes_end.offset = find_holes_end(self._segments, None if is_clean else recovery_point)
         self.log_start_offset = max(log_start_offset or 0, self._bases[0])
         if is_clean and log_start_offset is not None and log_start_offset < self._bases[0]:
             raise StorageError(
@@ -99,6 +104,7 @@ class Log:
         if self.recovered_bytes_cut:
             # Removed segments must not come back beside the batches that are appended from here on.
             files.sync_folder(folder)
+        self._mark_holes()
         self.last_flush_ms = wall_ms
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -134,9 +140,8 @@ class Log:
     def _find_end(self) -> int:
         for segment in self._segments:
             segment.verify()
-        if not self.config.is_compacted:
-            for segment, following in pairwise(self._segments):
-                check_followed(segment, following.base_offset, self.log_start_offset)
+        for segment, following in pairwise(self._segments):
+            check_followed(segment, following.base_offset, self._accepted_holes_end)
         self._replay_from = next((s.base_offset for s in self._segments if s.txn_index.is_damaged), None)
         end = self.active.next_offset()
         if end is None:
@@ -152,13 +157,23 @@ class Log:
             self._segments,
             self.epochs,
             self.recovery_point,
-            self.log_start_offset,
-            may_have_holes=self.config.is_compacted,
+            self._accepted_holes_end,
         )
         del self._bases[len(self._segments) :]
         self.recovered_bytes_cut = recovered.bytes_cut
         self._replay_from = recovered.replay_from
         return recovered.end_offset
+
+    @property
+    def _accepted_holes_end(self) -> int:
+        """Holes between segments below this offset are no damage. Below the log start offset they are deletions."""
+        return max(self.log_start_offset, self._holes_end.offset)
+
+    def _mark_holes(self) -> None:
+        if self.config.is_compacted and not self._holes_end.is_saved and self._holes_end.save():
+            # The next sync covers the mark, as the first sync covers `partition.metadata`.
+            self._was_synced = False
+            self._folder_changes += 1
 
     def _restart_at(self, offset: int, wall_ms: int) -> None:
         """Restart the log at `offset`: DeleteRecords had moved the log start past the records that survived the
@@ -303,6 +318,10 @@ class Log:
         return wall_ms - segment.created_ms > self._roll_after_ms
 
     def configure(self, config: TopicConfig) -> None:
+        self._use(config)
+        self._mark_holes()
+
+    def _use(self, config: TopicConfig) -> None:
         self.config = config
         self._roll_after_ms = config.segment_ms
         if config.is_compacted:
@@ -402,6 +421,7 @@ class Log:
         self.recovery_point = self._sync_end_max = self.size = 0
         self._restore_producers()
         self._files.sync_folder(self.folder)
+        self._holes_end.lower_to(0)
 
     def truncate_to(self, end_offset: int) -> None:
         """Remove every batch that reaches `end_offset` or beyond.
@@ -431,6 +451,7 @@ class Log:
         else:
             self._snapshots.drop_after(self.log_end_offset)
         self._files.sync_folder(self.folder)
+        self._holes_end.lower_to(self.log_end_offset)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

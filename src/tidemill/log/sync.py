@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidemill.log.files import File, Files
+from tidemill.log.recovery.holes import HOLES_END_NAME
 
 
 class DiskFull(OSError):
@@ -20,7 +21,8 @@ class SyncWork(NamedTuple):
     segments: Sequence[File]
     folder: str
     is_folder_dirty: bool
-    # The first sync since the log was opened also covers the folder's own entry and `partition.metadata`.
+    # The first sync since the log was opened also covers the folder's own entry, `partition.metadata` and the mark
+    # of `recovery/holes.py`.
     is_first: bool
     epochs: tuple[str, bytes] | None
     end_offset: int
@@ -38,9 +40,10 @@ class SyncWork(NamedTuple):
         if self.epochs is not None:
             self._save_epochs(*self.epochs)
         if self.is_first:
-            metadata_path = f"{self.folder}/partition.metadata"
-            if self.files.exists(metadata_path):
-                self.files.open(metadata_path).sync()
+            for name in ("partition.metadata", HOLES_END_NAME):
+                path = f"{self.folder}/{name}"
+                if self.files.exists(path):
+                    self.files.open(path).sync()
             self.files.sync_folder(self.folder)
             self.files.sync_folder(self.folder.rpartition("/")[0])
         elif self.is_folder_dirty:

@@ -5,9 +5,8 @@ or length. Epochs and indexes are rebuilt on the way. Segments after a torn one,
 they are renamed to `*.torn` and not deleted.
 
 A broken batch *below* the recovery point was synced, so it is damage. The log refuses to open and changes no file. A
-hole between two segments there means a missing file and is refused too, even after a clean shutdown: each segment
-starts where its predecessor ends, and a cleaning leaves a last batch that marks this end. Apache Kafka's cleaner does
-not, and a folder may come from there. So holes between the segments of a compacted topic are accepted.
+hole between two segments there means a missing file and is refused too, even after a clean shutdown. `holes.py` says
+why each segment starts where its predecessor ends, and which holes are accepted nevertheless.
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ def recover(
     segments: list[Segment],
     epochs: LeaderEpochs,
     recovery_point: int,
-    log_start_offset: int,
-    *,
-    may_have_holes: bool,
+    holes_end: int,
 ) -> Recovered:
-    """Verify what a crash may have torn. Segments that are renamed to `*.torn` leave the list."""
+    """Verify what a crash may have torn. Segments that are renamed to `*.torn` leave the list.
+
+    Holes between segments are accepted below `holes_end`.
+    """
     end_offset = segments[0].base_offset
     is_first_read = True
     replay_from = next((s.base_offset for s in segments if s.txn_index.is_damaged), None)
@@ -47,8 +47,7 @@ def recover(
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and following <= recovery_point:
             segment.verify()
-            if not may_have_holes:
-                check_followed(segment, following, log_start_offset)
+            check_followed(segment, following, holes_end)
             continue
         if is_first_read:
             # The file may name epochs of a truncated tail. From here on the batches supply them.
@@ -66,7 +65,7 @@ def recover(
         end = segment.recover(note)
         if has_markers and (replay_from is None or segment.base_offset < replay_from):
             replay_from = segment.base_offset
-        if end == segment.size and _goes_on(end_offset, following, log_start_offset):
+        if end == segment.size and _goes_on(end_offset, following, holes_end):
             continue
         check_reaches(segment, end_offset, recovery_point)
         return Recovered(end_offset, _cut_off_after(files, segments, number, end), replay_from)
@@ -74,19 +73,16 @@ def recover(
     return Recovered(end_offset, 0, replay_from)
 
 
-def _goes_on(end_offset: int, following: int | None, log_start_offset: int) -> bool:
-    """Whether the next segment continues this one: a crash may cut a file between two batches too.
-
-    A hole below the log start offset is the result of a deletion.
-    """
-    return following is None or end_offset == following or end_offset < following <= log_start_offset
+def _goes_on(end_offset: int, following: int | None, holes_end: int) -> bool:
+    """Whether the next segment continues this one: a crash may cut a file between two batches too."""
+    return following is None or end_offset == following or end_offset < following <= holes_end
 
 
-def check_followed(segment: Segment, following: int, log_start_offset: int) -> None:
+def check_followed(segment: Segment, following: int, holes_end: int) -> None:
     """Raise `StorageError` when a segment between two sealed ones is missing."""
     end_offset = segment.next_offset()
     # None means damage inside the segment, which the read that reaches it reports.
-    if end_offset is not None and not _goes_on(end_offset, following, log_start_offset):
+    if end_offset is not None and not _goes_on(end_offset, following, holes_end):
         raise StorageError(
             f"{segment.path_of('log')} ends at offset {end_offset} and the next segment begins at {following}: a "
             "segment is missing or cut off. Restore the file from a replica or a backup; nothing was changed"
