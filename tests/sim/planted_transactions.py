@@ -59,12 +59,12 @@ def stable_past_an_open_transaction(replace: Replace) -> None:
 
 def stable_up_to_a_marker_that_is_not_committed(replace: Replace) -> None:
     """A transaction counts as ended as soon as the leader has its marker."""
-    original = producers.Producers.first_unstable_offset
+    original = producers.Producers.drop_committed_markers
 
-    def first_unstable_offset(self: producers.Producers, _high_watermark: int) -> int | None:
-        return original(self, 1 << 62)
+    def drop_committed_markers(self: producers.Producers, _high_watermark: int) -> None:
+        original(self, 1 << 62)
 
-    replace(producers.Producers, "first_unstable_offset", first_unstable_offset)
+    replace(producers.Producers, "drop_committed_markers", drop_committed_markers)
 
 
 def open_transactions_are_not_in_snapshots(replace: Replace) -> None:

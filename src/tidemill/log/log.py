@@ -474,10 +474,14 @@ class Log:
         return None
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """The first offset of an undecided transaction, or the high watermark. Called for every fetch."""
+        """The first offset of an undecided transaction, or the high watermark. Called for every fetch.
+
+        A marker that was once below a high watermark counts as committed from then on.
+        """
         if self.producers.is_stable:
             return high_watermark
-        first = self.producers.first_unstable_offset(high_watermark)
+        self.producers.drop_committed_markers(high_watermark)
+        first = self.producers.first_unstable_offset
         return high_watermark if first is None else min(high_watermark, max(first, self.log_start_offset))
 
     def aborted_between(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
@@ -511,8 +515,8 @@ class Log:
 
     def apply_retention(self, wall_ms: int, high_watermark: int) -> list[str]:
         """Delete segments beyond `retention.ms` and `retention.bytes`. Returns the paths to remove."""
-        # Drops the markers below the high watermark, also on a replica without consumers.
-        self.last_stable_offset(high_watermark)
+        # A replica without consumers must drop them too.
+        self.producers.drop_committed_markers(high_watermark)
         if "delete" not in self.config.cleanup_policy:
             return []
         count = self._count_expired(wall_ms, high_watermark)

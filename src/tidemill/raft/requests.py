@@ -43,12 +43,10 @@ class Requests:
         return self._last_number
 
     def is_ready(self, destination: int, steady_ms: int) -> bool:
-        """Whether a request may be sent now. Drops a request that has timed out."""
+        """Whether a request may be sent now: none is in flight, or the one in flight has timed out."""
         in_flight = self._in_flight.get(destination)
-        if in_flight is not None:
-            if steady_ms < in_flight.deadline_ms:
-                return False
-            del self._in_flight[destination]
+        if in_flight is not None and steady_ms < in_flight.deadline_ms:
+            return False
         return self._paused_until_ms.get(destination, steady_ms) <= steady_ms
 
     def ready_at_ms(self, destination: int) -> int | None:
@@ -59,7 +57,9 @@ class Requests:
         return self._paused_until_ms.get(destination)
 
     def sent(self, sent: Sent, steady_ms: int) -> None:
-        assert sent.to not in self._in_flight, "one request per destination"
+        """Record a request that is in flight now. It replaces one that has timed out."""
+        before = self._in_flight.get(sent.to)
+        assert before is None or before.deadline_ms <= steady_ms, "one request per destination"
         self._paused_until_ms.pop(sent.to, None)
         self._in_flight[sent.to] = _InFlight(sent, steady_ms + self._timeout_ms)
 

@@ -67,6 +67,12 @@ def world() -> World:
     return world
 
 
+def test_limits_of_client_are_queries() -> None:
+    client = World().client()
+    assert [client.may_get(5.0), client.may_get(5.0)] == [True, True]
+    assert [client.may_push(5.0), client.may_push(5.0)] == [True, True]
+
+
 def test_a_client_gets_the_metrics_of_all_that_match_at_the_shortest_interval(world: World) -> None:
     world.subscribe(
         one={"metrics": "a.", "interval.ms": "1000"},

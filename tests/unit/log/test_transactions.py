@@ -154,6 +154,17 @@ def test_transaction_is_unstable_until_its_marker_is_committed(log: Log) -> None
     assert [log.last_stable_offset(hw) for hw in range(6)] == [0, 0, 0, 0, 4, 5]
 
 
+def test_first_unstable_offset_is_a_query_and_committed_markers_are_dropped_by_command(log: Log) -> None:
+    write(log, 1, 0, 2)
+    assert end(log, 1, commit=True) == 2
+    assert [log.producers.first_unstable_offset for _ in range(2)] == [0, 0]
+    log.producers.drop_committed_markers(2)
+    assert log.producers.first_unstable_offset == 0
+    log.producers.drop_committed_markers(3)
+    assert log.producers.first_unstable_offset is None
+    assert log.producers.is_stable
+
+
 def test_later_ended_transaction_bounds_last_stable_offset_after_the_older(log: Log) -> None:
     write(log, 1, 0)  # 0
     write(log, 2, 0)  # 1

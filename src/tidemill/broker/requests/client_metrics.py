@@ -68,19 +68,13 @@ class ClientInstance:
 
     def may_get(self, now_ms: float) -> bool:
         known = [each for each in (self.got_ms, self.pushed_ms) if each is not None]
-        if known and now_ms - max(known) < self.interval_ms:
-            return False
-        self.got_ms = now_ms
-        return True
+        return not known or now_ms - max(known) >= self.interval_ms
 
     def may_push(self, now_ms: float) -> bool:
-        """The first push after a question comes when the client likes: it spreads its pushes."""
+        """Whether a push is not too early. The first push after a Get may come at any time: clients spread them."""
         pushed_ms = self.pushed_ms
         is_first = self.got_ms is not None and (pushed_ms is None or self.got_ms > pushed_ms)
-        if not is_first and pushed_ms is not None and now_ms - pushed_ms < self.interval_ms:
-            return False
-        self.pushed_ms = now_ms
-        return True
+        return is_first or pushed_ms is None or now_ms - pushed_ms >= self.interval_ms
 
 
 class ClientMetrics:
@@ -166,7 +160,10 @@ class ClientMetrics:
     # -- what is allowed -------------------------------------------------------------------------------------
 
     def check_get(self, client: ClientInstance) -> None:
-        if not client.may_get(self._now_ms()) and client.last_error not in _RETRIED:
+        now_ms = self._now_ms()
+        if client.may_get(now_ms):
+            client.got_ms = now_ms
+        elif client.last_error not in _RETRIED:
             raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         client.last_error = ErrorCode.NONE
 
@@ -186,7 +183,10 @@ class ClientMetrics:
     ) -> None:
         if client.is_terminating:
             raise ApiError(ErrorCode.INVALID_REQUEST)
-        if not client.may_push(self._now_ms()) and not is_terminating:
+        now_ms = self._now_ms()
+        if client.may_push(now_ms):
+            client.pushed_ms = now_ms
+        elif not is_terminating:
             raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         if subscription_id != client.subscription_id:
             raise ApiError(ErrorCode.UNKNOWN_SUBSCRIPTION_ID)

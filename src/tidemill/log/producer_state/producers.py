@@ -226,17 +226,19 @@ class Producers:
             state.batches = []
         return state
 
-    def first_unstable_offset(self, high_watermark: int) -> int | None:
-        """The first offset of the oldest transaction that is open, or whose marker is not below the high watermark.
-
-        Drops the markers below the high watermark: they stay committed even if this replica later sees a lower one.
-        """
+    def drop_committed_markers(self, high_watermark: int) -> None:
+        """Drop the markers below the high watermark: they stay committed even if this replica later sees a lower one."""
         ended = self._ended
         while ended and ended[0][1] < high_watermark:
             ended.popleft()
+        self.is_stable = not ended and not self._open
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """The first offset of the oldest transaction that is open, or whose marker has not been dropped as committed."""
+        ended = self._ended
         first_open = next(iter(self._open), None)
         if not ended:
-            self.is_stable = first_open is None
             return first_open
         return ended[0][0] if first_open is None else min(first_open, ended[0][0])
 
