@@ -79,16 +79,16 @@ class Machine(Protocol[RecordT, RawT_co]):
     def deadline_ms(self) -> int | None:
         """When `expire` is due next; a time that has passed means at once, None means never."""
 
-    def decide(self, request: Any, token: int, now_ms: int) -> Decision[RecordT, Any]:
+    def decide(self, request: Any, token: int, steady_ms: int) -> Decision[RecordT, Any]:
         """Decides about one request. `ApiError` refuses it."""
 
-    def expire(self, now_ms: int) -> Decision[RecordT, Any] | None:
+    def expire(self, steady_ms: int) -> Decision[RecordT, Any] | None:
         """Returns one decision that is due by itself; None when none is. It has no reply."""
 
     def replay(self, record: RecordT, writer: Writer | None = None) -> None:
         """Takes in one record. With a writer it takes effect when that producer's transaction is committed."""
 
-    def on_loaded(self, now_ms: int) -> None:
+    def on_loaded(self, steady_ms: int) -> None:
         """Starts timers: everything that the log holds is replayed."""
 
     def waiting_tokens(self) -> list[int]:
@@ -104,5 +104,5 @@ class ReplicatedLog(Protocol[RawT_contra]):
     log is no longer this node's to write.
     """
 
-    def append(self, records: Sequence[RawT_contra], now_ms: int, writer: Writer | None = None) -> int:
+    def append(self, records: Sequence[RawT_contra], steady_ms: int, writer: Writer | None = None) -> int:
         """Writes the records as one atomic batch and returns the log's end offset. `ApiError`: nothing was written."""

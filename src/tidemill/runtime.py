@@ -76,38 +76,38 @@ class MachineRuntime(Generic[RecordT, RawT]):
     def deadline_ms(self) -> int | None:
         return self.machine.deadline_ms if self._error is None else None
 
-    def loaded(self, end_offset: int, committed_offset: int, now_ms: int) -> None:
+    def loaded(self, end_offset: int, committed_offset: int, steady_ms: int) -> None:
         """The machine has replayed the log up to `end_offset`, and decides from now on."""
         assert self._error is not None, "already loaded"
         assert not self._has_failed, self._error
         self._written_offset = end_offset
         self._committed_offset = committed_offset
         self._error = None
-        self.machine.on_loaded(now_ms)
+        self.machine.on_loaded(steady_ms)
 
-    def handle(self, request: Any, token: int, now_ms: int) -> None:
+    def handle(self, request: Any, token: int, steady_ms: int) -> None:
         """Decides about the request. `respond(token, …)` is called exactly once, now or later."""
         if self._error is not None:
             self._respond(token, ApiError(self._error))
             return
         decision: Decision[RecordT, Any]
         try:
-            decision = self.machine.decide(request, token, now_ms)
+            decision = self.machine.decide(request, token, steady_ms)
         except ApiError as error:
             decision = Decision(reply=error)
-        self._carry_out(decision, token, now_ms)
+        self._carry_out(decision, token, steady_ms)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, steady_ms: int) -> None:
         """Carries out what is due, each decision on the state that the one before it left.
 
         A great many are cut short: `deadline_ms` is still due then.
         """
         for _ in range(_DECISIONS_PER_TICK_MAX):
-            decision = self.machine.expire(now_ms) if self._error is None else None
+            decision = self.machine.expire(steady_ms) if self._error is None else None
             if decision is None:
                 return
             assert decision.reply is NO_REPLY, "there is no request to reply to"
-            self._carry_out(decision, NO_TOKEN, now_ms)
+            self._carry_out(decision, NO_TOKEN, steady_ms)
 
     def committed(self, offset: int) -> None:
         """Everything before `offset` is committed."""
@@ -127,14 +127,14 @@ class MachineRuntime(Generic[RecordT, RawT]):
         for token in tokens:
             self._respond(token, ApiError(error))
 
-    def _carry_out(self, decision: Decision[RecordT, Any], token: int, now_ms: int) -> None:
+    def _carry_out(self, decision: Decision[RecordT, Any], token: int, steady_ms: int) -> None:
         answers = decision.answers
         if decision.reply is not NO_REPLY:
             answers = [Answer(token, decision.reply), *answers]
         if decision.records:
             batch = [self.machine.encode(record) for record in decision.records]
             try:
-                self._append(lambda: self._log.append(batch, now_ms, decision.writer))
+                self._append(lambda: self._log.append(batch, steady_ms, decision.writer))
             except ApiError as error:
                 self._append_failed(decision, answers, error)
                 return

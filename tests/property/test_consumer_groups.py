@@ -46,7 +46,7 @@ class Life:
 
     def __post_init__(self) -> None:
         config = GroupsConfig(group_consumer_assignment_interval_ms=self.interval_ms)
-        self.world = ConsumerWorld(config=config, now_ms=1)
+        self.world = ConsumerWorld(config=config, steady_ms=1)
         for topic in TOPICS:
             self.world.topics.create(topic, 2)
         for index in range(6):
@@ -103,7 +103,7 @@ class Life:
     def do_advance(self, duration_ms: int) -> None:
         self.world.advance(duration_ms)
         for consumer in self.consumers:
-            if self.world.now_ms >= consumer.heard_at_ms + SESSION_MS:
+            if self.world.steady_ms >= consumer.heard_at_ms + SESSION_MS:
                 # A consumer that cannot reach the coordinator for that long stops by itself.
                 consumer.owned, consumer.epoch = set(), 0
 
@@ -200,7 +200,7 @@ class Migration(Life):
     def do_advance(self, duration_ms: int) -> None:
         super().do_advance(duration_ms)
         for consumer in self.classics:
-            if consumer.state != "wait" and self.world.now_ms >= consumer.heard_at_ms + SESSION_MS:
+            if consumer.state != "wait" and self.world.steady_ms >= consumer.heard_at_ms + SESSION_MS:
                 consumer.owned, consumer.state = set(), "join"
 
     def start_classics(self) -> None:

@@ -50,13 +50,13 @@ class Consumer848(Client):
 class ConsumerScript(Script):
     def __init__(self) -> None:
         super().__init__()
-        self.world: ConsumerWorld = ConsumerWorld(now_ms=1)
+        self.world: ConsumerWorld = ConsumerWorld(steady_ms=1)
 
     def do_config(self, command: Command) -> None:
         values: dict[str, Any] = {}
         for name, text in command.options.items():
             values[name.replace(".", "_")] = int(text) if text.isdecimal() else text
-        self.world = ConsumerWorld(config=GroupsConfig(**values), now_ms=1)
+        self.world = ConsumerWorld(config=GroupsConfig(**values), steady_ms=1)
 
     def do_group_config(self, command: Command) -> None:
         self.world.group_configs[command.words[0]] = dict(command.options)

@@ -145,7 +145,7 @@ class Consumer:
             # Also when the answer is lost: the member that the coordinator knew is gone.
             self.owned, self.epoch = set(), 0
         elif code is ErrorCode.NONE:
-            self.heard_at_ms = self.world.now_ms
+            self.heard_at_ms = self.world.steady_ms
             if not loses_response:
                 self.epoch = response.member_epoch
                 assigned = to_owned(response)
@@ -260,4 +260,4 @@ class ClassicConsumer:
         else:
             self.state = "heartbeat"
         if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
-            self.heard_at_ms = self.world.now_ms
+            self.heard_at_ms = self.world.steady_ms

@@ -71,10 +71,10 @@ class MemoryLog:
         self.records: list[Written] = []
         self.refuse_with: ErrorCode | None = None
 
-    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+    def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
         return self._append([Written(record, writer) for record in records])
 
-    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+    def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         return self._append([Written(None, end=end)])
 
     def _append(self, written: Sequence[Written]) -> int:
@@ -96,7 +96,7 @@ class World:
     config: GroupsConfig = field(default_factory=GroupsConfig)
     topics: FakeTopics = field(default_factory=FakeTopics)
     log: MemoryLog = field(default_factory=MemoryLog)
-    now_ms: int = 0
+    steady_ms: int = 0
     holds_commits: bool = False
     answered: list[tuple[Asked, Any]] = field(default_factory=list)
     reported: list[RebalanceEvent] = field(default_factory=list)
@@ -122,7 +122,7 @@ class World:
                 shard.replay_end(end)
             elif record is not None:
                 shard.replay_raw(*record, writer)
-        shard.loaded(end_offset, end_offset, self.now_ms)
+        shard.loaded(end_offset, end_offset, self.steady_ms)
         return shard
 
     def _new_machine(self) -> Groups:
@@ -139,27 +139,27 @@ class World:
         token = self._tokens
         self.asked[token] = Asked(client, request, version)
         call = GroupCall(request, Caller(client_id=client, client_host="/127.0.0.1", api_version=version))
-        self.shard.handle(call, token, self.now_ms)
+        self.shard.handle(call, token, self.steady_ms)
         self._settle()
         return token
 
     def end_transaction(self, end: TransactionEnd) -> None:
         """Writes the marker; what came of it will be in `ended`."""
-        self.shard.end_transaction(end, _MARKER_TOKEN, self.now_ms)
+        self.shard.end_transaction(end, _MARKER_TOKEN, self.steady_ms)
         self._settle()
 
     def tell(self, event: Any) -> None:
         """A change of the cluster, which gets no answer of interest."""
-        self.shard.handle(event, -1, self.now_ms)
+        self.shard.handle(event, -1, self.steady_ms)
         self._settle()
 
     def advance(self, duration_ms: int) -> None:
-        end_ms = self.now_ms + duration_ms
+        end_ms = self.steady_ms + duration_ms
         while (deadline_ms := self.shard.deadline_ms) is not None and deadline_ms <= end_ms:
-            self.now_ms = max(self.now_ms, deadline_ms)
-            self.shard.tick(self.now_ms)
+            self.steady_ms = max(self.steady_ms, deadline_ms)
+            self.shard.tick(self.steady_ms)
             self._settle()
-        self.now_ms = end_ms
+        self.steady_ms = end_ms
 
     def move_coordinator(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """Leadership is lost, and another broker builds the machine from the log."""

@@ -33,14 +33,14 @@ class MemoryLog:
         self.records: list[RawRecord] = []
         self.refuse_with: ErrorCode | None = None
 
-    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+    def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
         assert writer is None, "no record here is part of a transaction"
         if self.refuse_with is not None:
             raise ApiError(self.refuse_with)
         self.records += records
         return len(self.records)
 
-    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+    def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         raise AssertionError("no transaction has records here")
 
 
@@ -56,7 +56,7 @@ class World:
     config: TransactionsConfig = field(default_factory=TransactionsConfig)
     transaction_version: int = 2
     log: MemoryLog = field(default_factory=MemoryLog)
-    now_ms: int = 0
+    steady_ms: int = 0
     holds_commits: bool = False
     coordinator_epoch: int = 1
     # Producer ids that may still be given out; None is no limit.
@@ -85,7 +85,7 @@ class World:
         """A shard with a machine of what the log holds, of which so much is committed."""
         self.committed_offset = committed_offset
         shard = Shard(self._new_machine(), self.log, self._respond, self._report)
-        shard.load(list(self.log.records), len(self.log.records), committed_offset, self.now_ms)
+        shard.load(list(self.log.records), len(self.log.records), committed_offset, self.steady_ms)
         return shard
 
     def _new_machine(self) -> Transactions:
@@ -109,7 +109,7 @@ class World:
         call = TransactionCall(
             request, Caller(client_id=client, client_host="/127.0.0.1", api_version=version)
         )
-        self.shard.handle(call, self._tokens, self.now_ms)
+        self.shard.handle(call, self._tokens, self.steady_ms)
         self._settle()
         return self._tokens
 
@@ -122,7 +122,7 @@ class World:
 
     def markers_written(self, written: MarkersWritten) -> None:
         self.markers.pop(written.transactional_id, None)
-        self.shard.handle(written, -1, self.now_ms)
+        self.shard.handle(written, -1, self.steady_ms)
         self._settle()
 
     def write_markers(self) -> None:
@@ -131,12 +131,12 @@ class World:
             self.markers_written(wanted.written)
 
     def advance(self, duration_ms: int) -> None:
-        end_ms = self.now_ms + duration_ms
+        end_ms = self.steady_ms + duration_ms
         while (deadline_ms := self.shard.deadline_ms) is not None and deadline_ms <= end_ms:
-            self.now_ms = max(self.now_ms, deadline_ms)
-            self.shard.tick(self.now_ms)
+            self.steady_ms = max(self.steady_ms, deadline_ms)
+            self.shard.tick(self.steady_ms)
             self._settle()
-        self.now_ms = end_ms
+        self.steady_ms = end_ms
 
     def move_coordinator(self, *, loses_uncommitted: bool = False) -> None:
         """Leadership is lost, and another broker builds the machine from the log that it has."""
@@ -150,7 +150,7 @@ class World:
 
     def write(self, record: TransactionRecord) -> None:
         """A record that another coordinator could have written, and the machine that then comes of the log."""
-        self.log.append([self.machine.encode(record)], self.now_ms)
+        self.log.append([self.machine.encode(record)], self.steady_ms)
         self.move_coordinator()
 
     def release_commits(self) -> None:

@@ -44,7 +44,7 @@ class Caller:
 
 
 class PartitionLog(ReplicatedLog[RawRecord], Protocol):
-    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+    def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         """Writes the marker that ends a transaction here and returns the log's end offset; or raises ApiError."""
 
 
@@ -76,11 +76,13 @@ class Shard(MachineRuntime[RecordT, RawRecord]):
             client_error=coordinator_error,
         )
 
-    def load(self, records: Iterable[RawRecord], end_offset: int, committed_offset: int, now_ms: int) -> None:
+    def load(
+        self, records: Iterable[RawRecord], end_offset: int, committed_offset: int, steady_ms: int
+    ) -> None:
         """Builds the machine from the partition's records up to `end_offset`, tombstones included."""
         for key, value in records:
             self.replay_raw(key, value)
-        self.loaded(end_offset, committed_offset, now_ms)
+        self.loaded(end_offset, committed_offset, steady_ms)
 
     def replay_raw(self, key: bytes, value: bytes | None, writer: Writer | None = None) -> None:
         """Replays one record of a load that is done in pieces; `loaded` ends it."""
@@ -92,13 +94,13 @@ class Shard(MachineRuntime[RecordT, RawRecord]):
         """Replays one marker of a load that is done in pieces."""
         self.machine.replay_end(end)
 
-    def end_transaction(self, end: TransactionEnd, token: int, now_ms: int) -> None:
+    def end_transaction(self, end: TransactionEnd, token: int, steady_ms: int) -> None:
         """Ends a transaction in this partition. The answer is None, or ApiError, when the marker is committed."""
         if self._error is not None:
             self._respond(token, ApiError(self._error))
             return
         try:
-            self._append(lambda: self._log.append_marker(end, now_ms))
+            self._append(lambda: self._log.append_marker(end, steady_ms))
         except ApiError as error:
             self._park([Answer(token, self._refusal(error))])
             return

@@ -31,7 +31,7 @@ class Timers(Generic[ResultT]):
         return len(self._timers)
 
     def set(self, key: Hashable, at_ms: int, run: Callable[[int], ResultT]) -> None:
-        """`run(now_ms)` once, at `at_ms` or later, unless set again or cancelled before."""
+        """`run(steady_ms)` once, at `at_ms` or later, unless set again or cancelled before."""
         self._sequence += 1
         known = self._timers.get(key)
         self._timers[key] = _Timer(at_ms, self._sequence, run)
@@ -59,9 +59,9 @@ class Timers(Generic[ResultT]):
             heapq.heappop(self._heap)
         return None
 
-    def pop_due(self, now_ms: int) -> Callable[[int], ResultT] | None:
+    def pop_due(self, steady_ms: int) -> Callable[[int], ResultT] | None:
         """The next timer whose time has come, no longer set; None when there is none."""
-        while self._heap and self._heap[0][0] <= now_ms:
+        while self._heap and self._heap[0][0] <= steady_ms:
             _at_ms, sequence, key = heapq.heappop(self._heap)
             timer = self._timers.get(key)
             if timer is None:

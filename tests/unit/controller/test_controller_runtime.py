@@ -26,7 +26,7 @@ class Log:
         self.values: list[bytes] = []
         self.error: ErrorCode | None = None
 
-    def append(self, records: Sequence[bytes], now_ms: int, writer: Writer | None = None) -> int:
+    def append(self, records: Sequence[bytes], steady_ms: int, writer: Writer | None = None) -> int:
         if self.error is not None:
             raise ApiError(self.error, "no space")
         self.values += records
@@ -42,11 +42,11 @@ class Stage:
         self.runtime: MachineRuntime[Record, bytes] = MachineRuntime(
             self.machine, self.log, self.answers.__setitem__, until_loaded=ErrorCode.NOT_CONTROLLER
         )
-        self.runtime.loaded(0, 0, now_ms=0)
+        self.runtime.loaded(0, 0, steady_ms=0)
 
-    def ask(self, request: Request, token: int, now_ms: int = 0) -> None:
+    def ask(self, request: Request, token: int, steady_ms: int = 0) -> None:
         call = ControllerCall(request, type(request).versions.max, len(self.log.values))
-        self.runtime.handle(call, token, now_ms)
+        self.runtime.handle(call, token, steady_ms)
 
     def create(self, name: str, token: int) -> None:
         self.ask(CreateTopicsRequest(topics=[creatable(name, 1, 1)]), token)

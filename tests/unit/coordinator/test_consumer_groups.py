@@ -38,7 +38,7 @@ FIRST_EPOCH = 2
 
 
 def world_with(partitions: int = 4, **settings: object) -> ConsumerWorld:
-    world = ConsumerWorld(config=GroupsConfig(**settings), now_ms=1)  # type: ignore[arg-type]
+    world = ConsumerWorld(config=GroupsConfig(**settings), steady_ms=1)  # type: ignore[arg-type]
     world.topics.create("orders", partitions)
     return world
 

@@ -33,7 +33,7 @@ class Counter:
     def deadline_ms(self) -> int | None:
         return min(self.alarms, default=None)
 
-    def decide(self, request: Any, token: int, now_ms: int) -> Decision[int, Any]:
+    def decide(self, request: Any, token: int, steady_ms: int) -> Decision[int, Any]:
         match request:
             case ("add", *numbers):
                 return Decision(
@@ -64,8 +64,8 @@ class Counter:
     def undo(self, error: ErrorCode) -> None:
         self.undone.append(error)
 
-    def expire(self, now_ms: int) -> Decision[int, Any] | None:
-        due = [alarm for alarm in self.alarms if alarm <= now_ms]
+    def expire(self, steady_ms: int) -> Decision[int, Any] | None:
+        due = [alarm for alarm in self.alarms if alarm <= steady_ms]
         if not due:
             return None
         self.alarms.remove(due[0])
@@ -84,8 +84,8 @@ class Counter:
         for record in pending if end.is_commit else ():
             self.replay(record)
 
-    def on_loaded(self, now_ms: int) -> None:
-        self.loaded_at_ms = now_ms
+    def on_loaded(self, steady_ms: int) -> None:
+        self.loaded_at_ms = steady_ms
 
     def waiting_tokens(self) -> list[int]:
         return list(self.waiting)
@@ -107,7 +107,7 @@ class Log:
         self.error: ErrorCode | None = None
         self.before_append: Callable[[], None] = lambda: None
 
-    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+    def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
         self.before_append()
         if self.error is not None:
             raise ApiError(self.error)
@@ -115,10 +115,10 @@ class Log:
         self.writers.append(writer)
         return self.end_offset
 
-    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+    def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
         if self.error is not None:
             raise ApiError(self.error)
-        self.markers.append((now_ms, end))
+        self.markers.append((steady_ms, end))
         return self.end_offset
 
     @property
@@ -149,20 +149,20 @@ class Harness:
 @pytest.fixture
 def harness() -> Harness:
     harness = Harness()
-    harness.shard.load([], 0, 0, now_ms=7)
+    harness.shard.load([], 0, 0, steady_ms=7)
     return harness
 
 
 def test_a_decision_is_one_batch_and_is_replayed_at_once(harness: Harness) -> None:
-    harness.shard.handle(("add", 1, 2), token=1, now_ms=0)
+    harness.shard.handle(("add", 1, 2), token=1, steady_ms=0)
     assert harness.log.batches == [[(b"n", b"1"), (b"n", b"2")]]
     assert harness.machine.seen == [1, 2]
     assert harness.effects == ["added"]
 
 
 def test_an_answer_waits_until_its_last_record_is_committed(harness: Harness) -> None:
-    harness.shard.handle(("add", 1, 2), token=1, now_ms=0)
-    harness.shard.handle(("add", 3), token=2, now_ms=0)
+    harness.shard.handle(("add", 1, 2), token=1, steady_ms=0)
+    harness.shard.handle(("add", 3), token=2, steady_ms=0)
     harness.shard.committed(1)
     assert harness.answers == []
     harness.shard.committed(2)
@@ -172,75 +172,75 @@ def test_an_answer_waits_until_its_last_record_is_committed(harness: Harness) ->
 
 
 def test_a_read_waits_for_the_last_write_it_has_seen_and_for_no_later_one(harness: Harness) -> None:
-    harness.shard.handle("read", token=1, now_ms=0)
+    harness.shard.handle("read", token=1, steady_ms=0)
     assert harness.answers == [(1, ("total", 0))]
-    harness.shard.handle(("add", 5), token=2, now_ms=0)
-    harness.shard.handle("read", token=3, now_ms=0)
-    harness.shard.handle(("add", 6), token=4, now_ms=0)
+    harness.shard.handle(("add", 5), token=2, steady_ms=0)
+    harness.shard.handle("read", token=3, steady_ms=0)
+    harness.shard.handle(("add", 6), token=4, steady_ms=0)
     assert len(harness.answers) == 1
     harness.shard.committed(1)
     assert harness.answers[1:] == [(2, ("total", 5)), (3, ("total", 5))]
 
 
 def test_a_watermark_that_is_told_twice_or_late_changes_nothing(harness: Harness) -> None:
-    harness.shard.handle(("add", 1), token=1, now_ms=0)
+    harness.shard.handle(("add", 1), token=1, steady_ms=0)
     harness.shard.committed(1)
     harness.shard.committed(1)
     harness.shard.committed(0)
     assert harness.answers == [(1, ("total", 1))]
-    harness.shard.handle("read", token=2, now_ms=0)
+    harness.shard.handle("read", token=2, steady_ms=0)
     assert harness.answers[1:] == [(2, ("total", 1))]
 
 
 def test_a_decision_answers_other_requests_too(harness: Harness) -> None:
-    harness.shard.handle("wait", token=1, now_ms=0)
-    harness.shard.handle("wait", token=2, now_ms=0)
-    harness.shard.handle("wake", token=3, now_ms=0)
+    harness.shard.handle("wait", token=1, steady_ms=0)
+    harness.shard.handle("wait", token=2, steady_ms=0)
+    harness.shard.handle("wake", token=3, steady_ms=0)
     assert harness.answers == []
     harness.shard.committed(1)
     assert harness.answers == [(3, "woken"), (1, "woken"), (2, "woken")]
 
 
 def test_an_api_error_of_the_machine_is_an_answer_like_any_other(harness: Harness) -> None:
-    harness.shard.handle(("add", 1), token=1, now_ms=0)
-    harness.shard.handle("nonsense", token=2, now_ms=0)
+    harness.shard.handle(("add", 1), token=1, steady_ms=0)
+    harness.shard.handle("nonsense", token=2, steady_ms=0)
     assert harness.answers == []
     harness.shard.committed(1)
     assert harness.answers[1] == (2, ErrorCode.INVALID_REQUEST)
 
 
 def test_a_failed_append_replays_nothing_and_tells_everybody_it_would_have_answered(harness: Harness) -> None:
-    harness.shard.handle("wait", token=1, now_ms=0)
+    harness.shard.handle("wait", token=1, steady_ms=0)
     harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
-    harness.shard.handle("wake", token=2, now_ms=0)
-    harness.shard.handle(("add", 9), token=3, now_ms=0)
+    harness.shard.handle("wake", token=2, steady_ms=0)
+    harness.shard.handle(("add", 9), token=3, steady_ms=0)
     assert harness.machine.seen == []
     assert harness.answers == [(token, ErrorCode.COORDINATOR_NOT_AVAILABLE) for token in (2, 1, 3)]
     assert harness.machine.undone == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     assert harness.effects == []
     harness.log.error = None
-    harness.shard.handle(("add", 4), token=4, now_ms=0)
+    harness.shard.handle(("add", 4), token=4, steady_ms=0)
     harness.shard.committed(1)
     assert harness.answers[3:] == [(4, ("total", 4))]
 
 
 def test_the_answer_to_a_failed_append_keeps_its_place_behind_earlier_writes(harness: Harness) -> None:
-    harness.shard.handle(("add", 1), token=1, now_ms=0)
+    harness.shard.handle(("add", 1), token=1, steady_ms=0)
     harness.log.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    harness.shard.handle(("add", 2), token=2, now_ms=0)
+    harness.shard.handle(("add", 2), token=2, steady_ms=0)
     harness.shard.committed(1)
     assert harness.answers == [(1, ("total", 1)), (2, ErrorCode.NOT_COORDINATOR)]
 
 
 def test_lost_leadership_answers_everybody_and_whoever_comes_later(harness: Harness) -> None:
-    harness.shard.handle("wait", token=1, now_ms=0)
-    harness.shard.handle(("add", 1), token=2, now_ms=0)
-    harness.shard.handle("read", token=3, now_ms=0)
+    harness.shard.handle("wait", token=1, steady_ms=0)
+    harness.shard.handle(("add", 1), token=2, steady_ms=0)
+    harness.shard.handle("read", token=3, steady_ms=0)
     harness.shard.fail(ErrorCode.NOT_COORDINATOR)
     harness.shard.committed(1)
-    harness.shard.handle("read", token=4, now_ms=0)
+    harness.shard.handle("read", token=4, steady_ms=0)
     harness.machine.alarms = [1]
-    harness.shard.tick(now_ms=5)
+    harness.shard.tick(steady_ms=5)
     assert sorted(harness.answers) == [(token, ErrorCode.NOT_COORDINATOR) for token in (1, 2, 3, 4)]
     assert harness.shard.deadline_ms is None
     assert not harness.shard.is_active
@@ -248,19 +248,19 @@ def test_lost_leadership_answers_everybody_and_whoever_comes_later(harness: Harn
 
 def test_loading_replays_in_order_and_skips_what_is_not_known() -> None:
     harness = Harness()
-    harness.shard.handle("read", token=1, now_ms=0)
+    harness.shard.handle("read", token=1, steady_ms=0)
     assert harness.answers == [(1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
-    harness.shard.load([(b"n", b"1"), (b"future", b"x"), (b"n", None), (b"n", b"2")], 4, 4, now_ms=7)
+    harness.shard.load([(b"n", b"1"), (b"future", b"x"), (b"n", None), (b"n", b"2")], 4, 4, steady_ms=7)
     assert harness.machine.seen == [1, 0, 2]
     assert harness.machine.loaded_at_ms == 7
-    harness.shard.handle("read", token=2, now_ms=7)
+    harness.shard.handle("read", token=2, steady_ms=7)
     assert harness.answers[1:] == [(2, ("total", 3))]
 
 
 def test_a_read_after_loading_waits_for_what_was_loaded_but_not_committed() -> None:
     harness = Harness()
-    harness.shard.load([(b"n", b"1"), (b"n", b"2")], 2, 1, now_ms=0)
-    harness.shard.handle("read", token=1, now_ms=0)
+    harness.shard.load([(b"n", b"1"), (b"n", b"2")], 2, 1, steady_ms=0)
+    harness.shard.handle("read", token=1, steady_ms=0)
     assert harness.answers == []
     harness.shard.committed(2)
     assert harness.answers == [(1, ("total", 3))]
@@ -269,15 +269,15 @@ def test_a_read_after_loading_waits_for_what_was_loaded_but_not_committed() -> N
 def test_each_timer_sees_what_the_one_before_it_wrote(harness: Harness) -> None:
     harness.machine.alarms = [3, 4, 90]
     assert harness.shard.deadline_ms == 3
-    harness.shard.tick(now_ms=10)
+    harness.shard.tick(steady_ms=10)
     assert harness.machine.seen == [1, 2]
     assert harness.shard.deadline_ms == 90
 
 
 def test_what_must_be_committed_first_is_reported_in_order_with_the_answers(harness: Harness) -> None:
-    harness.shard.handle(("add", 1), token=1, now_ms=0)
-    harness.shard.handle(("announce", 2), token=2, now_ms=0)
-    harness.shard.handle("read", token=3, now_ms=0)
+    harness.shard.handle(("add", 1), token=1, steady_ms=0)
+    harness.shard.handle(("announce", 2), token=2, steady_ms=0)
+    harness.shard.handle("read", token=3, steady_ms=0)
     assert harness.told == ["added", "announcing"]
     harness.shard.committed(1)
     assert harness.told[2:] == [(1, ("total", 1))]
@@ -286,17 +286,17 @@ def test_what_must_be_committed_first_is_reported_in_order_with_the_answers(harn
 
 
 def test_an_effect_without_records_waits_for_what_it_has_seen(harness: Harness) -> None:
-    harness.shard.handle(["announce"], token=1, now_ms=0)
+    harness.shard.handle(["announce"], token=1, steady_ms=0)
     assert harness.told == ["announcing", ("announced", "nothing"), (1, "announced")]
-    harness.shard.handle(("add", 1), token=2, now_ms=0)
-    harness.shard.handle(["announce"], token=3, now_ms=0)
+    harness.shard.handle(("add", 1), token=2, steady_ms=0)
+    harness.shard.handle(["announce"], token=3, steady_ms=0)
     assert harness.told[3:] == ["added", "announcing"]
     harness.shard.committed(1)
     assert harness.told[5:] == [(2, ("total", 1)), ("announced", "nothing"), (3, "announced")]
 
 
 def test_an_effect_that_was_never_committed_is_not_reported(harness: Harness) -> None:
-    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    harness.shard.handle(("announce", 1), token=1, steady_ms=0)
     harness.shard.fail(ErrorCode.NOT_COORDINATOR)
     harness.shard.committed(1)
     assert harness.told == ["announcing", (1, ErrorCode.NOT_COORDINATOR)]
@@ -304,7 +304,7 @@ def test_an_effect_that_was_never_committed_is_not_reported(harness: Harness) ->
 
 def test_a_failed_append_reports_what_undoing_it_has_to_say_and_nothing_else(harness: Harness) -> None:
     harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
-    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    harness.shard.handle(("announce", 1), token=1, steady_ms=0)
     error = ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert harness.told == [("undone", error), (1, error)]
 
@@ -313,12 +313,12 @@ def test_what_an_effect_leads_to_comes_after_what_was_parked_before_it(harness: 
     def report(effect: Any) -> None:
         harness.told.append(effect)
         if effect == ("announced", 1):
-            harness.shard.handle("read", token=9, now_ms=0)
+            harness.shard.handle("read", token=9, steady_ms=0)
 
     harness.shard = Shard(harness.machine, harness.log, harness.respond, report)
-    harness.shard.load([], 0, 0, now_ms=0)
-    harness.shard.handle(("announce", 1), token=1, now_ms=0)
-    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    harness.shard.load([], 0, 0, steady_ms=0)
+    harness.shard.handle(("announce", 1), token=1, steady_ms=0)
+    harness.shard.handle(("add", 1), token=2, steady_ms=0)
     harness.shard.committed(2)
     assert harness.answers == [(1, "announced"), (2, ("total", 2)), (9, ("total", 2))]
 
@@ -326,35 +326,35 @@ def test_what_an_effect_leads_to_comes_after_what_was_parked_before_it(harness: 
 def test_nothing_is_given_out_in_the_middle_of_an_append(harness: Harness) -> None:
     def report(effect: Any) -> None:
         if effect == ("announced", 1):
-            harness.shard.handle("read", token=9, now_ms=0)
+            harness.shard.handle("read", token=9, steady_ms=0)
 
     harness.shard = Shard(harness.machine, harness.log, harness.respond, report)
-    harness.shard.load([], 0, 0, now_ms=0)
-    harness.shard.handle(("announce", 1), token=1, now_ms=0)
+    harness.shard.load([], 0, 0, steady_ms=0)
+    harness.shard.handle(("announce", 1), token=1, steady_ms=0)
     harness.log.before_append = lambda: harness.shard.committed(2)
-    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    harness.shard.handle(("add", 1), token=2, steady_ms=0)
     assert harness.answers == [(1, "announced"), (2, ("total", 2)), (9, ("total", 2))]
 
 
 def test_a_shard_that_fails_in_the_middle_of_an_append_answers_the_request_too(harness: Harness) -> None:
-    harness.shard.handle(("add", 1), token=1, now_ms=0)
+    harness.shard.handle(("add", 1), token=1, steady_ms=0)
     harness.log.before_append = lambda: harness.shard.fail(ErrorCode.NOT_COORDINATOR)
     harness.log.error = ErrorCode.KAFKA_STORAGE_ERROR
-    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    harness.shard.handle(("add", 1), token=2, steady_ms=0)
     assert harness.answers == [(1, ErrorCode.NOT_COORDINATOR), (2, ErrorCode.NOT_COORDINATOR)]
 
 
 def test_records_of_a_transaction_are_written_and_replayed_as_the_writers(harness: Harness) -> None:
-    harness.shard.handle(("add in", WRITER, 3, 4), token=1, now_ms=0)
-    harness.shard.handle(("add", 1), token=2, now_ms=0)
+    harness.shard.handle(("add in", WRITER, 3, 4), token=1, steady_ms=0)
+    harness.shard.handle(("add", 1), token=2, steady_ms=0)
     assert harness.log.writers == [WRITER, None]
     assert harness.machine.pending == {7: [3, 4]}
     assert harness.machine.total == 1
 
 
 def test_the_marker_goes_through_the_log_and_is_answered_when_it_is_committed(harness: Harness) -> None:
-    harness.shard.handle(("add in", WRITER, 3, 4), token=1, now_ms=0)
-    harness.shard.end_transaction(COMMIT, token=2, now_ms=5)
+    harness.shard.handle(("add in", WRITER, 3, 4), token=1, steady_ms=0)
+    harness.shard.end_transaction(COMMIT, token=2, steady_ms=5)
     assert harness.log.markers == [(5, COMMIT)]
     assert harness.machine.seen == [3, 4]
     harness.shard.committed(2)
@@ -364,14 +364,14 @@ def test_the_marker_goes_through_the_log_and_is_answered_when_it_is_committed(ha
 
 
 def test_an_aborted_transaction_leaves_nothing(harness: Harness) -> None:
-    harness.shard.handle(("add in", WRITER, 3), token=1, now_ms=0)
-    harness.shard.end_transaction(ABORT, token=2, now_ms=0)
+    harness.shard.handle(("add in", WRITER, 3), token=1, steady_ms=0)
+    harness.shard.end_transaction(ABORT, token=2, steady_ms=0)
     assert harness.machine.total == 0
     assert harness.machine.pending == {}
 
 
 def test_a_marker_that_the_log_refuses_ends_nothing(harness: Harness) -> None:
-    harness.shard.handle(("add in", WRITER, 3), token=1, now_ms=0)
+    harness.shard.handle(("add in", WRITER, 3), token=1, steady_ms=0)
     harness.shard.committed(1)
     for token, (refused, told) in enumerate(
         [
@@ -381,18 +381,18 @@ def test_a_marker_that_the_log_refuses_ends_nothing(harness: Harness) -> None:
         ]
     ):
         harness.log.error = refused
-        harness.shard.end_transaction(COMMIT, token=token, now_ms=0)
+        harness.shard.end_transaction(COMMIT, token=token, steady_ms=0)
         assert harness.answers[-1] == (token, told)
     assert harness.machine.pending == {7: [3]}
 
 
 def test_a_marker_for_a_shard_that_is_not_loaded_or_has_failed() -> None:
     harness = Harness()
-    harness.shard.end_transaction(COMMIT, token=1, now_ms=0)
-    harness.shard.load([], 0, 0, now_ms=0)
-    harness.shard.end_transaction(COMMIT, token=2, now_ms=0)
+    harness.shard.end_transaction(COMMIT, token=1, steady_ms=0)
+    harness.shard.load([], 0, 0, steady_ms=0)
+    harness.shard.end_transaction(COMMIT, token=2, steady_ms=0)
     harness.shard.fail(ErrorCode.NOT_COORDINATOR)
-    harness.shard.end_transaction(COMMIT, token=3, now_ms=0)
+    harness.shard.end_transaction(COMMIT, token=3, steady_ms=0)
     assert harness.answers == [
         (1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
         (2, ErrorCode.NOT_COORDINATOR),
@@ -406,7 +406,7 @@ def test_loading_replays_transactions_and_their_ends() -> None:
     harness.shard.replay_raw(b"n", b"2", Writer(8, 0))
     harness.shard.replay_raw(b"n", b"3")
     harness.shard.replay_end(COMMIT)
-    harness.shard.loaded(4, 4, now_ms=0)
+    harness.shard.loaded(4, 4, steady_ms=0)
     assert harness.machine.seen == [3, 1]
     assert harness.machine.pending == {8: [2]}
 

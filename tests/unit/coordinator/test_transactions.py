@@ -97,10 +97,10 @@ def test_failure_12_a_confirmed_partition_is_known_to_the_next_coordinator() -> 
 
 
 def test_failure_28_a_transaction_that_a_clock_ahead_began_times_out_under_one_that_is_right() -> None:
-    world = World(now_ms=3_600_000)
+    world = World(steady_ms=3_600_000)
     init(world)
     add(world, 0, ORDERS)
-    world.now_ms = 0
+    world.steady_ms = 0
     world.move_coordinator()
     world.advance(59_000)
     assert state(world) is TransactionState.ONGOING
@@ -145,7 +145,7 @@ def test_what_is_decided_but_not_committed_when_loading_gets_its_markers_when_it
     world.markers.clear()
     records = list(world.log.records)
     world.shard = world.load(committed_offset=len(records) - 1)
-    world.shard.tick(world.now_ms)
+    world.shard.tick(world.steady_ms)
     assert not world.markers
     world.shard.committed(len(records))
     assert world.markers["tx"].end.is_commit
@@ -257,9 +257,9 @@ def test_many_expired_ids_are_removed_in_batches_of_a_bounded_size() -> None:
     batches: list[int] = []
 
     class CountingLog(MemoryLog):
-        def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
+        def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
             batches.append(len(records))
-            return super().append(records, now_ms, writer)
+            return super().append(records, steady_ms, writer)
 
     log = CountingLog()
     log.records = world.log.records

@@ -28,9 +28,9 @@ _CHANGES_NAMED_MAX = 3
 
 
 class GroupChange:
-    def __init__(self, group: ConsumerGroup, now_ms: int, records: Iterable[Record] = ()) -> None:
+    def __init__(self, group: ConsumerGroup, steady_ms: int, records: Iterable[Record] = ()) -> None:
         self.group = group
-        self.now_ms = now_ms
+        self.steady_ms = steady_ms
         self.records: list[Record] = list(records)
         self.group_epoch = group.group_epoch
         self.events: list[RebalanceEvent] = []
@@ -44,7 +44,7 @@ class GroupChange:
         self.group_epoch += 1
         self.records.append(epoch_record(group.group_id, self.group_epoch, new_hash))
         event = RebalanceEvent(
-            group.group_id, self.group_epoch, self.now_ms, cause, len(group.members), members_after
+            group.group_id, self.group_epoch, self.steady_ms, cause, len(group.members), members_after
         )
         self.events.append(group.environment.record_event(event))
 
@@ -78,7 +78,7 @@ class GroupChange:
         for member_id, partitions in assigned.items():
             if targets.get(member_id) != partitions:
                 self.records.append(target_record(group.group_id, member_id, partitions))
-        self.records.append(target_epoch_record(group.group_id, self.group_epoch, self.now_ms))
+        self.records.append(target_epoch_record(group.group_id, self.group_epoch, self.steady_ms))
         return assigned[updated.member_id]
 
     def _spec(self, members: dict[str, ConsumerMember], targets: dict[str, Partitions]) -> AssignmentSpec:

@@ -103,7 +103,7 @@ def classic_metadata(
 
 
 def downgrade_records(
-    group: ConsumerGroup, members: Sequence[ConsumerMember], topics: Topics, now_ms: int
+    group: ConsumerGroup, members: Sequence[ConsumerMember], topics: Topics, steady_ms: int
 ) -> list[Record]:
     """`members`, all classic, stay and keep what they hold, as a generation that has just been agreed upon."""
     protocol = common_protocol(members)
@@ -113,7 +113,7 @@ def downgrade_records(
         generation=group.group_epoch,
         protocol=protocol,
         leader=members[0].member_id,
-        current_state_timestamp=now_ms,
+        current_state_timestamp=steady_ms,
         members=[_to_classic(member, protocol, topics) for member in members],
     )
     return [*group.deletion_records(), Record(GroupMetadataKey(group=group.group_id), value)]

@@ -67,7 +67,7 @@ class ConsumerGroup(Group):
         self,
         group_id: str,
         environment: Environment,
-        start_timers: Callable[[ConsumerGroup, int], None] = lambda _group, _now_ms: None,
+        start_timers: Callable[[ConsumerGroup, int], None] = lambda _group, _steady_ms: None,
     ) -> None:
         """`start_timers` belongs to whoever knows what happens when one ends."""
         super().__init__(group_id, environment)
@@ -374,11 +374,11 @@ class ConsumerGroup(Group):
         cancel(self.join_key(member_id))
         cancel(self.sync_key(member_id))
 
-    def start_timers(self, now_ms: int) -> None:
+    def start_timers(self, steady_ms: int) -> None:
         # What became of the topics in the meantime is not known.
         self.changed_topics = None
         self.are_regexes_stale = True
-        self._start_timers(self, now_ms)
+        self._start_timers(self, steady_ms)
 
     def describe(self) -> DescribeGroupsDescribedGroup | None:
         return None

@@ -78,7 +78,7 @@ class ConsumerMembership:
             has_new_subscription = False
         else:
             has_new_subscription = self._take_in(change, member, updated, replaced)
-        if change.group_epoch > group.assignment_epoch and self._may_assign(group, change.now_ms):
+        if change.group_epoch > group.assignment_epoch and self._may_assign(group, change.steady_ms):
             target = change.assign(updated, replaced, self.assignors[0])
             assignment_epoch = change.group_epoch
         else:
@@ -110,7 +110,7 @@ class ConsumerMembership:
             is_resolved = is_regex_known and updated.subscribed_topic_regex in group.regexes
         else:
             is_resolved = has_new_regex
-        self._refresh_regexes(group, member, updated, change.now_ms)
+        self._refresh_regexes(group, member, updated, change.steady_ms)
         must_bump = has_new_names or is_resolved
         if must_bump or group.changed_topics is None or group.changed_topics:
             known = replaced if replaced is not None else member
@@ -147,10 +147,10 @@ class ConsumerMembership:
             return f"static member {updated.instance_id} came back as {updated.member_id} with other subscriptions"
         return f"member {updated.member_id} subscribes to other topics"
 
-    def _may_assign(self, group: ConsumerGroup, now_ms: int) -> bool:
+    def _may_assign(self, group: ConsumerGroup, steady_ms: int) -> bool:
         if group.assignment_timestamp_ms == 0:
             return True
-        return now_ms >= group.assignment_timestamp_ms + self.assignment_interval_ms(group)
+        return steady_ms >= group.assignment_timestamp_ms + self.assignment_interval_ms(group)
 
     def _reconcile(
         self,
@@ -175,7 +175,7 @@ class ConsumerMembership:
             change.records.append(current_assignment_record(group.group_id, moved))
             if not moved.is_classic:
                 # Classic members have a time to join and a time to sync instead.
-                self._watch_revocation(group, moved, change.now_ms)
+                self._watch_revocation(group, moved, change.steady_ms)
         return moved
 
     def _topic_ids_of(self, group: ConsumerGroup, member: ConsumerMember) -> set[TopicId]:
@@ -185,7 +185,7 @@ class ConsumerMembership:
     # Regular expressions.
 
     def _refresh_regexes(
-        self, group: ConsumerGroup, member: ConsumerMember, updated: ConsumerMember, now_ms: int
+        self, group: ConsumerGroup, member: ConsumerMember, updated: ConsumerMember, steady_ms: int
     ) -> None:
         regexes = dict.fromkeys(group.subscribed_regexes)
         old, new = member.subscribed_topic_regex, updated.subscribed_topic_regex
@@ -196,24 +196,26 @@ class ConsumerMembership:
         if not regexes or self.timers.is_set(group.regex_key):
             return
         last_ms = group.regexes_resolved_at_ms
-        if last_ms is not None and now_ms <= last_ms + REGEX_REFRESH_INTERVAL_MS_MIN:
+        if last_ms is not None and steady_ms <= last_ms + REGEX_REFRESH_INTERVAL_MS_MIN:
             return
         is_due = (
             last_ms is None
             or group.are_regexes_stale
             or any(regex not in group.regexes for regex in regexes)
-            or now_ms > last_ms + self.config.group_consumer_regex_refresh_interval_ms
+            or steady_ms > last_ms + self.config.group_consumer_regex_refresh_interval_ms
         )
         if is_due:
             group_id = group.group_id
-            self.timers.set(group.regex_key, now_ms, lambda now_ms: self._resolve_regexes(group_id, now_ms))
+            self.timers.set(
+                group.regex_key, steady_ms, lambda steady_ms: self._resolve_regexes(group_id, steady_ms)
+            )
 
-    def _resolve_regexes(self, group_id: str, now_ms: int) -> Decision | None:
+    def _resolve_regexes(self, group_id: str, steady_ms: int) -> Decision | None:
         group = self.registry.groups.get(group_id)
         if not isinstance(group, ConsumerGroup) or not group.subscribed_regexes:
             return None
         names = list(self.topics.names())
-        change = GroupChange(group, now_ms)
+        change = GroupChange(group, steady_ms)
         topics = set(group.subscribed_topics(forgotten_regexes=group.regexes))
         changed = []
         for regex in group.subscribed_regexes:
@@ -222,7 +224,7 @@ class ConsumerMembership:
             known = group.regexes.get(regex)
             if matching != (frozenset() if known is None else known.topics):
                 changed.append(regex)
-            change.records.append(regex_record(group_id, regex, matching, now_ms))
+            change.records.append(regex_record(group_id, regex, matching, steady_ms))
         new_hash = metadata_hash(self.topics, sorted(topics))
         if changed or new_hash != group.metadata_hash:
             cause = change.what_changed()
@@ -268,26 +270,26 @@ class ConsumerMembership:
             config.group_consumer_max_assignment_interval_ms,
         )
 
-    def start_timers(self, group: ConsumerGroup, now_ms: int) -> None:
+    def start_timers(self, group: ConsumerGroup, steady_ms: int) -> None:
         """The group was loaded or converted: what its timers knew is lost."""
         for member in group.members.values():
-            self.renew_session(group, member, now_ms)
+            self.renew_session(group, member, steady_ms)
             if not member.is_classic:
-                self._watch_revocation(group, member, now_ms)
+                self._watch_revocation(group, member, steady_ms)
 
-    def renew_session(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
+    def renew_session(self, group: ConsumerGroup, member: ConsumerMember, steady_ms: int) -> None:
         timeout_ms = member.session_timeout_ms
         if timeout_ms is None:
             timeout_ms = self.session_timeout_ms(group)
         group_id, member_id = group.group_id, member.member_id
         self.timers.set(
             group.session_key(member_id),
-            now_ms + timeout_ms,
-            lambda now_ms: self._session_expired(group_id, member_id, timeout_ms, now_ms),
+            steady_ms + timeout_ms,
+            lambda steady_ms: self._session_expired(group_id, member_id, timeout_ms, steady_ms),
         )
 
     def _session_expired(
-        self, group_id: str, member_id: str, timeout_ms: int, now_ms: int
+        self, group_id: str, member_id: str, timeout_ms: int, steady_ms: int
     ) -> Decision | None:
         group, member = self.find(group_id, member_id)
         if group is None or member is None:
@@ -295,22 +297,26 @@ class ConsumerMembership:
         cause = f"member {member_id} sent no heartbeat for {timeout_ms} ms"
         if member.member_epoch == STATIC_LEAVE_EPOCH:
             cause = f"static member {member.instance_id} did not come back within {timeout_ms} ms"
-        return self.remove_late(group, member, cause, now_ms)
+        return self.remove_late(group, member, cause, steady_ms)
 
-    def remove_late(self, group: ConsumerGroup, member: ConsumerMember, cause: str, now_ms: int) -> Decision:
+    def remove_late(
+        self, group: ConsumerGroup, member: ConsumerMember, cause: str, steady_ms: int
+    ) -> Decision:
         """Removes a member whose time is up. If that cannot be written its session ends once more, a little later."""
         group_id, member_id = group.group_id, member.member_id
 
-        def try_again(now_ms: int) -> Decision | None:
+        def try_again(steady_ms: int) -> Decision | None:
             group, member = self.find(group_id, member_id)
-            return None if group is None or member is None else self.remove_late(group, member, cause, now_ms)
+            return (
+                None if group is None or member is None else self.remove_late(group, member, cause, steady_ms)
+            )
 
         def on_failed(_error: ErrorCode) -> None:
-            self.timers.set(group.session_key(member_id), now_ms + REMOVAL_RETRY_MS, try_again)
+            self.timers.set(group.session_key(member_id), steady_ms + REMOVAL_RETRY_MS, try_again)
 
-        return replace(self.remove(group, [member], cause, now_ms), on_failed=on_failed)
+        return replace(self.remove(group, [member], cause, steady_ms), on_failed=on_failed)
 
-    def _watch_revocation(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
+    def _watch_revocation(self, group: ConsumerGroup, member: ConsumerMember, steady_ms: int) -> None:
         key = group.rebalance_key(member.member_id)
         if member.state is not MemberState.UNREVOKED_PARTITIONS:
             self.timers.cancel(key)
@@ -318,16 +324,16 @@ class ConsumerMembership:
         group_id, member_id, epoch = group.group_id, member.member_id, member.member_epoch
         timeout_ms = member.rebalance_timeout_ms
 
-        def end(now_ms: int) -> Decision | None:
+        def end(steady_ms: int) -> Decision | None:
             group, member = self.find(group_id, member_id)
             if group is None or member is None or member.member_epoch != epoch:
                 return None
             if member.state is not MemberState.UNREVOKED_PARTITIONS:
                 return None
             cause = f"member {member_id} did not give up its partitions within {timeout_ms} ms"
-            return self.remove_late(group, member, cause, now_ms)
+            return self.remove_late(group, member, cause, steady_ms)
 
-        self.timers.set(key, now_ms + timeout_ms, end)
+        self.timers.set(key, steady_ms + timeout_ms, end)
 
     def find(self, group_id: str, member_id: str) -> tuple[ConsumerGroup, ConsumerMember] | tuple[None, None]:
         group = self.registry.groups.get(group_id)
@@ -340,13 +346,13 @@ class ConsumerMembership:
         group: ConsumerGroup,
         members: Collection[ConsumerMember],
         cause: str,
-        now_ms: int,
+        steady_ms: int,
         reply: Any = NO_REPLY,
     ) -> Decision:
-        downgrade = self.downgrade_without(group, members, cause, now_ms, reply)
+        downgrade = self.downgrade_without(group, members, cause, steady_ms, reply)
         if downgrade is not None:
             return downgrade
-        change = GroupChange(group, now_ms)
+        change = GroupChange(group, steady_ms)
         change.remove(members, cause)
         return change.decision(reply)
 
@@ -355,7 +361,7 @@ class ConsumerMembership:
         _group: ConsumerGroup,
         _members: Collection[ConsumerMember],
         _cause: str,
-        _now_ms: int,
+        _steady_ms: int,
         _reply: Any,
     ) -> Decision | None:
         """consumer_migration.py decides whether the group becomes a classic one when the members are gone."""

@@ -111,17 +111,17 @@ class Migration(ConsumerMembership):
                 f"classic group {group.group_id} cannot become a consumer group: {why}",
             )
 
-    def finish_upgrade(self, group: Group | None, now_ms: int) -> list[Answer]:
+    def finish_upgrade(self, group: Group | None, steady_ms: int) -> list[Answer]:
         """The last thing in the decision that converts `group`: nobody is left waiting in it."""
         if not isinstance(group, ClassicGroup):
             return []
-        self._keep_events(group.group_id, self.environment.events_of(group.group_id), now_ms)
+        self._keep_events(group.group_id, self.environment.events_of(group.group_id), steady_ms)
         return self.registry.classic.release(group, ErrorCode.REBALANCE_IN_PROGRESS)
 
-    def _keep_events(self, group_id: str, events: Sequence[RebalanceEvent], now_ms: int) -> None:
+    def _keep_events(self, group_id: str, events: Sequence[RebalanceEvent], steady_ms: int) -> None:
         """A group's events go with its tombstone; but when it only changes its kind they are still of interest."""
 
-        def keep(_now_ms: int) -> None:
+        def keep(_steady_ms: int) -> None:
             if group_id not in self.registry.groups:
                 return
             known = self.environment.events_of(group_id)
@@ -129,7 +129,7 @@ class Migration(ConsumerMembership):
             for event in [*(event for event in events if event not in known), *known]:
                 self.environment.record_event(event)
 
-        self.timers.set(("converted", group_id), now_ms, keep)
+        self.timers.set(("converted", group_id), steady_ms, keep)
 
     # From consumer to classic.
 
@@ -138,28 +138,30 @@ class Migration(ConsumerMembership):
         group: ConsumerGroup,
         members: Collection[ConsumerMember],
         cause: str,
-        now_ms: int,
+        steady_ms: int,
         reply: Any,
     ) -> Decision | None:
         names = {member.member_id for member in members}
         remaining = [each for each in group.members.values() if each.member_id not in names]
         if all(member.is_classic for member in members) or not self._may_downgrade(remaining):
             return None
-        return self._downgrade(group, remaining, cause, now_ms, reply)
+        return self._downgrade(group, remaining, cause, steady_ms, reply)
 
     def _schedule_downgrade(self, group: ConsumerGroup, at_ms: int) -> None:
         """A classic member takes the place of the last one that spoke the consumer protocol."""
         group_id = group.group_id
 
-        def downgrade(now_ms: int) -> Decision | None:
+        def downgrade(steady_ms: int) -> Decision | None:
             group = self.registry.groups.get(group_id)
             if not isinstance(group, ConsumerGroup):
                 return None
             members = list(group.members.values())
             if not self._may_downgrade(members):
                 return None
-            decision = self._downgrade(group, members, "a classic member replaced the last other one", now_ms)
-            retry_ms = now_ms + REMOVAL_RETRY_MS
+            decision = self._downgrade(
+                group, members, "a classic member replaced the last other one", steady_ms
+            )
+            retry_ms = steady_ms + REMOVAL_RETRY_MS
             return replace(decision, on_failed=lambda _error: self._schedule_downgrade(group, retry_ms))
 
         self.timers.set(group.downgrade_key, at_ms, downgrade)
@@ -169,19 +171,19 @@ class Migration(ConsumerMembership):
         group: ConsumerGroup,
         remaining: Sequence[ConsumerMember],
         cause: str,
-        now_ms: int,
+        steady_ms: int,
         reply: Any = NO_REPLY,
     ) -> Decision:
         """The group epoch stays: members that have reached it learn by a heartbeat that they are to join again."""
         group_id = group.group_id
         cause += ": the group is a classic one again"
-        self._keep_events(group_id, self.environment.events_of(group_id), now_ms)
+        self._keep_events(group_id, self.environment.events_of(group_id), steady_ms)
         self.timers.set(
             ("downgraded", group_id),
-            now_ms,
-            lambda now_ms: self.registry.classic.rebalance(group_id, cause, now_ms),
+            steady_ms,
+            lambda steady_ms: self.registry.classic.rebalance(group_id, cause, steady_ms),
         )
-        return Decision(downgrade_records(group, remaining, self.topics, now_ms), reply)
+        return Decision(downgrade_records(group, remaining, self.topics, steady_ms), reply)
 
     def _may_downgrade(self, members: Collection[ConsumerMember]) -> bool:
         return (
@@ -219,11 +221,11 @@ class Migration(ConsumerMembership):
     # Classic members of consumer groups.
 
     def classic_join(
-        self, group: Group, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int
+        self, group: Group, request: JoinGroupRequest, caller: Caller, token: int, steady_ms: int
     ) -> Decision:
         assert isinstance(group, ConsumerGroup)
         if group.is_empty:
-            return self._join_as_classic(group, request, caller, token, now_ms)
+            return self._join_as_classic(group, request, caller, token, steady_ms)
         least_ms, most_ms = self.config.group_min_session_timeout_ms, self.config.group_max_session_timeout_ms
         if not least_ms <= request.session_timeout_ms <= most_ms:
             return Decision(reply=join_error(request.member_id, ErrorCode.INVALID_SESSION_TIMEOUT))
@@ -239,14 +241,14 @@ class Migration(ConsumerMembership):
             subscription = decode_subscription(request.protocols[0].metadata)
         except ProtocolError:
             return Decision(reply=join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-        change = GroupChange(group, now_ms)
+        change = GroupChange(group, steady_ms)
         member, replaced = self._joining_member(change, request, member_id, is_unknown=is_unknown)
         updated = _joined(member, request, subscription, caller)
         reported = by_topic_id(subscription.owned_partitions, self.topics)
         moved = self.advance(change, member, updated, replaced, reported)
-        self._set_classic_timers(group, moved, now_ms)
+        self._set_classic_timers(group, moved, steady_ms)
         if replaced is not None and not replaced.is_classic:
-            self._schedule_downgrade(group, now_ms)
+            self._schedule_downgrade(group, steady_ms)
         response = JoinGroupResponse(
             member_id=moved.member_id,
             generation_id=moved.member_epoch,
@@ -256,14 +258,14 @@ class Migration(ConsumerMembership):
         return change.decision(response)
 
     def _join_as_classic(
-        self, group: ConsumerGroup, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int
+        self, group: ConsumerGroup, request: JoinGroupRequest, caller: Caller, token: int, steady_ms: int
     ) -> Decision:
         """An empty consumer group makes way for a classic one, once a member has joined that."""
         groups = self.registry.groups
-        decision = self.registry.classic.join(None, request, caller, token, now_ms)
+        decision = self.registry.classic.join(None, request, caller, token, steady_ms)
         if groups.get(group.group_id) is group:
             return decision
-        self._keep_events(group.group_id, self.environment.events_of(group.group_id), now_ms)
+        self._keep_events(group.group_id, self.environment.events_of(group.group_id), steady_ms)
         undo = decision.on_failed
 
         def restore(error: ErrorCode) -> Decision | None:
@@ -287,33 +289,38 @@ class Migration(ConsumerMembership):
             return ConsumerMember(member_id), None
         return self.replace_static_member(change, known, member_id), known
 
-    def _set_classic_timers(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
+    def _set_classic_timers(self, group: ConsumerGroup, member: ConsumerMember, steady_ms: int) -> None:
         self.timers.cancel(group.join_key(member.member_id))
         self.timers.cancel(group.rebalance_key(member.member_id))
-        self.renew_session(group, member, now_ms)
-        self._set_limit(group, member, group.sync_key(member.member_id), "did not sync", now_ms)
+        self.renew_session(group, member, steady_ms)
+        self._set_limit(group, member, group.sync_key(member.member_id), "did not sync", steady_ms)
 
     def _set_limit(
-        self, group: ConsumerGroup, member: ConsumerMember, key: tuple[str, str, str], what: str, now_ms: int
+        self,
+        group: ConsumerGroup,
+        member: ConsumerMember,
+        key: tuple[str, str, str],
+        what: str,
+        steady_ms: int,
     ) -> None:
         group_id, member_id, timeout_ms = group.group_id, member.member_id, member.rebalance_timeout_ms
 
-        def end(now_ms: int) -> Decision | None:
+        def end(steady_ms: int) -> Decision | None:
             group, member = self.find(group_id, member_id)
             if group is None or member is None:
                 return None
             return self.remove_late(
-                group, member, f"member {member_id} {what} within {timeout_ms} ms", now_ms
+                group, member, f"member {member_id} {what} within {timeout_ms} ms", steady_ms
             )
 
-        self.timers.set(key, now_ms + timeout_ms, end)
+        self.timers.set(key, steady_ms + timeout_ms, end)
 
-    def _ask_to_rejoin(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> None:
+    def _ask_to_rejoin(self, group: ConsumerGroup, member: ConsumerMember, steady_ms: int) -> None:
         key = group.join_key(member.member_id)
         if not self.timers.is_set(key):
-            self._set_limit(group, member, key, "did not join", now_ms)
+            self._set_limit(group, member, key, "did not join", steady_ms)
 
-    def classic_sync(self, group: Group, request: SyncGroupRequest, now_ms: int) -> Decision:
+    def classic_sync(self, group: Group, request: SyncGroupRequest, steady_ms: int) -> Decision:
         assert isinstance(group, ConsumerGroup)
         member = self._classic_member(group, request.member_id, request.group_instance_id)
         assert member.classic is not None
@@ -326,10 +333,10 @@ class Migration(ConsumerMembership):
         ):
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if group.group_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
-            self._ask_to_rejoin(group, member, now_ms)
+            self._ask_to_rejoin(group, member, steady_ms)
             raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
         self.timers.cancel(group.sync_key(member.member_id))
-        self.renew_session(group, member, now_ms)
+        self.renew_session(group, member, steady_ms)
         response = SyncGroupResponse(
             protocol_type=request.protocol_type,
             protocol_name=request.protocol_name,
@@ -337,23 +344,23 @@ class Migration(ConsumerMembership):
         )
         return Decision(reply=response)
 
-    def classic_heartbeat(self, group: Group, request: HeartbeatRequest, now_ms: int) -> Decision:
+    def classic_heartbeat(self, group: Group, request: HeartbeatRequest, steady_ms: int) -> Decision:
         assert isinstance(group, ConsumerGroup)
         member = self._classic_member(group, request.member_id, request.group_instance_id)
         if request.generation_id != member.member_epoch:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
-        self.renew_session(group, member, now_ms)
+        self.renew_session(group, member, steady_ms)
         must_rejoin = (
             member.member_epoch < group.group_epoch
             or member.state is MemberState.UNREVOKED_PARTITIONS
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.is_waiting_for_others(member))
         )
         if must_rejoin:
-            self._ask_to_rejoin(group, member, now_ms)
+            self._ask_to_rejoin(group, member, steady_ms)
         error = ErrorCode.REBALANCE_IN_PROGRESS if must_rejoin else ErrorCode.NONE
         return Decision(reply=HeartbeatResponse(error_code=error))
 
-    def classic_leave(self, group: Group, request: LeaveGroupRequest, now_ms: int) -> Decision:
+    def classic_leave(self, group: Group, request: LeaveGroupRequest, steady_ms: int) -> Decision:
         assert isinstance(group, ConsumerGroup)
         identities = request.members or [MemberIdentity(member_id=request.member_id)]
         left: dict[str, ConsumerMember] = {}
@@ -372,7 +379,7 @@ class Migration(ConsumerMembership):
         response = leave_response(responses, version)
         if not left:
             return Decision(reply=response)
-        return self.remove(group, left.values(), f"member {names_of(list(left))} left", now_ms, response)
+        return self.remove(group, left.values(), f"member {names_of(list(left))} left", steady_ms, response)
 
     def _leaving_member(self, group: ConsumerGroup, identity: MemberIdentity) -> ConsumerMember:
         member_id, instance_id = identity.member_id, identity.group_instance_id

@@ -84,16 +84,16 @@ class ConsumerGroupProtocol(Migration):
 
     # ConsumerGroupHeartbeat
 
-    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int) -> Decision:
+    def heartbeat(self, request: ConsumerGroupHeartbeatRequest, caller: Caller, steady_ms: int) -> Decision:
         check_request(request, caller.api_version, self.assignors)
         if request.member_epoch < JOIN_EPOCH:
-            return self._leave(request, now_ms)
+            return self._leave(request, steady_ms)
         known = self.registry.groups.get(request.group_id)
         records: list[Record] = []
         group = known if isinstance(known, ConsumerGroup) else self.open_group(known, request, records)
         self.check_room(group, request.member_id)
         reported = reported_partitions(request)
-        change = GroupChange(group, now_ms, records)
+        change = GroupChange(group, steady_ms, records)
         replaced: ConsumerMember | None = None
         if request.instance_id is None:
             member = self._dynamic_member(group, request, reported)
@@ -101,7 +101,7 @@ class ConsumerGroupProtocol(Migration):
             member, replaced = self._static_member(change, request, reported)
         updated = _updated(member, request, caller)
         moved = self.advance(change, member, updated, replaced, reported)
-        self.renew_session(group, moved, now_ms)
+        self.renew_session(group, moved, steady_ms)
         response = ConsumerGroupHeartbeatResponse(
             member_id=moved.member_id,
             member_epoch=moved.member_epoch,
@@ -113,7 +113,7 @@ class ConsumerGroupProtocol(Migration):
             or not _has_same_partitions(moved.assigned, member.assigned)
         ):
             response.assignment = _assignment(moved.assigned)
-        answers = () if known is group else self.finish_upgrade(known, now_ms)
+        answers = () if known is group else self.finish_upgrade(known, steady_ms)
         return change.decision(response, answers)
 
     def _dynamic_member(
@@ -150,7 +150,7 @@ class ConsumerGroupProtocol(Migration):
             )
         return self.replace_static_member(change, known, member_id), known
 
-    def _leave(self, request: ConsumerGroupHeartbeatRequest, now_ms: int) -> Decision:
+    def _leave(self, request: ConsumerGroupHeartbeatRequest, steady_ms: int) -> Decision:
         group = self.registry.groups.get(request.group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {request.group_id}")
@@ -173,7 +173,7 @@ class ConsumerGroupProtocol(Migration):
                 away = replace(member, member_epoch=STATIC_LEAVE_EPOCH, pending_revocation=NOTHING_OWNED)
                 record = current_assignment_record(group.group_id, away)
                 return Decision([record], response)
-        return self.remove(group, [member], f"member {member.member_id} left", now_ms, response)
+        return self.remove(group, [member], f"member {member.member_id} left", steady_ms, response)
 
     # What else there is.
 
@@ -187,7 +187,7 @@ class ConsumerGroupProtocol(Migration):
             )
         return describe_group(group, self.topics, self.assignors[0])
 
-    def topics_changed(self, change: TopicsChanged, _now_ms: int) -> Decision:
+    def topics_changed(self, change: TopicsChanged, _steady_ms: int) -> Decision:
         """Nothing is decided here: the next heartbeat of each group finds out whether its assignment is to change."""
         names = sorted(change.names.union(change.deleted))
         for group in self.registry.groups.values():

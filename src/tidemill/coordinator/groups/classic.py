@@ -159,19 +159,19 @@ class ClassicGroup(Group):
     def uses_consumer_protocol(self) -> bool:
         return self.group_protocol_type == CONSUMER_PROTOCOL_TYPE
 
-    def transition(self, state: ClassicState, now_ms: int) -> None:
+    def transition(self, state: ClassicState, steady_ms: int) -> None:
         self.previous_state, self.current_state = self.current_state, state
-        self.state_timestamp_ms = now_ms
+        self.state_timestamp_ms = steady_ms
 
-    def begin_next_generation(self, now_ms: int) -> None:
+    def begin_next_generation(self, steady_ms: int) -> None:
         self.generation += 1
         self.pending_syncs.clear()
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.transition(ClassicState.COMPLETING_REBALANCE, now_ms)
+            self.transition(ClassicState.COMPLETING_REBALANCE, steady_ms)
         else:
             self.protocol_name = None
-            self.transition(ClassicState.EMPTY, now_ms)
+            self.transition(ClassicState.EMPTY, steady_ms)
         self._subscribed_topics = self._parse_subscriptions()
 
     def note_cause(self, cause: str) -> None:
@@ -398,7 +398,7 @@ class ClassicGroup(Group):
         for member_id in (*self.members, *self.pending_joins):
             timers.cancel(self.session_key(member_id))
 
-    def start_timers(self, now_ms: int) -> None:
+    def start_timers(self, steady_ms: int) -> None:
         """groups.py has `start_sessions` called: rebalance.py knows what happens when one ends."""
 
     # What others see.

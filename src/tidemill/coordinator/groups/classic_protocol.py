@@ -42,7 +42,12 @@ class ClassicProtocol(Rebalances):
     # JoinGroup
 
     def join(
-        self, group: ClassicGroup | None, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int
+        self,
+        group: ClassicGroup | None,
+        request: JoinGroupRequest,
+        caller: Caller,
+        token: int,
+        steady_ms: int,
     ) -> Decision:
         """`group` is None when there is none of that name; a first join creates it."""
         if not (
@@ -57,7 +62,7 @@ class ClassicProtocol(Rebalances):
             if not is_unknown:
                 return Decision(reply=join_error(request.member_id, ErrorCode.UNKNOWN_MEMBER_ID))
             group = ClassicGroup(request.group_id, self.environment)
-            group.state_timestamp_ms = now_ms
+            group.state_timestamp_ms = steady_ms
             self._groups[group.group_id] = group
         out = Outcome()
         waiting = Waiting(token, caller.api_version)
@@ -66,13 +71,13 @@ class ClassicProtocol(Rebalances):
             if request.member_id in group.members:
                 group.note_cause(f"member {request.member_id} found no room")
                 self.drop(out, group, request.member_id, ErrorCode.GROUP_MAX_SIZE_REACHED)
-                self.complete_join_if_all_joined(out, group, now_ms)
+                self.complete_join_if_all_joined(out, group, steady_ms)
         elif not group.supports_protocols(request.protocol_type, request.protocols):
             out.answer(token, join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
         elif is_unknown:
-            self._join_unknown(out, group, request, caller, waiting, now_ms)
+            self._join_unknown(out, group, request, caller, waiting, steady_ms)
         else:
-            self._join_known(out, group, request, caller, waiting, now_ms)
+            self._join_known(out, group, request, caller, waiting, steady_ms)
         if is_new_group:
             self._make_known(out, group)
         return out.decision()
@@ -106,24 +111,24 @@ class ClassicProtocol(Rebalances):
         request: JoinGroupRequest,
         caller: Caller,
         waiting: Waiting,
-        now_ms: int,
+        steady_ms: int,
     ) -> None:
         instance_id = request.group_instance_id
         member_id = self.environment.new_member_id(caller.client_id if instance_id is None else instance_id)
         if instance_id is not None:
             current_id = group.static_member_ids.get(instance_id)
             if current_id is None:
-                self._add(out, group, member_id, request, caller, waiting, now_ms)
+                self._add(out, group, member_id, request, caller, waiting, steady_ms)
             else:
                 member = group.members[current_id]
-                self._static_member_returns(out, group, member, member_id, request, waiting, now_ms)
+                self._static_member_returns(out, group, member, member_id, request, waiting, steady_ms)
         elif caller.api_version >= _MEMBER_ID_REQUIRED_SINCE:
             # Otherwise a client whose first join times out would leave a member behind with every try.
             group.pending_joins.add(member_id)
-            self.set_session(group, member_id, now_ms, request.session_timeout_ms)
+            self.set_session(group, member_id, steady_ms, request.session_timeout_ms)
             out.answer(waiting.token, join_error(member_id, ErrorCode.MEMBER_ID_REQUIRED))
         else:
-            self._add(out, group, member_id, request, caller, waiting, now_ms)
+            self._add(out, group, member_id, request, caller, waiting, steady_ms)
 
     def _join_known(
         self,
@@ -132,11 +137,11 @@ class ClassicProtocol(Rebalances):
         request: JoinGroupRequest,
         caller: Caller,
         waiting: Waiting,
-        now_ms: int,
+        steady_ms: int,
     ) -> None:
         member_id = request.member_id
         if member_id in group.pending_joins and request.group_instance_id is None:
-            self._add(out, group, member_id, request, caller, waiting, now_ms)
+            self._add(out, group, member_id, request, caller, waiting, steady_ms)
             return
         try:
             member = group.check_member(member_id, request.group_instance_id)
@@ -148,14 +153,14 @@ class ClassicProtocol(Rebalances):
         reason = _reason(request.reason)
         if group.is_preparing:
             self._rejoin(out, group, member, request, waiting)
-            self.complete_join_if_all_joined(out, group, now_ms)
+            self.complete_join_if_all_joined(out, group, steady_ms)
         elif has_changed:
             self._rejoin(out, group, member, request, waiting)
-            self.prepare(out, group, f"member {member_id} joined with other metadata{reason}", now_ms)
+            self.prepare(out, group, f"member {member_id} joined with other metadata{reason}", steady_ms)
         elif group.is_stable and is_leader:
             # So the leader makes known what the members' metadata does not show, such as a topic that grew.
             self._rejoin(out, group, member, request, waiting)
-            self.prepare(out, group, f"leader {member_id} joined again{reason}", now_ms)
+            self.prepare(out, group, f"leader {member_id} joined again{reason}", steady_ms)
         else:
             # It missed the answer to its join: the present generation once more.
             shows_members = is_leader and group.is_completing
@@ -169,7 +174,7 @@ class ClassicProtocol(Rebalances):
         request: JoinGroupRequest,
         caller: Caller,
         waiting: Waiting,
-        now_ms: int,
+        steady_ms: int,
     ) -> None:
         member = ClassicMember(
             member_id=member_id,
@@ -186,9 +191,9 @@ class ClassicProtocol(Rebalances):
         if group.is_initial_rebalance:
             group.is_new_member_added = True
         group.add(member)
-        self.set_session(group, member_id, now_ms, self.config.new_member_join_timeout_ms)
+        self.set_session(group, member_id, steady_ms, self.config.new_member_join_timeout_ms)
         cause = f"member {member_id} joined{_reason(request.reason)}"
-        self.prepare_or_complete(out, group, cause, now_ms)
+        self.prepare_or_complete(out, group, cause, steady_ms)
 
     def _rejoin(
         self,
@@ -214,7 +219,7 @@ class ClassicProtocol(Rebalances):
         member_id: str,
         request: JoinGroupRequest,
         waiting: Waiting,
-        now_ms: int,
+        steady_ms: int,
     ) -> None:
         """The old incarnation is fenced. In a stable group nobody else notices, unless the protocol changes."""
         old_leader, old_id = group.leader_id or "", member.member_id
@@ -224,7 +229,7 @@ class ClassicProtocol(Rebalances):
         self.timers.cancel(group.session_key(old_id))
         group.rename_static_member(member, member_id)
         group.update(member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms)
-        self.renew_session(group, member, now_ms)
+        self.renew_session(group, member, steady_ms)
         name = f"static member {request.group_instance_id} came back as {member_id}"
         reason = _reason(request.reason)
         if group.is_stable and group.select_protocol() == group.protocol_name:
@@ -233,17 +238,17 @@ class ClassicProtocol(Rebalances):
             out.records.append(
                 group.to_record({each.member_id: each.assignment for each in group.members.values()})
             )
-            out.on_failed = self._undo_return(group, member, old_id, old, now_ms)
+            out.on_failed = self._undo_return(group, member, old_id, old, steady_ms)
             return
         group.set_waiting_join(member, waiting)
         if group.is_preparing:
-            self.complete_join_if_all_joined(out, group, now_ms)
+            self.complete_join_if_all_joined(out, group, steady_ms)
         else:
             # Completing: the leader may already have been told of the old id, which then gets the assignment.
             change = (
                 " with another protocol" if group.is_stable else " while the group was completing a rebalance"
             )
-            self.prepare(out, group, name + change + reason, now_ms)
+            self.prepare(out, group, name + change + reason, steady_ms)
 
     def _static_response(
         self, group: ClassicGroup, member: ClassicMember, waiting: Waiting, old_leader: str
@@ -259,21 +264,21 @@ class ClassicProtocol(Rebalances):
         return response
 
     def _undo_return(
-        self, group: ClassicGroup, member: ClassicMember, old_id: str, old: _JoinedWith, now_ms: int
+        self, group: ClassicGroup, member: ClassicMember, old_id: str, old: _JoinedWith, steady_ms: int
     ) -> Callable[[ErrorCode], None]:
         def undo(_error: ErrorCode) -> None:
             protocols, rebalance_timeout_ms, session_timeout_ms = old
             self.timers.cancel(group.session_key(member.member_id))
             group.rename_static_member(member, old_id)
             group.update(member, protocols, rebalance_timeout_ms, session_timeout_ms)
-            self.renew_session(group, member, now_ms)
+            self.renew_session(group, member, steady_ms)
 
         return undo
 
     # SyncGroup
 
     def sync(
-        self, group: ClassicGroup, request: SyncGroupRequest, caller: Caller, token: int, now_ms: int
+        self, group: ClassicGroup, request: SyncGroupRequest, caller: Caller, token: int, steady_ms: int
     ) -> Decision:
         member = group.check_member(request.member_id, request.group_instance_id)
         if request.generation_id != group.generation:
@@ -295,10 +300,10 @@ class ClassicProtocol(Rebalances):
             self.answer_sync(out, member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         member.waiting_sync = Waiting(token, caller.api_version)
         if group.leader_id == member.member_id:
-            self._assign(out, group, request, now_ms)
+            self._assign(out, group, request, steady_ms)
         return out.decision()
 
-    def _assign(self, out: Outcome, group: ClassicGroup, request: SyncGroupRequest, now_ms: int) -> None:
+    def _assign(self, out: Outcome, group: ClassicGroup, request: SyncGroupRequest, steady_ms: int) -> None:
         """The leader's assignment: stable once written. Whom the leader forgot gets nothing to consume."""
         sent = {each.member_id: each.assignment for each in request.assignments}
         assignments = {member_id: sent.get(member_id, b"") for member_id in group.members}
@@ -307,36 +312,36 @@ class ClassicProtocol(Rebalances):
             if member.waiting_sync is not None:
                 response = self.sync_response(group, assignments[member.member_id])
                 self.answer_sync(out, member, response)
-                self.renew_session(group, member, now_ms)
+                self.renew_session(group, member, steady_ms)
         generation = group.generation
 
         def rebalance_again(error: ErrorCode) -> Decision | None:
             if not group.is_completing or group.generation != generation:
                 return None
             again = Outcome()
-            self.prepare(again, group, f"the assignment could not be stored: {error.name}", now_ms)
+            self.prepare(again, group, f"the assignment could not be stored: {error.name}", steady_ms)
             return again.decision()
 
         out.on_failed = rebalance_again
 
     # Heartbeat and LeaveGroup
 
-    def heartbeat(self, group: ClassicGroup, request: HeartbeatRequest, now_ms: int) -> Decision:
+    def heartbeat(self, group: ClassicGroup, request: HeartbeatRequest, steady_ms: int) -> Decision:
         member = group.check_member(request.member_id, request.group_instance_id)
         if request.generation_id != group.generation:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
-        self.renew_session(group, member, now_ms)
+        self.renew_session(group, member, steady_ms)
         error = ErrorCode.REBALANCE_IN_PROGRESS if group.is_preparing else ErrorCode.NONE
         return Decision(reply=HeartbeatResponse(error_code=error))
 
-    def offset_committed(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
+    def offset_committed(self, group: ClassicGroup, member_id: str, steady_ms: int) -> None:
         """A commit is as good as a heartbeat, in the states in which Kafka takes it for one."""
         member = group.members.get(member_id)
         if member is not None and (group.is_stable or group.is_preparing):
-            self.renew_session(group, member, now_ms)
+            self.renew_session(group, member, steady_ms)
 
     def leave(
-        self, group: ClassicGroup, request: LeaveGroupRequest, caller: Caller, token: int, now_ms: int
+        self, group: ClassicGroup, request: LeaveGroupRequest, caller: Caller, token: int, steady_ms: int
     ) -> Decision:
         out = Outcome()
         identities = leaving_members(request, caller.api_version)
@@ -356,7 +361,7 @@ class ClassicProtocol(Rebalances):
             reason = _reason("; ".join(sorted(reasons)))
             cause = f"member {names_of(left)} left{reason}"
             if not group.is_empty:
-                self.prepare_or_complete(out, group, cause, now_ms)
+                self.prepare_or_complete(out, group, cause, steady_ms)
         out.answer(token, leave_response(answers, caller.api_version))
         return out.decision()
 

@@ -101,31 +101,31 @@ class Groups:
     def decode(self, key: bytes, value: bytes | None) -> Record | None:
         return records.decode(key, value)
 
-    def on_loaded(self, now_ms: int) -> None:
+    def on_loaded(self, steady_ms: int) -> None:
         self._is_loaded = True
         self._untimed = list(self.groups)
-        self._start_timers(now_ms)
-        self._schedule_expiry(now_ms)
+        self._start_timers(steady_ms)
+        self._schedule_expiry(steady_ms)
 
     def waiting_tokens(self) -> list[int]:
         return [token for group in self.groups.values() for token in group.waiting_tokens()]
 
-    def decide(self, request: GroupCall | TopicsChanged, token: int, now_ms: int) -> Decision:
-        self._start_timers(now_ms)
+    def decide(self, request: GroupCall | TopicsChanged, token: int, steady_ms: int) -> Decision:
+        self._start_timers(steady_ms)
         if isinstance(request, TopicsChanged):
-            return self._topics_changed(request, now_ms)
-        return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, now_ms)
+            return self._topics_changed(request, steady_ms)
+        return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, steady_ms)
 
-    def expire(self, now_ms: int) -> Decision | None:
+    def expire(self, steady_ms: int) -> Decision | None:
         """The next due timer's decision, or the next group's expired offsets; None when nothing is due."""
-        self._start_timers(now_ms)
-        while (run := self.environment.timers.pop_due(now_ms)) is not None:
-            decision = run(now_ms)
+        self._start_timers(steady_ms)
+        while (run := self.environment.timers.pop_due(steady_ms)) is not None:
+            decision = run(steady_ms)
             if decision is not None:
                 return decision
         while self._to_expire:
             group = self.groups.get(self._to_expire.popleft())
-            tombstones = [] if group is None else self._expired(group, now_ms)
+            tombstones = [] if group is None else self._expired(group, steady_ms)
             if tombstones:
                 return Decision(tombstones)
         return None
@@ -173,26 +173,26 @@ class Groups:
         del self.groups[group.group_id]
         self.environment.forget_events(group.group_id)
 
-    def _start_timers(self, now_ms: int) -> None:
+    def _start_timers(self, steady_ms: int) -> None:
         while self._is_loaded and self._untimed:
             group = self.groups.get(self._untimed.pop())
             if isinstance(group, ClassicGroup):
-                self.classic.start_sessions(group, now_ms)
+                self.classic.start_sessions(group, steady_ms)
             elif group is not None:
-                group.start_timers(now_ms)
+                group.start_timers(steady_ms)
 
     # Membership.
 
-    def _join(self, request: JoinGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+    def _join(self, request: JoinGroupRequest, caller: Caller, token: int, steady_ms: int) -> Decision:
         _check_group_id(request.group_id)
         group = self.groups.get(request.group_id)
         if group is None or isinstance(group, ClassicGroup):
-            return self.classic.join(group, request, caller, token, now_ms)
+            return self.classic.join(group, request, caller, token, steady_ms)
         if self.consumer is None or group.type is not GroupType.CONSUMER:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        return self.consumer.classic_join(group, request, caller, token, now_ms)
+        return self.consumer.classic_join(group, request, caller, token, steady_ms)
 
-    def _sync(self, request: SyncGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+    def _sync(self, request: SyncGroupRequest, caller: Caller, token: int, steady_ms: int) -> Decision:
         if caller.api_version >= _SYNC_PROTOCOL_SINCE and None in (
             request.protocol_type,
             request.protocol_name,
@@ -200,20 +200,20 @@ class Groups:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
-            return self.classic.sync(group, request, caller, token, now_ms)
-        return self._consumer_of(group).classic_sync(group, request, now_ms)
+            return self.classic.sync(group, request, caller, token, steady_ms)
+        return self._consumer_of(group).classic_sync(group, request, steady_ms)
 
-    def _heartbeat(self, request: HeartbeatRequest, _caller: Caller, _token: int, now_ms: int) -> Decision:
+    def _heartbeat(self, request: HeartbeatRequest, _caller: Caller, _token: int, steady_ms: int) -> Decision:
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
-            return self.classic.heartbeat(group, request, now_ms)
-        return self._consumer_of(group).classic_heartbeat(group, request, now_ms)
+            return self.classic.heartbeat(group, request, steady_ms)
+        return self._consumer_of(group).classic_heartbeat(group, request, steady_ms)
 
-    def _leave(self, request: LeaveGroupRequest, caller: Caller, token: int, now_ms: int) -> Decision:
+    def _leave(self, request: LeaveGroupRequest, caller: Caller, token: int, steady_ms: int) -> Decision:
         group = self._group_with_members(request.group_id)
         if isinstance(group, ClassicGroup):
-            return self.classic.leave(group, request, caller, token, now_ms)
-        return self._consumer_of(group).classic_leave(group, request, now_ms)
+            return self.classic.leave(group, request, caller, token, steady_ms)
+        return self._consumer_of(group).classic_leave(group, request, steady_ms)
 
     def _group_with_members(self, group_id: str) -> Group:
         _check_group_id(group_id)
@@ -228,15 +228,15 @@ class Groups:
         return self.consumer
 
     def _consumer_heartbeat(
-        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, _token: int, now_ms: int
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, _token: int, steady_ms: int
     ) -> Decision:
         if self.consumer is None:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
-        return self.consumer.heartbeat(request, caller, now_ms)
+        return self.consumer.heartbeat(request, caller, steady_ms)
 
     # Offsets.
 
-    def _commit(self, request: OffsetCommitRequest, caller: Caller, _token: int, now_ms: int) -> Decision:
+    def _commit(self, request: OffsetCommitRequest, caller: Caller, _token: int, steady_ms: int) -> Decision:
         error = ErrorCode.NONE
         try:
             group = self.offsets.check_commit(request, caller)
@@ -244,47 +244,47 @@ class Groups:
             error = refused.code
         else:
             if isinstance(group, ClassicGroup):
-                self.classic.offset_committed(group, request.member_id, now_ms)
-        return self.offsets.commit(request, caller, now_ms, error)
+                self.classic.offset_committed(group, request.member_id, steady_ms)
+        return self.offsets.commit(request, caller, steady_ms, error)
 
     def _commit_in_transaction(
-        self, request: TxnOffsetCommitRequest, caller: Caller, _token: int, now_ms: int
+        self, request: TxnOffsetCommitRequest, caller: Caller, _token: int, steady_ms: int
     ) -> Decision:
-        return self.offsets.commit_in_transaction(request, caller, now_ms)
+        return self.offsets.commit_in_transaction(request, caller, steady_ms)
 
-    def _fetch(self, request: OffsetFetchRequest, caller: Caller, _token: int, _now_ms: int) -> Decision:
+    def _fetch(self, request: OffsetFetchRequest, caller: Caller, _token: int, _steady_ms: int) -> Decision:
         return self.offsets.fetch(request, caller)
 
     def _delete_offsets(
-        self, request: OffsetDeleteRequest, _caller: Caller, _token: int, _now_ms: int
+        self, request: OffsetDeleteRequest, _caller: Caller, _token: int, _steady_ms: int
     ) -> Decision:
         return self.offsets.delete(request)
 
-    def _schedule_expiry(self, now_ms: int) -> None:
-        def begin_round(now_ms: int) -> None:
+    def _schedule_expiry(self, steady_ms: int) -> None:
+        def begin_round(steady_ms: int) -> None:
             self._to_expire.extend(self.groups)
-            self._schedule_expiry(now_ms)
+            self._schedule_expiry(steady_ms)
 
         interval_ms = self.environment.config.offsets_retention_check_interval_ms
-        self.environment.timers.set(_EXPIRY_KEY, now_ms + interval_ms, begin_round)
+        self.environment.timers.set(_EXPIRY_KEY, steady_ms + interval_ms, begin_round)
 
-    def _expired(self, group: Group, now_ms: int) -> list[Record]:
-        tombstones, has_none_left = self.offsets.expired(group, now_ms)
+    def _expired(self, group: Group, steady_ms: int) -> list[Record]:
+        tombstones, has_none_left = self.offsets.expired(group, steady_ms)
         if has_none_left and group.is_empty:
             tombstones += group.deletion_records()
         return tombstones
 
-    def _topics_changed(self, change: TopicsChanged, now_ms: int) -> Decision:
+    def _topics_changed(self, change: TopicsChanged, steady_ms: int) -> Decision:
         tombstones = self.offsets.topics_deleted(change.deleted.items())
         if self.consumer is None:
             return Decision(tombstones, None)
-        regrouped = self.consumer.topics_changed(change, now_ms)
+        regrouped = self.consumer.topics_changed(change, steady_ms)
         return replace(regrouped, records=[*tombstones, *regrouped.records], reply=None)
 
     # What there is.
 
     def _describe(
-        self, request: DescribeGroupsRequest, caller: Caller, _token: int, _now_ms: int
+        self, request: DescribeGroupsRequest, caller: Caller, _token: int, _steady_ms: int
     ) -> Decision:
         described = []
         for group_id in request.groups:
@@ -299,7 +299,7 @@ class Groups:
         return Decision(reply=DescribeGroupsResponse(groups=described))
 
     def _describe_consumer(
-        self, request: ConsumerGroupDescribeRequest, _caller: Caller, _token: int, _now_ms: int
+        self, request: ConsumerGroupDescribeRequest, _caller: Caller, _token: int, _steady_ms: int
     ) -> Decision:
         described = []
         for group_id in request.group_ids:
@@ -318,7 +318,7 @@ class Groups:
                 )
         return Decision(reply=ConsumerGroupDescribeResponse(groups=described))
 
-    def _list(self, request: ListGroupsRequest, _caller: Caller, _token: int, _now_ms: int) -> Decision:
+    def _list(self, request: ListGroupsRequest, _caller: Caller, _token: int, _steady_ms: int) -> Decision:
         states = {state.lower() for state in request.states_filter}
         types = {type_.lower() for type_ in request.types_filter}
         listed = [
@@ -333,7 +333,9 @@ class Groups:
         ]
         return Decision(reply=ListGroupsResponse(groups=listed))
 
-    def _delete(self, request: DeleteGroupsRequest, _caller: Caller, _token: int, _now_ms: int) -> Decision:
+    def _delete(
+        self, request: DeleteGroupsRequest, _caller: Caller, _token: int, _steady_ms: int
+    ) -> Decision:
         tombstones: list[Record] = []
         results: dict[str, DeletableGroupResult] = {}
         for group_id in dict.fromkeys(request.groups_names):

@@ -153,7 +153,9 @@ class Offsets:
             raise
         return group
 
-    def commit(self, request: OffsetCommitRequest, caller: Caller, now_ms: int, error: ErrorCode) -> Decision:
+    def commit(
+        self, request: OffsetCommitRequest, caller: Caller, steady_ms: int, error: ErrorCode
+    ) -> Decision:
         """`error` is the outcome of `check_commit`; partitions that do not exist are refused either way."""
         group = self._groups.get(request.group_id)
         records: list[Record] = []
@@ -161,7 +163,7 @@ class Offsets:
         expire_ms = (
             -1
             if request.retention_time_ms == _NO_RETENTION_TIME
-            else min(now_ms + request.retention_time_ms, _TIMESTAMP_MAX)
+            else min(steady_ms + request.retention_time_ms, _TIMESTAMP_MAX)
         )
         for topic in request.topics:
             name: str | None = topic.name
@@ -183,7 +185,7 @@ class Offsets:
                     OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=code)
                 )
                 if not code and name is not None:
-                    value = _to_value(each, topic_id or NO_TOPIC_ID, now_ms, expire_ms)
+                    value = _to_value(each, topic_id or NO_TOPIC_ID, steady_ms, expire_ms)
                     key = OffsetCommitKey(group=request.group_id, topic=name, partition=each.partition_index)
                     records.append(Record(key, value))
             if topic.partitions or count is None:
@@ -209,7 +211,9 @@ class Offsets:
 
     # TxnOffsetCommit
 
-    def commit_in_transaction(self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int) -> Decision:
+    def commit_in_transaction(
+        self, request: TxnOffsetCommitRequest, caller: Caller, steady_ms: int
+    ) -> Decision:
         """Who may not commit, or not one of the partitions, hears of it for the whole request."""
         group = self._group_to_commit_to(request, caller)
         records: list[Record] = []
@@ -227,7 +231,7 @@ class Offsets:
                     ):
                         raise ApiError(ErrorCode.ILLEGAL_GENERATION)
                     key = OffsetCommitKey(group=request.group_id, topic=topic.name, partition=index)
-                    records.append(Record(key, _to_value(each, topic_id or NO_TOPIC_ID, now_ms, -1)))
+                    records.append(Record(key, _to_value(each, topic_id or NO_TOPIC_ID, steady_ms, -1)))
                 answer.partitions.append(
                     TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
                 )
@@ -410,7 +414,7 @@ class Offsets:
             return all(each.topic_id in gone for each in pending)
         return self.of_group(place.group_id)[place.topic][place.partition].topic_id in gone
 
-    def expired(self, group: Group, now_ms: int) -> tuple[list[Record], bool]:
+    def expired(self, group: Group, steady_ms: int) -> tuple[list[Record], bool]:
         """Tombstones for what is past its retention, and whether the group then has no offset left."""
         records = []
         remaining = self._pending.has_group(group.group_id)
@@ -419,20 +423,20 @@ class Offsets:
             for partition, committed in partitions.items():
                 place = Place(group.group_id, topic, partition)
                 is_orphan = self._is_of_old_topic(topic, committed)
-                may_go = is_orphan or (not is_subscribed and self._is_expired(group, committed, now_ms))
+                may_go = is_orphan or (not is_subscribed and self._is_expired(group, committed, steady_ms))
                 if may_go and not self._pending.has(place):
                     records.append(offset_commit_tombstone(*place))
                 else:
                     remaining = True
         return records, not remaining
 
-    def _is_expired(self, group: Group, committed: CommittedOffset, now_ms: int) -> bool:
+    def _is_expired(self, group: Group, committed: CommittedOffset, steady_ms: int) -> bool:
         from_ms = group.offset_expires_from_ms(committed.commit_timestamp_ms)
         if from_ms is None:
             return False
         if committed.expire_timestamp_ms != -1:
-            return now_ms >= committed.expire_timestamp_ms
-        return now_ms - from_ms >= self._environment.config.offsets_retention_ms
+            return steady_ms >= committed.expire_timestamp_ms
+        return steady_ms - from_ms >= self._environment.config.offsets_retention_ms
 
     def replicated_state(self) -> object:
         return self._by_group, self._pending.replicated_state()
@@ -446,13 +450,13 @@ class Offsets:
 def _to_value(
     partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
     topic_id: TopicId,
-    now_ms: int,
+    steady_ms: int,
     expire_timestamp_ms: int,
 ) -> OffsetCommitValue:
     value = OffsetCommitValue(
         offset=partition.committed_offset,
         metadata=partition.committed_metadata or "",
-        commit_timestamp=now_ms,
+        commit_timestamp=steady_ms,
         expire_timestamp=expire_timestamp_ms,
     )
     if expire_timestamp_ms == -1:

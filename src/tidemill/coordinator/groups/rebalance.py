@@ -54,18 +54,18 @@ class Rebalances:
         self.timers = environment.timers
         self._groups = groups
 
-    def start_sessions(self, group: ClassicGroup, now_ms: int) -> None:
+    def start_sessions(self, group: ClassicGroup, steady_ms: int) -> None:
         """The group was loaded: its members get the time of one session to be heard of."""
         for member in group.members.values():
-            self.renew_session(group, member, now_ms)
+            self.renew_session(group, member, steady_ms)
 
-    def rebalance(self, group_id: str, cause: str, now_ms: int) -> Decision | None:
+    def rebalance(self, group_id: str, cause: str, steady_ms: int) -> Decision | None:
         """Begins a rebalance of a classic group for a reason that lies outside of it."""
         group = self._groups.get(group_id)
         if not isinstance(group, ClassicGroup) or group.is_empty or group.is_preparing:
             return None
         out = Outcome()
-        self.prepare(out, group, cause, now_ms)
+        self.prepare(out, group, cause, steady_ms)
         return out.decision()
 
     def release(self, group: ClassicGroup, error: ErrorCode) -> list[Answer]:
@@ -78,64 +78,66 @@ class Rebalances:
 
     # The phases of a rebalance.
 
-    def prepare_or_complete(self, out: Outcome, group: ClassicGroup, cause: str, now_ms: int) -> None:
+    def prepare_or_complete(self, out: Outcome, group: ClassicGroup, cause: str, steady_ms: int) -> None:
         if group.is_preparing:
             group.note_cause(cause)
-            self.complete_join_if_all_joined(out, group, now_ms)
+            self.complete_join_if_all_joined(out, group, steady_ms)
         else:
-            self.prepare(out, group, cause, now_ms)
+            self.prepare(out, group, cause, steady_ms)
 
-    def prepare(self, out: Outcome, group: ClassicGroup, cause: str, now_ms: int) -> None:
+    def prepare(self, out: Outcome, group: ClassicGroup, cause: str, steady_ms: int) -> None:
         """Begins a rebalance: everybody has to join again."""
         group.note_cause(cause)
         if group.is_completing:
             for member in group.members.values():
                 member.assignment = b""
-                self.answer_waiting_sync(out, group, member, ErrorCode.REBALANCE_IN_PROGRESS, now_ms)
+                self.answer_waiting_sync(out, group, member, ErrorCode.REBALANCE_IN_PROGRESS, steady_ms)
         group.pending_syncs.clear()
         self.timers.cancel(group.sync_key)
         is_initial = group.is_empty
-        group.transition(ClassicState.PREPARING_REBALANCE, now_ms)
+        group.transition(ClassicState.PREPARING_REBALANCE, steady_ms)
         if is_initial:
             delay_ms = self.config.group_initial_rebalance_delay_ms
             self._extend_initial_rebalance(
-                group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0), now_ms
+                group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0), steady_ms
             )
         elif group.have_all_joined:
-            self.complete_join(out, group, now_ms)
+            self.complete_join(out, group, steady_ms)
         else:
-            self._set_join_timeout(group, now_ms)
+            self._set_join_timeout(group, steady_ms)
 
     def _extend_initial_rebalance(
-        self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now_ms: int
+        self, group: ClassicGroup, delay_ms: int, remaining_ms: int, steady_ms: int
     ) -> None:
         """Members of a new group tend to start together: one rebalance for all, not one for each."""
         group.is_new_member_added = False
 
-        def end(now_ms: int) -> Decision:
+        def end(steady_ms: int) -> Decision:
             out = Outcome()
             if group.is_new_member_added and remaining_ms > 0:
                 next_delay_ms = min(self.config.group_initial_rebalance_delay_ms, remaining_ms)
-                self._extend_initial_rebalance(group, next_delay_ms, max(remaining_ms - delay_ms, 0), now_ms)
+                self._extend_initial_rebalance(
+                    group, next_delay_ms, max(remaining_ms - delay_ms, 0), steady_ms
+                )
             else:
-                self.complete_join(out, group, now_ms)
+                self.complete_join(out, group, steady_ms)
             return out.decision()
 
-        self.timers.set(group.join_key, now_ms + delay_ms, end)
+        self.timers.set(group.join_key, steady_ms + delay_ms, end)
 
-    def _set_join_timeout(self, group: ClassicGroup, now_ms: int) -> None:
-        def end(now_ms: int) -> Decision:
+    def _set_join_timeout(self, group: ClassicGroup, steady_ms: int) -> None:
+        def end(steady_ms: int) -> Decision:
             out = Outcome()
-            self.complete_join(out, group, now_ms)
+            self.complete_join(out, group, steady_ms)
             return out.decision()
 
-        self.timers.set(group.join_key, now_ms + group.rebalance_timeout_ms, end)
+        self.timers.set(group.join_key, steady_ms + group.rebalance_timeout_ms, end)
 
-    def complete_join_if_all_joined(self, out: Outcome, group: ClassicGroup, now_ms: int) -> None:
+    def complete_join_if_all_joined(self, out: Outcome, group: ClassicGroup, steady_ms: int) -> None:
         if group.is_preparing and not group.is_initial_rebalance and group.have_all_joined:
-            self.complete_join(out, group, now_ms)
+            self.complete_join(out, group, steady_ms)
 
-    def complete_join(self, out: Outcome, group: ClassicGroup, now_ms: int) -> None:
+    def complete_join(self, out: Outcome, group: ClassicGroup, steady_ms: int) -> None:
         """The next generation: of those who have joined, and of the static members, who may be restarting."""
         self.timers.cancel(group.join_key)
         for member in [each for each in group.members.values() if each.waiting_join is None]:
@@ -144,10 +146,10 @@ class Rebalances:
                 self.drop(out, group, member.member_id, ErrorCode.UNKNOWN_MEMBER_ID)
         if group.members and not group.elect_leader():
             # Only silent static members are left; their sessions decide.
-            self._set_join_timeout(group, now_ms)
+            self._set_join_timeout(group, steady_ms)
             return
-        group.begin_next_generation(now_ms)
-        out.effects.append(self._event(group, now_ms))
+        group.begin_next_generation(steady_ms)
+        out.effects.append(self._event(group, steady_ms))
         if group.is_empty:
             # If it cannot be written, a next coordinator finds the last generation, whose members time out.
             out.records.append(group.to_record({}))
@@ -156,25 +158,25 @@ class Rebalances:
             is_leader = group.leader_id == member.member_id
             response = self.join_response(group, member.member_id, shows_members=is_leader)
             self.answer_join(out, group, member, response)
-            self.renew_session(group, member, now_ms)
+            self.renew_session(group, member, steady_ms)
             member.is_new = False
             group.pending_syncs.add(member.member_id)
         generation, rebalance_timeout_ms = group.generation, group.rebalance_timeout_ms
         self.timers.set(
             group.sync_key,
-            now_ms + rebalance_timeout_ms,
-            lambda now_ms: self._sync_expired(group, generation, rebalance_timeout_ms, now_ms),
+            steady_ms + rebalance_timeout_ms,
+            lambda steady_ms: self._sync_expired(group, generation, rebalance_timeout_ms, steady_ms),
         )
 
-    def _event(self, group: ClassicGroup, now_ms: int) -> RebalanceEvent:
+    def _event(self, group: ClassicGroup, steady_ms: int) -> RebalanceEvent:
         cause, members_before = group.take_causes()
         event = RebalanceEvent(
-            group.group_id, group.generation, now_ms, cause, members_before, len(group.members)
+            group.group_id, group.generation, steady_ms, cause, members_before, len(group.members)
         )
         return self.environment.record_event(event)
 
     def _sync_expired(
-        self, group: ClassicGroup, generation: int, waited_ms: int, now_ms: int
+        self, group: ClassicGroup, generation: int, waited_ms: int, steady_ms: int
     ) -> Decision | None:
         if group.generation != generation or not (group.is_completing or group.is_stable):
             return None
@@ -185,28 +187,28 @@ class Rebalances:
         for member_id in silent:
             self.drop(out, group, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
         cause = f"no sync within {waited_ms} ms from {names_of(silent)}"
-        self.prepare(out, group, cause, now_ms)
+        self.prepare(out, group, cause, steady_ms)
         return out.decision()
 
     # Sessions
 
-    def renew_session(self, group: ClassicGroup, member: ClassicMember, now_ms: int) -> None:
-        self.set_session(group, member.member_id, now_ms, member.session_timeout_ms)
+    def renew_session(self, group: ClassicGroup, member: ClassicMember, steady_ms: int) -> None:
+        self.set_session(group, member.member_id, steady_ms, member.session_timeout_ms)
 
-    def set_session(self, group: ClassicGroup, member_id: str, now_ms: int, timeout_ms: int) -> None:
+    def set_session(self, group: ClassicGroup, member_id: str, steady_ms: int, timeout_ms: int) -> None:
         self.timers.set(
             group.session_key(member_id),
-            now_ms + timeout_ms,
-            lambda now_ms: self._session_expired(group, member_id, timeout_ms, now_ms),
+            steady_ms + timeout_ms,
+            lambda steady_ms: self._session_expired(group, member_id, timeout_ms, steady_ms),
         )
 
     def _session_expired(
-        self, group: ClassicGroup, member_id: str, timeout_ms: int, now_ms: int
+        self, group: ClassicGroup, member_id: str, timeout_ms: int, steady_ms: int
     ) -> Decision | None:
         out = Outcome()
         if member_id in group.pending_joins:
             group.remove(member_id)
-            self.complete_join_if_all_joined(out, group, now_ms)
+            self.complete_join_if_all_joined(out, group, steady_ms)
             return out.decision()
         member = group.members.get(member_id)
         if member is None or (member.is_waiting and not member.is_new):
@@ -215,7 +217,7 @@ class Rebalances:
         if member.is_new:
             cause = f"member {member_id} waited for {timeout_ms} ms to join for the first time"
         self.drop(out, group, member_id, ErrorCode.UNKNOWN_MEMBER_ID)
-        self.prepare_or_complete(out, group, cause, now_ms)
+        self.prepare_or_complete(out, group, cause, steady_ms)
         return out.decision()
 
     def drop(self, out: Outcome, group: ClassicGroup, member_id: str, error: ErrorCode) -> None:
@@ -244,11 +246,11 @@ class Rebalances:
             out.answer(waiting.token, response)
 
     def answer_waiting_sync(
-        self, out: Outcome, group: ClassicGroup, member: ClassicMember, error: ErrorCode, now_ms: int
+        self, out: Outcome, group: ClassicGroup, member: ClassicMember, error: ErrorCode, steady_ms: int
     ) -> None:
         if member.waiting_sync is not None:
             self.answer_sync(out, member, SyncGroupResponse(error_code=error))
-            self.renew_session(group, member, now_ms)
+            self.renew_session(group, member, steady_ms)
 
     def join_response(self, group: ClassicGroup, member_id: str, *, shows_members: bool) -> JoinGroupResponse:
         return JoinGroupResponse(

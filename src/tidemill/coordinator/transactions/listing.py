@@ -57,7 +57,7 @@ def check_pattern(pattern: str | None) -> None:
 
 
 def list_transactions(
-    request: ListTransactionsRequest, transactions: Mapping[str, Transaction], now_ms: int
+    request: ListTransactionsRequest, transactions: Mapping[str, Transaction], steady_ms: int
 ) -> ListTransactionsResponse:
     """The duration filter passes what began longer ago, and what never began: as in Kafka, that is very long ago."""
     labels = list(dict.fromkeys(request.state_filters))
@@ -70,7 +70,7 @@ def list_transactions(
         return (
             (not producer_ids or transaction.producer_id in producer_ids)
             and (not labels or transaction.state in states)
-            and (duration_ms < 0 or now_ms - transaction.start_ms > duration_ms)
+            and (duration_ms < 0 or steady_ms - transaction.start_ms > duration_ms)
             and (pattern is None or pattern.matches(transaction.transactional_id))
         )
 

@@ -161,35 +161,35 @@ class Transactions:
     def replay_end(self, _end: TransactionEnd) -> None:
         """Nobody's transaction has records here."""
 
-    def on_loaded(self, now_ms: int) -> None:
-        self._loaded_ms = now_ms
+    def on_loaded(self, steady_ms: int) -> None:
+        self._loaded_ms = steady_ms
         if self._prepared:
             self._due.append(self._repeat_markers)
-        self._schedule_timeouts(now_ms)
-        self._schedule_expiry(now_ms)
+        self._schedule_timeouts(steady_ms)
+        self._schedule_expiry(steady_ms)
 
-    def decide(self, request: TransactionCall | MarkersWritten, _token: int, now_ms: int) -> Decision:
+    def decide(self, request: TransactionCall | MarkersWritten, _token: int, steady_ms: int) -> Decision:
         if isinstance(request, MarkersWritten):
-            return self._markers_written(request, now_ms)
+            return self._markers_written(request, steady_ms)
         try:
-            return self._HANDLERS[type(request.request)](self, request.request, request.caller, now_ms)
+            return self._HANDLERS[type(request.request)](self, request.request, request.caller, steady_ms)
         except ApiError as error:
             response = error_response(request.request, request.caller.api_version, error.code)
             return Decision(reply=response)
 
-    def expire(self, now_ms: int) -> Decision | None:
+    def expire(self, steady_ms: int) -> Decision | None:
         """What is due next: one transaction's abort, one batch of tombstones; None when nothing is."""
         while True:
-            run = self._due.popleft() if self._due else self._timers.pop_due(now_ms)
+            run = self._due.popleft() if self._due else self._timers.pop_due(steady_ms)
             if run is None:
                 return None
-            decision = run(now_ms)
+            decision = run(steady_ms)
             if decision is not None:
                 return decision
 
     # Requests.
 
-    def _init(self, request: InitProducerIdRequest, caller: Caller, now_ms: int) -> Decision:
+    def _init(self, request: InitProducerIdRequest, caller: Caller, steady_ms: int) -> Decision:
         expected = _expected_producer(request)
         transactional_id = request.transactional_id
         if not transactional_id:
@@ -198,7 +198,7 @@ class Transactions:
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             transaction = Transaction(
-                transactional_id, self._new_producer_id(), NO_PRODUCER_EPOCH, timeout_ms, now_ms
+                transactional_id, self._new_producer_id(), NO_PRODUCER_EPOCH, timeout_ms, steady_ms
             )
         last_epoch = self._last_epochs.of(transaction)
         match transaction_rules.initialization(
@@ -206,9 +206,9 @@ class Transactions:
         ):
             case Initialization.FENCE:
                 refused = error_response(request, caller.api_version, ErrorCode.CONCURRENT_TRANSACTIONS)
-                return self._fence(transaction, now_ms, refused)
+                return self._fence(transaction, steady_ms, refused)
             case Initialization.KEEP:
-                return self._keep(transaction, timeout_ms, now_ms)
+                return self._keep(transaction, timeout_ms, steady_ms)
             case Initialization.RETRY:
                 producer = Producer(transaction.producer_id, transaction.producer_epoch)
             case Initialization.BUMP_EPOCH:
@@ -217,7 +217,7 @@ class Transactions:
         response = InitProducerIdResponse(
             producer_id=producer.producer_id, producer_epoch=producer.producer_epoch
         )
-        after = transaction.initialized(*producer, timeout_ms, now_ms)
+        after = transaction.initialized(*producer, timeout_ms, steady_ms)
         return self._transition(after, response, last_epoch=last_epoch)
 
     def _timeout_ms(self, request: InitProducerIdRequest) -> int:
@@ -231,7 +231,7 @@ class Transactions:
             raise ApiError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         return request.transaction_timeout_ms
 
-    def _keep(self, transaction: Transaction, timeout_ms: int, now_ms: int) -> Decision:
+    def _keep(self, transaction: Transaction, timeout_ms: int, steady_ms: int) -> Decision:
         client = self._after(transaction.client)
         response = InitProducerIdResponse(
             producer_id=client.producer_id,
@@ -239,7 +239,7 @@ class Transactions:
             ongoing_txn_producer_id=transaction.producer_id,
             ongoing_txn_producer_epoch=transaction.producer_epoch,
         )
-        after = transaction.kept(client, timeout_ms, now_ms)
+        after = transaction.kept(client, timeout_ms, steady_ms)
         return self._transition(after, response, last_epoch=NO_PRODUCER_EPOCH)
 
     def _after(self, producer: Producer) -> Producer:
@@ -248,7 +248,7 @@ class Transactions:
             return Producer(self._new_producer_id(), 0)
         return Producer(producer.producer_id, producer.producer_epoch + 1)
 
-    def _add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller, now_ms: int) -> Decision:
+    def _add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller, steady_ms: int) -> Decision:
         wanted = added_transaction(request, caller.api_version)
         partitions = added_partitions(wanted)
         producer = Producer(wanted.producer_id, wanted.producer_epoch)
@@ -262,15 +262,15 @@ class Transactions:
         response = added_response(wanted, caller.api_version, ErrorCode.NONE)
         is_batched = caller.api_version >= ADD_PARTITIONS_BATCHED_SINCE
         client_version = EPOCH_BUMP_SINCE if is_batched else 0
-        return self._add(wanted.transactional_id, producer, partitions, client_version, now_ms, response)
+        return self._add(wanted.transactional_id, producer, partitions, client_version, steady_ms, response)
 
-    def _add_offsets(self, request: AddOffsetsToTxnRequest, _caller: Caller, now_ms: int) -> Decision:
+    def _add_offsets(self, request: AddOffsetsToTxnRequest, _caller: Caller, steady_ms: int) -> Decision:
         if not request.transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         partition = TopicPartition(OFFSETS_TOPIC, self._offsets_partition_of(request.group_id))
         producer = Producer(request.producer_id, request.producer_epoch)
         response = AddOffsetsToTxnResponse()
-        return self._add(request.transactional_id, producer, {partition: None}, 0, now_ms, response)
+        return self._add(request.transactional_id, producer, {partition: None}, 0, steady_ms, response)
 
     def _add(
         self,
@@ -278,16 +278,16 @@ class Transactions:
         producer: Producer,
         partitions: dict[TopicPartition, None],
         client_version: int,
-        now_ms: int,
+        steady_ms: int,
         response: Response,
     ) -> Decision:
         transaction = transaction_rules.check_added(self.transactions.get(transactional_id), producer)
         is_ongoing = transaction.state is TransactionState.ONGOING
         if is_ongoing and all(each in transaction.partitions for each in partitions):
             return Decision(reply=response)
-        return self._transition(transaction.with_partitions(partitions, client_version, now_ms), response)
+        return self._transition(transaction.with_partitions(partitions, client_version, steady_ms), response)
 
-    def _end(self, request: EndTxnRequest, caller: Caller, now_ms: int) -> Decision:
+    def _end(self, request: EndTxnRequest, caller: Caller, steady_ms: int) -> Decision:
         if not request.transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         transaction = self.transactions.get(request.transactional_id)
@@ -305,18 +305,18 @@ class Transactions:
                 producer_epoch=transaction.producer_epoch + transaction.is_kept,
                 following=transaction.client if transaction.is_kept else None,
                 client_version=0,
-                now_ms=now_ms,
+                steady_ms=steady_ms,
             )
             return self._prepare(after, EndTxnResponse(), self._last_epochs.of(transaction))
         ending = transaction_rules.bumping_ending(transaction, producer, is_commit=is_commit)
         if ending is Ending.RETRY:
             return Decision(reply=_ended(transaction))
-        after = self._bumped(transaction, is_commit, now_ms)
+        after = self._bumped(transaction, is_commit, steady_ms)
         # The epoch of the producer that may go on (KIP-360): not of one whose transaction was taken over.
-        response = _ended(after.completed(now_ms))
+        response = _ended(after.completed(steady_ms))
         return self._prepare(after, response, transaction.client.producer_epoch)
 
-    def _markers_written(self, told: MarkersWritten, now_ms: int) -> Decision:
+    def _markers_written(self, told: MarkersWritten, steady_ms: int) -> Decision:
         transaction = self.transactions.get(told.transactional_id)
         is_current = (
             transaction is not None
@@ -330,55 +330,55 @@ class Transactions:
         def retry_later(_error: ErrorCode) -> None:
             self._timers.set(
                 ("complete", told.transactional_id),
-                now_ms + _RETRY_MS,
+                steady_ms + _RETRY_MS,
                 lambda later_ms: replace(self._markers_written(told, later_ms), reply=NO_REPLY),
             )
 
-        after = transaction.completed(now_ms)
+        after = transaction.completed(steady_ms)
         # The client has seen the epoch before the bump, whatever the producer is called now.
         return self._transition(
             after, None, last_epoch=self._last_epochs.of(transaction), on_failed=retry_later
         )
 
-    def _describe(self, request: DescribeTransactionsRequest, _caller: Caller, _now_ms: int) -> Decision:
+    def _describe(self, request: DescribeTransactionsRequest, _caller: Caller, _steady_ms: int) -> Decision:
         return Decision(reply=describe_transactions(request, self.transactions))
 
-    def _list(self, request: ListTransactionsRequest, _caller: Caller, now_ms: int) -> Decision:
-        return Decision(reply=list_transactions(request, self.transactions, now_ms))
+    def _list(self, request: ListTransactionsRequest, _caller: Caller, steady_ms: int) -> Decision:
+        return Decision(reply=list_transactions(request, self.transactions, steady_ms))
 
     # What the coordinator does by itself.
 
-    def _repeat_markers(self, _now_ms: int) -> Decision:
+    def _repeat_markers(self, _steady_ms: int) -> Decision:
         prepared = [self.transactions[transactional_id] for transactional_id in self._prepared]
         return Decision(committed_effects=[self._write_markers(each) for each in prepared])
 
-    def _schedule_timeouts(self, now_ms: int) -> None:
+    def _schedule_timeouts(self, steady_ms: int) -> None:
         interval_ms = self.config.transaction_abort_timed_out_transaction_cleanup_interval_ms
-        self._timers.set("timeouts", now_ms + interval_ms, self._find_timed_out)
+        self._timers.set("timeouts", steady_ms + interval_ms, self._find_timed_out)
 
-    def _find_timed_out(self, now_ms: int) -> None:
-        self._schedule_timeouts(now_ms)
+    def _find_timed_out(self, steady_ms: int) -> None:
+        self._schedule_timeouts(steady_ms)
         for transactional_id in self._ongoing:
-            if self.transactions[transactional_id].is_timed_out(now_ms, self._loaded_ms):
+            if self.transactions[transactional_id].is_timed_out(steady_ms, self._loaded_ms):
                 self._due.append(partial(self._time_out, transactional_id))
 
-    def _time_out(self, transactional_id: str, now_ms: int) -> Decision | None:
+    def _time_out(self, transactional_id: str, steady_ms: int) -> Decision | None:
         transaction = self.transactions.get(transactional_id)
-        if transaction is None or not transaction.is_timed_out(now_ms, self._loaded_ms):
+        if transaction is None or not transaction.is_timed_out(steady_ms, self._loaded_ms):
             return None
         try:
-            return self._fence(transaction, now_ms, NO_REPLY)
+            return self._fence(transaction, steady_ms, NO_REPLY)
         except ApiError:
             # No producer id to continue with. The next search finds it again.
             return None
 
-    def _schedule_expiry(self, now_ms: int) -> None:
+    def _schedule_expiry(self, steady_ms: int) -> None:
         interval_ms = self.config.transaction_remove_expired_transaction_cleanup_interval_ms
-        self._timers.set("expiry", now_ms + interval_ms, self._find_expired)
+        self._timers.set("expiry", steady_ms + interval_ms, self._find_expired)
 
-    def _find_expired(self, now_ms: int) -> None:
-        self._schedule_expiry(now_ms)
-        expired = [each for each in self.transactions.values() if self._is_expired(each, now_ms)]
+    def _find_expired(self, steady_ms: int) -> None:
+        self._schedule_expiry(steady_ms)
+        expired = [each for each in self.transactions.values() if self._is_expired(each, steady_ms)]
         size_bytes = 0
         batch: list[str] = []
         for transaction in expired:
@@ -390,36 +390,36 @@ class Transactions:
         if batch:
             self._due.append(partial(self._remove_expired, batch))
 
-    def _is_expired(self, transaction: Transaction, now_ms: int) -> bool:
-        idle_ms = now_ms - transaction.last_update_ms
+    def _is_expired(self, transaction: Transaction, steady_ms: int) -> bool:
+        idle_ms = steady_ms - transaction.last_update_ms
         return transaction.is_idle and idle_ms >= self.config.transactional_id_expiration_ms
 
-    def _remove_expired(self, transactional_ids: list[str], now_ms: int) -> Decision | None:
+    def _remove_expired(self, transactional_ids: list[str], steady_ms: int) -> Decision | None:
         found = [(each, self.transactions.get(each)) for each in transactional_ids]
         tombstones = [
             TransactionRecord(transactional_id, None)
             for transactional_id, transaction in found
-            if transaction is not None and self._is_expired(transaction, now_ms)
+            if transaction is not None and self._is_expired(transaction, steady_ms)
         ]
         return Decision(tombstones) if tombstones else None
 
     # How a transition is written.
 
-    def _fence(self, transaction: Transaction, now_ms: int, reply: Response) -> Decision:
+    def _fence(self, transaction: Transaction, steady_ms: int, reply: Response) -> Decision:
         """Aborts the transaction under a bumped epoch, which nobody was told."""
         if self._transaction_version >= EPOCH_BUMP_SINCE:
-            after = self._bumped(transaction, False, now_ms)
+            after = self._bumped(transaction, False, steady_ms)
             return self._prepare(after, reply, transaction.client.producer_epoch)
         after = transaction.prepared(
             is_commit=False,
             producer_epoch=transaction.producer_epoch + 1,
             following=None,
             client_version=0,
-            now_ms=now_ms,
+            steady_ms=steady_ms,
         )
         return self._prepare(after, reply, NO_PRODUCER_EPOCH)
 
-    def _bumped(self, transaction: Transaction, is_commit: bool, now_ms: int) -> Transaction:
+    def _bumped(self, transaction: Transaction, is_commit: bool, steady_ms: int) -> Transaction:
         following = None
         if transaction.is_kept:
             # One epoch more than the client has: a late EndTxn of its own must not decide its next transaction.
@@ -431,7 +431,7 @@ class Transactions:
             producer_epoch=transaction.producer_epoch + 1,
             following=following,
             client_version=EPOCH_BUMP_SINCE,
-            now_ms=now_ms,
+            steady_ms=steady_ms,
         )
 
     def _prepare(self, prepared: Transaction, reply: Response, last_epoch: int) -> Decision:

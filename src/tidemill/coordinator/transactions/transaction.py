@@ -119,18 +119,20 @@ class Transaction:
             else Producer(self.producer_id, self.producer_epoch)
         )
 
-    def is_timed_out(self, now_ms: int, loaded_ms: int) -> bool:
+    def is_timed_out(self, steady_ms: int, loaded_ms: int) -> bool:
         """`loaded_ms` is since when this clock measures: a later beginning was noted by another one, which was ahead."""
-        started_ms = self.start_ms if self.start_ms <= now_ms else loaded_ms
+        started_ms = self.start_ms if self.start_ms <= steady_ms else loaded_ms
         return (
             self.state is TransactionState.ONGOING
             and self.timeout_ms != TIMEOUT_NEVER_MS
-            and started_ms + self.timeout_ms < now_ms
+            and started_ms + self.timeout_ms < steady_ms
         )
 
     # Transitions.
 
-    def initialized(self, producer_id: int, producer_epoch: int, timeout_ms: int, now_ms: int) -> Transaction:
+    def initialized(
+        self, producer_id: int, producer_epoch: int, timeout_ms: int, steady_ms: int
+    ) -> Transaction:
         """A producer takes over, or goes on with a new epoch."""
         return replace(
             self,
@@ -140,30 +142,30 @@ class Transaction:
             timeout_ms=timeout_ms,
             partitions={},
             start_ms=-1,
-            last_update_ms=now_ms,
+            last_update_ms=steady_ms,
             previous_producer_id=self.producer_id,
         )
 
-    def kept(self, client: Producer, timeout_ms: int, now_ms: int) -> Transaction:
+    def kept(self, client: Producer, timeout_ms: int, steady_ms: int) -> Transaction:
         """Another producer takes over the right to end what is under way. That never leaves it less time."""
         return replace(
             self,
             next_producer_id=client.producer_id,
             next_producer_epoch=client.producer_epoch,
             timeout_ms=max(self.timeout_ms, timeout_ms),
-            last_update_ms=now_ms,
+            last_update_ms=steady_ms,
         )
 
     def with_partitions(
-        self, partitions: dict[TopicPartition, None], client_version: int, now_ms: int
+        self, partitions: dict[TopicPartition, None], client_version: int, steady_ms: int
     ) -> Transaction:
         """The transaction begins, or grows."""
         return replace(
             self,
             state=TransactionState.ONGOING,
             partitions={**self.partitions, **partitions},
-            start_ms=now_ms if self.is_idle else self.start_ms,
-            last_update_ms=now_ms,
+            start_ms=steady_ms if self.is_idle else self.start_ms,
+            last_update_ms=steady_ms,
             previous_producer_id=self.producer_id,
             client_version=client_version,
         )
@@ -175,7 +177,7 @@ class Transaction:
         producer_epoch: int,
         following: Producer | None,
         client_version: int,
-        now_ms: int,
+        steady_ms: int,
     ) -> Transaction:
         """It is decided; `following` is who the producer is afterwards, if not the one it is now.
 
@@ -186,15 +188,15 @@ class Transaction:
             self,
             state=TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT,
             producer_epoch=producer_epoch,
-            start_ms=now_ms if self.is_idle else self.start_ms,
-            last_update_ms=now_ms,
+            start_ms=steady_ms if self.is_idle else self.start_ms,
+            last_update_ms=steady_ms,
             previous_producer_id=self.producer_id,
             next_producer_id=next_producer_id,
             next_producer_epoch=next_producer_epoch,
             client_version=client_version,
         )
 
-    def completed(self, now_ms: int) -> Transaction:
+    def completed(self, steady_ms: int) -> Transaction:
         """All markers are written. The producer goes on under its next id, if it has one."""
         assert self.is_prepared, self.state
         has_next_id = self.next_producer_id != NO_PRODUCER_ID
@@ -204,7 +206,7 @@ class Transaction:
             producer_id=self.next_producer_id if has_next_id else self.producer_id,
             producer_epoch=max(0, self.next_producer_epoch) if has_next_id else self.producer_epoch,
             partitions={},
-            last_update_ms=now_ms,
+            last_update_ms=steady_ms,
             previous_producer_id=self.producer_id,
             next_producer_id=NO_PRODUCER_ID,
             next_producer_epoch=NO_PRODUCER_EPOCH,
