@@ -74,7 +74,7 @@ class RequestContext:
     """What a decision may know beside the request and the image."""
 
     # On a steady clock.
-    now_ms: int
+    steady_ms: int
     new_uuid: Callable[[], bytes]
     # The version of the request.
     version: int
@@ -120,25 +120,27 @@ class Controller:
         """Every request is decided at once."""
         return []
 
-    def on_loaded(self, now_ms: int) -> None:
+    def on_loaded(self, steady_ms: int) -> None:
         settings = self._config.replication
-        self._sessions.restart(self.image.brokers, now_ms)
+        self._sessions.restart(self.image.brokers, steady_ms)
         if settings.auto_leader_rebalance_enable:
-            self._balance_due_ms = now_ms + settings.leader_imbalance_check_interval_ms
-        self._unclean_due_ms = now_ms + settings.unclean_leader_election_interval_check_ms
-        self._growth_due_ms = now_ms + _GROWTH_DELAY_MS
+            self._balance_due_ms = steady_ms + settings.leader_imbalance_check_interval_ms
+        self._unclean_due_ms = steady_ms + settings.unclean_leader_election_interval_check_ms
+        self._growth_due_ms = steady_ms + _GROWTH_DELAY_MS
 
     def check_invariants(self) -> None:
         self.image.check_invariants()
 
     # -- deciding --------------------------------------------------------------------------------------------
 
-    def decide(self, call: ControllerCall | BeginCluster, _token: int, now_ms: int) -> Decision[Record, Any]:
+    def decide(
+        self, call: ControllerCall | BeginCluster, _token: int, steady_ms: int
+    ) -> Decision[Record, Any]:
         """The reply is the request's own response. Errors that concern all of the request are in it, too."""
         if isinstance(call, BeginCluster):
             return Decision(features.first_records(self.image, call.cluster_id, self._layers()), None)
         request = call.request
-        context = RequestContext(now_ms, self._new_uuid, call.version, call.next_offset)
+        context = RequestContext(steady_ms, self._new_uuid, call.version, call.next_offset)
         try:
             decision = DECIDES[type(request)](self, request, context)
         except ApiError as error:
@@ -146,16 +148,16 @@ class Controller:
             if refused is None:
                 raise
             return Decision([], refused)
-        self._note(decision.records, now_ms)
+        self._note(decision.records, steady_ms)
         return decision
 
-    def _note(self, records: Sequence[Record], now_ms: int) -> None:
+    def _note(self, records: Sequence[Record], steady_ms: int) -> None:
         """What a decision makes due; the records are not replayed yet."""
         for record in records:
             if isinstance(record, ConfigRecord) and record.name == _UNCLEAN:
-                self._unclean_due_ms = now_ms
+                self._unclean_due_ms = steady_ms
             elif isinstance(record, BrokerRegistrationChangeRecord) and record.fenced == _UNFENCED:
-                self._growth_due_ms = now_ms + _GROWTH_DELAY_MS
+                self._growth_due_ms = steady_ms + _GROWTH_DELAY_MS
 
     def _create_topics(
         self, request: admin.CreateTopicsRequest, context: RequestContext
@@ -213,12 +215,12 @@ class Controller:
             self._replication(),
             request,
             context.next_offset,
-            is_taken=self._is_taken(request, context.now_ms),
+            is_taken=self._is_taken(request, context.steady_ms),
         )
-        self._sessions.begin(broker_id, context.now_ms)
+        self._sessions.begin(broker_id, context.steady_ms)
         return decision
 
-    def _is_taken(self, request: broker_api.BrokerRegistrationRequest, now_ms: int) -> bool:
+    def _is_taken(self, request: broker_api.BrokerRegistrationRequest, steady_ms: int) -> bool:
         """Whether an earlier incarnation must be taken for alive. One that is leaving is not waited for.
 
         Nor is one whose data directories the new one has: a directory has one owner at a time, so the old process is gone
@@ -232,13 +234,13 @@ class Controller:
             return False
         if broker_id == self._config.node_id and not self._sessions.was_heard(broker_id):
             return False
-        return self._sessions.is_live(registered, now_ms)
+        return self._sessions.is_live(registered, steady_ms)
 
     def _heartbeat(
         self, request: broker_api.BrokerHeartbeatRequest, context: RequestContext
     ) -> Decision[Record, broker_api.BrokerHeartbeatResponse]:
         broker = brokers.check_broker_epoch(self.image, request.broker_id, request.broker_epoch)
-        session = self._sessions.renew(broker.id, context.now_ms, request.current_metadata_offset)
+        session = self._sessions.renew(broker.id, context.steady_ms, request.current_metadata_offset)
         return brokers.heartbeat(
             self._replication(), self._sessions, broker, session, request, context.next_offset
         )
@@ -313,43 +315,43 @@ class Controller:
         earliest_ms = min((each for each in due if each is not None), default=None)
         return None if earliest_ms is None else max(earliest_ms, self._quiet_until_ms)
 
-    def expire(self, now_ms: int) -> Decision[Record, Any] | None:
+    def expire(self, steady_ms: int) -> Decision[Record, Any] | None:
         """One thing that is due: what the next one changes depends on what this one has changed."""
-        if now_ms < self._quiet_until_ms:
+        if steady_ms < self._quiet_until_ms:
             return None
 
         def pause(_error: ErrorCode) -> None:
-            self._quiet_until_ms = now_ms + _WRITE_RETRY_MS
+            self._quiet_until_ms = steady_ms + _WRITE_RETRY_MS
 
         for do in (self._fence_one, self._balance, self._elect_unclean, self._grow):
-            records = do(now_ms)
+            records = do(steady_ms)
             if records:
                 return Decision(records, on_failed=pause)
         return None
 
-    def _fence_one(self, now_ms: int) -> Sequence[Record]:
-        stale = self._sessions.expired(self.image, now_ms)
+    def _fence_one(self, steady_ms: int) -> Sequence[Record]:
+        stale = self._sessions.expired(self.image, steady_ms)
         return () if stale is None else brokers.fence_broker(self._replication(), stale)
 
-    def _balance(self, now_ms: int) -> Sequence[Record]:
-        if self._balance_due_ms is None or now_ms < self._balance_due_ms:
+    def _balance(self, steady_ms: int) -> Sequence[Record]:
+        if self._balance_due_ms is None or steady_ms < self._balance_due_ms:
             return ()
         records = self._replication().preferred_elections()
         if len(records) < ELECTIONS_PER_DECISION:
-            self._balance_due_ms = now_ms + self._config.replication.leader_imbalance_check_interval_ms
+            self._balance_due_ms = steady_ms + self._config.replication.leader_imbalance_check_interval_ms
         return records
 
-    def _elect_unclean(self, now_ms: int) -> Sequence[Record]:
-        if self._unclean_due_ms is None or now_ms < self._unclean_due_ms:
+    def _elect_unclean(self, steady_ms: int) -> Sequence[Record]:
+        if self._unclean_due_ms is None or steady_ms < self._unclean_due_ms:
             return ()
         records = self._replication().unclean_elections()
         if len(records) < ELECTIONS_PER_DECISION:
             interval_ms = self._config.replication.unclean_leader_election_interval_check_ms
-            self._unclean_due_ms = now_ms + interval_ms
+            self._unclean_due_ms = steady_ms + interval_ms
         return records
 
-    def _grow(self, now_ms: int) -> Sequence[Record]:
-        if self._growth_due_ms is None or now_ms < self._growth_due_ms:
+    def _grow(self, steady_ms: int) -> Sequence[Record]:
+        if self._growth_due_ms is None or steady_ms < self._growth_due_ms:
             return ()
         replication = self._replication()
         growths = reassignments.grow_internal_topics(self.image, self._config)

@@ -30,15 +30,15 @@ class Sessions:
         self._timeout_ms = timeout_ms
         self._by_broker: dict[BrokerId, Session] = {}
 
-    def restart(self, brokers: Iterable[BrokerId], now_ms: int) -> None:
-        self._by_broker = {broker_id: Session(now_ms) for broker_id in brokers}
+    def restart(self, brokers: Iterable[BrokerId], steady_ms: int) -> None:
+        self._by_broker = {broker_id: Session(steady_ms) for broker_id in brokers}
 
-    def begin(self, broker_id: BrokerId, now_ms: int) -> None:
-        self._by_broker[broker_id] = Session(now_ms, was_heard=True)
+    def begin(self, broker_id: BrokerId, steady_ms: int) -> None:
+        self._by_broker[broker_id] = Session(steady_ms, was_heard=True)
 
-    def renew(self, broker_id: BrokerId, now_ms: int, metadata_offset: int) -> Session:
-        session = self._by_broker.setdefault(broker_id, Session(now_ms))
-        session.last_contact_ms = now_ms
+    def renew(self, broker_id: BrokerId, steady_ms: int, metadata_offset: int) -> Session:
+        session = self._by_broker.setdefault(broker_id, Session(steady_ms))
+        session.last_contact_ms = steady_ms
         session.was_heard = True
         session.metadata_offset = metadata_offset
         return session
@@ -46,10 +46,10 @@ class Sessions:
     def end(self, broker_id: BrokerId) -> None:
         self._by_broker.pop(broker_id, None)
 
-    def is_live(self, broker: BrokerImage, now_ms: int) -> bool:
+    def is_live(self, broker: BrokerImage, steady_ms: int) -> bool:
         """A fenced broker has no session: nothing depends on it."""
         session = self._by_broker.get(broker.id)
-        return session is not None and not broker.is_fenced and now_ms < self._end_ms(session)
+        return session is not None and not broker.is_fenced and steady_ms < self._end_ms(session)
 
     def was_heard(self, broker_id: BrokerId) -> bool:
         session = self._by_broker.get(broker_id)
@@ -59,10 +59,10 @@ class Sessions:
         """When the first session ends; 0 for a broker that never had one."""
         return min((self._broker_end_ms(broker) for broker in _unfenced(image)), default=None)
 
-    def expired(self, image: MetadataImage, now_ms: int) -> BrokerImage | None:
+    def expired(self, image: MetadataImage, steady_ms: int) -> BrokerImage | None:
         """A broker that has to be fenced; of several the one that was silent for longest."""
         stale = min(_unfenced(image), key=self._broker_end_ms, default=None)
-        return stale if stale is not None and self._broker_end_ms(stale) <= now_ms else None
+        return stale if stale is not None and self._broker_end_ms(stale) <= steady_ms else None
 
     def lowest_active_offset(self, image: MetadataImage) -> int | None:
         """How far the slowest of those that carry on follows the metadata; None when nobody does."""

@@ -70,7 +70,7 @@ class Cluster:
     ) -> None:
         texts = {key.replace("_", "."): value for key, value in properties.items()}
         self.config, _ = load_broker_config({"node.id": str(node_id), **texts})
-        self.now_ms = 0
+        self.steady_ms = 0
         self.log: list[Record] = []
         self._ids = count(1000)
         self.activate(MetadataImage())
@@ -83,11 +83,11 @@ class Cluster:
         self.controller = Controller(
             self.config, self.image if image is None else image, lambda: self.new_uuid()
         )
-        self.controller.on_loaded(self.now_ms)
+        self.controller.on_loaded(self.steady_ms)
 
     def begin(self, cluster_id: str) -> Sequence[Record]:
         """The records that a new controller writes first."""
-        records = self.controller.decide(BeginCluster(cluster_id), NO_TOKEN, self.now_ms).records
+        records = self.controller.decide(BeginCluster(cluster_id), NO_TOKEN, self.steady_ms).records
         self.write(records)
         return records
 
@@ -105,13 +105,13 @@ class Cluster:
         """The controller's answer, its records replayed."""
         version = type(request).versions.max if version is None else version
         call = ControllerCall(request, version, len(self.log))
-        decision = self.controller.decide(call, NO_TOKEN, self.now_ms)
+        decision = self.controller.decide(call, NO_TOKEN, self.steady_ms)
         self.write(decision.records)
         return decision.reply
 
     def due_now(self) -> Decision[Record, Any]:
         """The next thing that is due, not written yet."""
-        decision = self.controller.expire(self.now_ms)
+        decision = self.controller.expire(self.steady_ms)
         assert decision is not None
         return decision
 
@@ -119,18 +119,18 @@ class Cluster:
         """Everything that is due now."""
         written: list[Record] = []
         for _ in range(100):
-            decision = self.controller.expire(self.now_ms)
+            decision = self.controller.expire(self.steady_ms)
             if decision is None:
                 break
             self.write(decision.records)
             written += decision.records
         deadline_ms = self.controller.deadline_ms
-        assert deadline_ms is None or deadline_ms > self.now_ms
+        assert deadline_ms is None or deadline_ms > self.steady_ms
         return written
 
     def pass_time(self, elapsed_ms: int, *, beating: Iterable[int] = ()) -> list[Record]:
         """The brokers that beat live through it."""
-        self.now_ms += elapsed_ms
+        self.steady_ms += elapsed_ms
         for broker_id in beating:
             self.beat(broker_id)
         return self.tick()

@@ -106,7 +106,7 @@ class TestRegistration:
 
     def test_a_refused_registration_does_not_prolong_the_session(self) -> None:
         cluster = Cluster()
-        cluster.now_ms = 8_999
+        cluster.steady_ms = 8_999
         reply = cluster.ask(cluster.registration(1, log_dirs=OTHER_DISK))
         assert reply.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
         cluster.pass_time(1)
@@ -239,11 +239,11 @@ class TestSessions:
     def test_silent_brokers_are_fenced_one_by_one(self) -> None:
         cluster = Cluster(brokers=3)
         cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
-        cluster.now_ms = 8_999
+        cluster.steady_ms = 8_999
         cluster.beat(3)
         assert cluster.controller.expire(8_999) is None
         assert cluster.controller.deadline_ms == 9_000
-        cluster.now_ms = 9_000
+        cluster.steady_ms = 9_000
         cluster.write(cluster.due_now().records)
         assert [broker.is_fenced for broker in cluster.image.brokers.values()] == [True, False, False]
         cluster.tick()
@@ -258,7 +258,7 @@ class TestSessions:
 
     def test_a_new_controller_gives_everyone_a_fresh_session(self) -> None:
         cluster = Cluster(brokers=2)
-        cluster.now_ms = 1_000_000
+        cluster.steady_ms = 1_000_000
         cluster.activate()
         cluster.pass_time(8_999)
         assert not any(broker.is_fenced for broker in cluster.image.brokers.values())
