@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.broker.clock import Clock
+from tidemill.broker.clock import SteadyClock
 from tidemill.errors import ApiError
 from tidemill.runtime import NO_TOKEN
 
@@ -69,7 +69,7 @@ class DeadlineTimer:
     It may fire early: a deadline that moved back is found out then, so that moving one costs nothing.
     """
 
-    def __init__(self, clock: Clock, on_due: Callable[[], None]) -> None:
+    def __init__(self, clock: SteadyClock, on_due: Callable[[], None]) -> None:
         self._clock = clock
         self._on_due = on_due
         self._loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class DeadlineTimer:
         if deadline_ms is None or (self._timer is not None and self._at_ms <= deadline_ms):
             return
         self.cancel()
-        delay_s = max(0, deadline_ms - self._clock.now_ms()) / 1000
+        delay_s = max(0, deadline_ms - self._clock.steady_ms()) / 1000
         self._at_ms = deadline_ms
         self._timer = self._loop.call_later(delay_s, self._fire)
 

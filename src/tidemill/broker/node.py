@@ -113,7 +113,7 @@ class Node:
         # Without a listener for controllers these are reached as brokers are.
         controller_names = network.controller_listener_names or (network.inter_broker_listener_name,)
         self._controller_channels = self._make_channels(controller_names[0])
-        syncer = self._syncer = Syncer(platform.run_blocking, platform.clock.now_ms)
+        syncer = self._syncer = Syncer(platform.run_blocking, platform.clock.wall_ms)
         driver = self._driver = ControllerDriver(
             config,
             platform,

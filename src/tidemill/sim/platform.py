@@ -32,7 +32,7 @@ class WallClock:
         self._scheduler = scheduler
         self.skew_ms = skew_ms
 
-    def now_ms(self) -> int:
+    def wall_ms(self) -> int:
         return EPOCH_MS + int(self._scheduler.now_s * 1000) + self.skew_ms
 
 

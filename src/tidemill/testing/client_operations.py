@@ -141,7 +141,7 @@ class ClientOperations:
 
         Text is encoded as UTF-8. A missing topic is created. The default timestamp is the broker's time.
         """
-        stamp = self.clock.now_ms() if timestamp_ms is None else timestamp_ms
+        stamp = self.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         pairs = encoded_headers(headers)
         with self._lock:
             self._ensure(topic)

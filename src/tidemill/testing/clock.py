@@ -65,13 +65,13 @@ class TravelClock:
         """How far the clock is ahead of real time."""
         return self._offset_s
 
-    def now_ms(self) -> int:
+    def wall_ms(self) -> int:
         """The broker's wall time in milliseconds."""
         return time.time_ns() // 1_000_000 + round(self._offset_s * 1000)
 
     def now(self) -> datetime:
         """The broker's wall time, in UTC."""
-        return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
+        return datetime.fromtimestamp(self.wall_ms() / 1000, UTC)
 
     def advance(
         self,

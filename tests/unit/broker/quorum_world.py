@@ -164,7 +164,7 @@ class TestNode:
         def start_blocking(function: Callable[[], Any]) -> Awaitable[Any]:
             return loop.create_task(run_blocking(function))
 
-        clock = SimpleNamespace(now_ms=lambda: WALL_MS + self.wall_offset_ms + int(loop.time() * 1000))
+        clock = SimpleNamespace(wall_ms=lambda: WALL_MS + self.wall_offset_ms + int(loop.time() * 1000))
         platform = SimpleNamespace(
             files=self.disk,
             clock=clock,
@@ -180,7 +180,7 @@ class TestNode:
         self.quorum = Quorum(
             config,
             cast(Platform, platform),
-            Syncer(start_blocking, clock.now_ms),
+            Syncer(start_blocking, clock.wall_ms),
             self.channels,
             self.listener,
             directory_id=self.directory_id,

@@ -248,7 +248,7 @@ class World:
         )
         data_dir = DataDir(platform.files, DATA, host.starts)
         data_dir.mark_in_use()
-        syncer = Syncer(platform.run_blocking, clock.now_ms)
+        syncer = Syncer(platform.run_blocking, clock.wall_ms)
         channels = Channels(platform.network, loop, client_id=host.name, frame_bytes_max=1 << 26)
         host.replicas = Replicas(
             config,

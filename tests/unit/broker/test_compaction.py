@@ -64,7 +64,7 @@ class Broker:
             self._run_blocking,
         )
 
-    def now_ms(self) -> int:
+    def wall_ms(self) -> int:
         return 1_000
 
     # What a partition needs of its broker, none of which compaction uses.

@@ -65,7 +65,7 @@ class _Stage:
             cast(Partition, self.partition),
             0,
             self.machine,
-            cast(Any, SimpleNamespace(now_ms=lambda: 0)),
+            cast(Any, SimpleNamespace(steady_ms=lambda: 0)),
             respond=lambda _token, response: self.answers.append(response),
             report=lambda _effect: None,
             is_deserted=lambda: False,

@@ -187,7 +187,7 @@ def test_certificate_that_no_rule_names_is_refused(
 
 
 class _Clock:
-    def now_ms(self) -> int:
+    def wall_ms(self) -> int:
         return 1_700_000_000_000
 
 

@@ -78,7 +78,7 @@ class MarkerWriter:
                 written.set_result(code)
 
         try:
-            end_offset = partition.appender.append_marker(end, self._clock.now_ms())
+            end_offset = partition.appender.append_marker(end, self._clock.wall_ms())
             partition.leadership.when_committed(end_offset, settled)
         except ApiError as error:
             settled(error.code)

@@ -239,7 +239,7 @@ class HostedShard(Generic[MachineT]):
         partition: Partition,
         leader_epoch: int,
         machine: MachineT,
-        clock: Clock,
+        clock: SteadyClock,
         *,
         respond: Callable[[int, Any], None],
         report: Callable[[Any], None],
@@ -280,16 +280,16 @@ class HostedShard(Generic[MachineT]):
         """
         is_deserted = self._is_deserted()
         if self._was_deserted and not is_deserted and self._shard.is_active:
-            self._returned(self.machine, self._clock.now_ms())
+            self._returned(self.machine, self._clock.steady_ms())
         self._was_deserted = is_deserted
         return is_deserted
 
     def handle(self, request: Any, token: int) -> None:
-        self._shard.handle(request, token, self._clock.now_ms())
+        self._shard.handle(request, token, self._clock.steady_ms())
         self._schedule()
 
     def end_transaction(self, end: TransactionEnd, token: int) -> None:
-        self._shard.end_transaction(end, token, self._clock.now_ms())
+        self._shard.end_transaction(end, token, self._clock.steady_ms())
         self._schedule()
 
     def _grew(self, _added_bytes: int) -> None:
@@ -305,9 +305,9 @@ class HostedShard(Generic[MachineT]):
 
     def _tick(self) -> None:
         if self.is_deserted:
-            self._timer.schedule(self._clock.now_ms() + _DESERTED_RECHECK_MS)
+            self._timer.schedule(self._clock.steady_ms() + _DESERTED_RECHECK_MS)
             return
-        self._shard.tick(self._clock.now_ms())
+        self._shard.tick(self._clock.steady_ms())
         self._schedule()
 
     # -- its life --------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class HostedShard(Generic[MachineT]):
                     if self._is_closed or self._partition.log is not log:
                         self._shard.fail(ErrorCode.NOT_COORDINATOR)
                         return False
-        self._shard.loaded(end_offset, self._partition.high_watermark, self._clock.now_ms())
+        self._shard.loaded(end_offset, self._partition.high_watermark, self._clock.steady_ms())
         return True
 
     def _replay(self, header: BatchHeader, batch: memoryview) -> None:

@@ -99,7 +99,7 @@ class Compactor:
         return True
 
     def _due(self) -> Iterable[tuple[Partition, Log, Dirt]]:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.wall_ms()
         hosted = [(partition, partition.log) for partition in self._partitions()]
         self._uncleanable.intersection_update(log for _, log in hosted if log is not None)
         for partition, log in hosted:
@@ -116,7 +116,7 @@ class Compactor:
         cleaning = plan_cleaning(
             log,
             dirt,
-            self._clock.now_ms(),
+            self._clock.wall_ms(),
             map_bytes=self._config.log_cleaner_dedupe_buffer_size,
             map_load_factor=self._config.log_cleaner_io_buffer_load_factor,
         )

@@ -112,7 +112,7 @@ class LogManager:
     # -- retention -------------------------------------------------------------------------------------------
 
     def apply_retention(self) -> None:
-        now_ms = self._platform.clock.now_ms()
+        now_ms = self._platform.clock.wall_ms()
         for partition in list(self._partitions()):
             log = partition.log
             if log is None:
@@ -178,7 +178,7 @@ class LogManager:
 
     def flush_overdue(self) -> None:
         """Sync what has waited for `flush.ms`, and every sealed segment: recovery then reads the active one only."""
-        now_ms = self._platform.clock.now_ms()
+        now_ms = self._platform.clock.wall_ms()
         for partition in self._partitions():
             log = partition.log
             if log is None or log.recovery_point >= log.log_end_offset:
@@ -194,7 +194,7 @@ class LogManager:
             partition.fence(f"cannot sync: {error.strerror or error}")
 
     def expire_producers(self) -> None:
-        oldest = self._platform.clock.now_ms() - self._config.storage.producer_id_expiration_ms
+        oldest = self._platform.clock.wall_ms() - self._config.storage.producer_id_expiration_ms
         for partition in self._partitions():
             if partition.log is not None:
                 partition.log.producers.expire(oldest)
@@ -321,7 +321,7 @@ class LogManager:
             return  # the partition has another leader by now, and will be cut by what that one answers
         try:
             if isinstance(cut.effect, RestartAt):
-                cut.log.restart_at(cut.effect.offset, self._platform.clock.now_ms())
+                cut.log.restart_at(cut.effect.offset, self._platform.clock.wall_ms())
             else:
                 cut.log.truncate_to(cut.effect.end_offset)
         except (OSError, StorageError) as error:
@@ -336,6 +336,6 @@ class LogManager:
         name = partition.name
         self._recovery_limits[name], self._log_start_limits[name] = 0, offset
         self._data_dir.write_checkpoints(*self.offsets())
-        partition.log.restart_at(offset, self._platform.clock.now_ms())
+        partition.log.restart_at(offset, self._platform.clock.wall_ms())
         partition.truncated()
         del self._recovery_limits[name], self._log_start_limits[name]

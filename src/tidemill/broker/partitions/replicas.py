@@ -163,7 +163,7 @@ class Replicas:
         return int(self._loop.time() * 1000)
 
     def wall_ms(self) -> int:
-        return self._platform.clock.now_ms()
+        return self._platform.clock.wall_ms()
 
     def eligible_epoch(self, broker_id: int) -> int | None:
         broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
@@ -390,7 +390,7 @@ class Replicas:
             self._platform.files,
             data_dir.folder_of(tp),
             config,
-            wall_ms=self._platform.clock.now_ms(),
+            wall_ms=self._platform.clock.wall_ms(),
             # A folder that the last run did not open has no recovery point: it may be older than the clean mark.
             is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
             recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),

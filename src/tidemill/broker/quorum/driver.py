@@ -168,7 +168,7 @@ class ControllerDriver:
             self._requests.respond,
             until_loaded=ErrorCode.NOT_CONTROLLER,
         )
-        runtime.loaded(self.end_offset, self.end_offset, self._clock.now_ms())
+        runtime.loaded(self.end_offset, self.end_offset, self._clock.steady_ms())
         cluster_id = self._first_cluster_id or uuid_text(self._new_uuid())
         self._requests.tell(lambda token: self._handle(runtime, BeginCluster(cluster_id), token))
         self._notify()
@@ -193,12 +193,12 @@ class ControllerDriver:
         return response
 
     def _handle(self, controller: MachineRuntime[Record, bytes], request: Any, token: int) -> None:
-        controller.handle(request, token, self._clock.now_ms())
+        controller.handle(request, token, self._clock.steady_ms())
         self._timer.schedule(controller.deadline_ms)
 
     def _tick(self) -> None:
         if self._controller is not None:
-            self._controller.tick(self._clock.now_ms())
+            self._controller.tick(self._clock.steady_ms())
         # The tick may have ended the leadership.
         if self._controller is not None:
             self._timer.schedule(self._controller.deadline_ms)

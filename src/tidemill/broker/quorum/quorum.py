@@ -181,7 +181,7 @@ class Quorum:
     def _open_log(self) -> MetadataLog:
         files = self._platform.files
         open_log = partial(
-            MetadataLog, files, self._folder, self._static_voters(), self._platform.clock.now_ms()
+            MetadataLog, files, self._folder, self._static_voters(), self._platform.clock.wall_ms()
         )
         try:
             log = open_log()
@@ -253,7 +253,7 @@ class Quorum:
 
     def _begin(self) -> None:
         """A quorum of this node alone, which other controllers can join. What the log has already, stays."""
-        log, now_ms = self.log, self._platform.clock.now_ms()
+        log, now_ms = self.log, self._platform.clock.wall_ms()
         voters = VoterSet([Voter(self.own, self._endpoints)])
         version = quorum.KRaftVersionRecord(k_raft_version=KRAFT_VERSION_MAX)
         try:
@@ -371,7 +371,7 @@ class Quorum:
         if self._replica is None:
             return
         if isinstance(response, quorum.DescribeQuorumResponse):
-            ahead_ms = self._platform.clock.now_ms() - self._replica.now_ms()
+            ahead_ms = self._platform.clock.wall_ms() - self._replica.now_ms()
             quorum_answers.complete_description(response, self.voters, ahead_ms)
         else:
             quorum_answers.name_leader(response, self.leader_id, self.leader_address())
@@ -431,7 +431,7 @@ class Quorum:
             await run_blocking(write)
             if log.is_closed:
                 return
-            doomed = log.snapshot_written(key, self._platform.clock.now_ms())
+            doomed = log.snapshot_written(key, self._platform.clock.wall_ms())
             self._replica.bytes_since_snapshot = max(0, self._replica.bytes_since_snapshot - bytes_before)
             for path in doomed:
                 await run_blocking(partial(self._platform.files.remove, path))

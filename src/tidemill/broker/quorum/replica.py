@@ -234,7 +234,7 @@ class Replica:
         if self.is_waiting_for_space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         epoch = self.machine.epoch
-        self._log.append_values(values, epoch, self._clock.now_ms())
+        self._log.append_values(values, epoch, self._clock.wall_ms())
         end_offset = self._log.log_end_offset
         try:
             self._perform(on.AppendRequested(None, epoch, None, len(values)))
@@ -295,10 +295,10 @@ class Replica:
                 assert log.log_end_offset == base_offset + count, "`append` has written it"
             case do.AppendControl(epoch, base_offset, record):
                 assert log.log_end_offset == base_offset, "the machine knows where the log ends"
-                log.append_control([record], epoch, self._clock.now_ms())
+                log.append_control([record], epoch, self._clock.wall_ms())
             case do.AppendFetched(_, records):
                 try:
-                    log.append_fetched(records, self._clock.now_ms())
+                    log.append_fetched(records, self._clock.wall_ms())
                 except OSError as error:
                     # The machine looks at the log again after the sync that follows, and fetches what is missing.
                     logger.error("cannot write the metadata log, trying again: %s", error.strerror or error)
@@ -312,7 +312,7 @@ class Replica:
             case do.AppendToSnapshot(snapshot, position, content):
                 log.snapshots.receive(snapshot, position, content)
             case do.InstallSnapshot(snapshot):
-                log.install(snapshot, self._clock.now_ms())
+                log.install(snapshot, self._clock.wall_ms())
                 self._notices.append(partial(self._restart_listener, snapshot))
             case do.CompleteLog():
                 log.completed()

@@ -145,7 +145,7 @@ class SaslGate:
 
     def _authenticate(self, session: SaslServer, request: SaslAuthenticateRequest) -> Response:
         reply = session.authenticate(
-            bytes(request.auth_bytes), wall_ms=self._clock.now_ms(), steady_ms=self._steady_ms()
+            bytes(request.auth_bytes), wall_ms=self._clock.wall_ms(), steady_ms=self._steady_ms()
         )
         return SaslAuthenticateResponse(
             error_code=reply.error_code,
@@ -157,7 +157,7 @@ class SaslGate:
     def _take_raw_token(self, connection: Peer, session: SaslServer, token: bytes) -> None:
         """After a handshake of version 0: the frame is the token, and so is the answer."""
         reply = connection.expect_reply()
-        answer = session.authenticate_raw(token, wall_ms=self._clock.now_ms(), steady_ms=self._steady_ms())
+        answer = session.authenticate_raw(token, wall_ms=self._clock.wall_ms(), steady_ms=self._steady_ms())
         if answer is None:
             self._fail_later(connection, session, lambda: None)
             return

@@ -89,7 +89,7 @@ def produce(broker: Broker, call: Call) -> None:
         return
     frame, version = call.frame, call.version
     topics = broker.replicas.by_wire_id if version >= _TOPIC_IDS_SINCE else broker.replicas.by_wire_name
-    now_ms = broker.clock.now_ms()
+    now_ms = broker.clock.wall_ms()
     unsettled: list[Unsettled] = []
     later: list[tuple[Unsettled, memoryview]] = []
     all_good = not results
@@ -370,7 +370,7 @@ class TransactionalProduce:
             result = place.partition.appender.append(
                 batch,
                 acks,
-                self._broker.clock.now_ms(),
+                self._broker.clock.wall_ms(),
                 allows_zstd=allows_zstd,
                 allows_transactions=True,
                 guard=guard,
