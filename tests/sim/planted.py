@@ -232,8 +232,8 @@ def votes_for_anybody(replace: Replace) -> None:
 def commits_are_answered_before_replication(replace: Replace) -> None:
     original = HostedShard.append
 
-    def append(self: HostedShard[Any], records: Any, now_ms: int, writer: Any = None) -> int:
-        end_offset = original(self, records, now_ms, writer)
+    def append(self: HostedShard[Any], records: Any, steady_ms: int, writer: Any = None) -> int:
+        end_offset = original(self, records, steady_ms, writer)
         asyncio.get_running_loop().call_soon(self._shard.committed, end_offset)
         return end_offset
 

@@ -48,8 +48,8 @@ def a_takeover_leaves_the_timeout_on(replace: Replace) -> None:
     """What is decided times out before it is committed."""
     original = transaction.Transaction.kept
 
-    def kept(self: Any, client: Any, _timeout_ms: int, now_ms: int) -> Any:
-        return original(self, client, self.timeout_ms, now_ms)
+    def kept(self: Any, client: Any, _timeout_ms: int, steady_ms: int) -> Any:
+        return original(self, client, self.timeout_ms, steady_ms)
 
     replace(transaction.Transaction, "kept", kept)
 

@@ -152,7 +152,7 @@ def test_a_coordinator_that_meets_it_does_not_load_and_says_so_in_one_line(
             respond=lambda _token, answer: answers.append(answer),
             report=lambda _effect: None,
             is_deserted=lambda: False,
-            returned=lambda _machine, _now_ms: None,
+            returned=lambda _machine, _steady_ms: None,
         )
         await shard.load()
         shard.handle("anything", 1)

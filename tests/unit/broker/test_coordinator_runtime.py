@@ -30,7 +30,7 @@ class _Machine:
     def replay(self, record: bytes, _writer: object) -> None:
         self.replayed.append(record)
 
-    def on_loaded(self, _now_ms: int) -> None:
+    def on_loaded(self, _steady_ms: int) -> None:
         self.is_loaded = True
 
     def waiting_tokens(self) -> list[int]:
@@ -69,7 +69,7 @@ class _Stage:
             respond=lambda _token, response: self.answers.append(response),
             report=lambda _effect: None,
             is_deserted=lambda: False,
-            returned=lambda _machine, _now_ms: None,
+            returned=lambda _machine, _steady_ms: None,
         )
 
     def refusal(self) -> ErrorCode:

@@ -338,8 +338,8 @@ async def test_describe_quorum_tells_offsets_and_wall_time() -> None:
     assert part.high_watermark == leader.quorum.log_end_offset
     assert [state.replica_id for state in part.current_voters] == [1, 2, 3]
     assert all(state.log_end_offset == part.high_watermark for state in part.current_voters)
-    now_ms = WALL_MS + int(asyncio.get_running_loop().time() * 1000)
-    assert all(now_ms - 3000 < state.last_fetch_timestamp <= now_ms for state in part.current_voters)
+    wall_ms = WALL_MS + int(asyncio.get_running_loop().time() * 1000)
+    assert all(wall_ms - 3000 < state.last_fetch_timestamp <= wall_ms for state in part.current_voters)
     assert {node.node_id: node.listeners[0].host for node in response.nodes} == {
         1: "host-1",
         2: "host-2",

@@ -108,9 +108,9 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
         if isinstance(effect, RebalanceEvent):
             logger.info("%s", effect)
 
-    def _returned(self, machine: Groups, now_ms: int) -> None:
+    def _returned(self, machine: Groups, steady_ms: int) -> None:
         """Heartbeats could not arrive meanwhile: the members get new sessions."""
-        machine.on_loaded(now_ms)
+        machine.on_loaded(steady_ms)
 
     def _group_configs(self, group_id: str) -> Mapping[str, str]:
         return self._controller.image.config(ConfigResource(ResourceType.GROUP, group_id))

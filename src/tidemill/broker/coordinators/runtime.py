@@ -85,7 +85,7 @@ class CoordinatorRuntime(Generic[MachineT]):
         """Carries out an effect of a machine."""
         raise NotImplementedError
 
-    def _returned(self, machine: MachineT, now_ms: int) -> None:
+    def _returned(self, machine: MachineT, steady_ms: int) -> None:
         """The broker is known to lead again, after a time in which another one might have, and none has."""
 
     def _shard_closed(self, partition_index: int, leader_epoch: int) -> None:
@@ -264,11 +264,11 @@ class HostedShard(Generic[MachineT]):
 
     # -- the log of the shard --------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[RawRecord], now_ms: int, writer: Writer | None = None) -> int:
-        return self._partition.appender.append_internal(records, now_ms, writer)
+    def append(self, records: Sequence[RawRecord], steady_ms: int, writer: Writer | None = None) -> int:
+        return self._partition.appender.append_internal(records, steady_ms, writer)
 
-    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
-        return self._partition.appender.append_marker(end, now_ms)
+    def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
+        return self._partition.appender.append_marker(end, steady_ms)
 
     # -- requests --------------------------------------------------------------------------------------------
 

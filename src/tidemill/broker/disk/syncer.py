@@ -32,7 +32,7 @@ class Syncable(Protocol):
     @property
     def folder(self) -> str: ...
     def sync_work(self) -> Work: ...
-    def synced(self, end_offset: int, now_ms: int) -> None: ...
+    def synced(self, end_offset: int, wall_ms: int) -> None: ...
 
 
 class RunBlocking(Protocol):
@@ -42,9 +42,9 @@ class RunBlocking(Protocol):
 
 
 class Syncer:
-    def __init__(self, run_blocking: RunBlocking, now_ms: Callable[[], int]) -> None:
+    def __init__(self, run_blocking: RunBlocking, wall_ms: Callable[[], int]) -> None:
         self._run_blocking = run_blocking
-        self._now_ms = now_ms
+        self._wall_ms = wall_ms
         self._waiting: dict[Syncable, list[Done]] = {}
         self._round: asyncio.Task[None] | None = None
 
@@ -77,7 +77,7 @@ class Syncer:
                 outcomes = await asyncio.gather(*(self._run_blocking(attempt) for _, attempt in attempts))
                 for (log, attempt), error in zip(attempts, outcomes, strict=True):
                     if error is None:
-                        log.synced(attempt.end_offset, self._now_ms())
+                        log.synced(attempt.end_offset, self._wall_ms())
                     else:
                         logger.error("cannot sync %s: %s", log.folder, error)
                     for done in waiting[log]:

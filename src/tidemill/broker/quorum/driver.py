@@ -57,8 +57,8 @@ class RaftLog:
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
 
-    def append(self, records: Sequence[bytes], now_ms: int, writer: Writer | None = None) -> int:  # noqa: ARG002
-        """The replica stamps its batches with the wall clock; `now_ms` is of the steady one."""
+    def append(self, records: Sequence[bytes], steady_ms: int, writer: Writer | None = None) -> int:  # noqa: ARG002
+        """The replica stamps its batches with the wall clock; `steady_ms` is of the steady one."""
         assert writer is None, "the metadata log has no transactions of producers"
         return self._quorum.append(records)
 

@@ -78,7 +78,7 @@ class _SyncWork(NamedTuple):
 class MetadataLog:
     """Synced through `sync_work` and `synced`, as a `Log` is."""
 
-    def __init__(self, files: Files, folder: str, bootstrap: VoterSet, now_ms: int) -> None:
+    def __init__(self, files: Files, folder: str, bootstrap: VoterSet, wall_ms: int) -> None:
         self._files = files
         self.folder = folder
         self.snapshots = SnapshotFiles(files, folder)
@@ -94,11 +94,11 @@ class MetadataLog:
         installing = self.snapshots.installing()
         if installing is not None:
             self._make_way_for(installing)
-        self._open(now_ms)
+        self._open(wall_ms)
 
     # -- opening ---------------------------------------------------------------------------------------------
 
-    def _open(self, now_ms: int) -> None:
+    def _open(self, wall_ms: int) -> None:
         self._kept: list[tuple[SnapshotKey, SnapshotSummary]] = []
         damaged: list[SnapshotKey] = []
         for key in self.snapshots.find():
@@ -113,7 +113,7 @@ class MetadataLog:
                 self._files,
                 self.folder,
                 _CONFIG,
-                wall_ms=now_ms,
+                wall_ms=wall_ms,
                 is_clean=False,
                 recovery_point=self._recovery_point.offset,
                 log_start_offset=start_offset,
@@ -123,7 +123,7 @@ class MetadataLog:
         try:
             self._check_reach(start_offset)
             self._derive()
-            self.sync(now_ms)
+            self.sync(wall_ms)
         except BaseException:
             self.log.release()
             raise
@@ -290,23 +290,23 @@ class MetadataLog:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def append_values(self, values: Sequence[bytes], epoch: int, now_ms: int) -> None:
-        self._append(data_batch(values, self.log_end_offset, epoch, now_ms), now_ms)
+    def append_values(self, values: Sequence[bytes], epoch: int, wall_ms: int) -> None:
+        self._append(data_batch(values, self.log_end_offset, epoch, wall_ms), wall_ms)
 
-    def append_control(self, records: Sequence[ControlRecord], epoch: int, now_ms: int) -> None:
-        self._append(control_batch(records, self.log_end_offset, epoch, now_ms), now_ms)
+    def append_control(self, records: Sequence[ControlRecord], epoch: int, wall_ms: int) -> None:
+        self._append(control_batch(records, self.log_end_offset, epoch, wall_ms), wall_ms)
 
-    def append_fetched(self, content: bytes | bytearray | memoryview, now_ms: int) -> None:
+    def append_fetched(self, content: bytes | bytearray | memoryview, wall_ms: int) -> None:
         """Batches that `check_fetched` has found good; they get the offsets and epochs that they have."""
-        self._append(bytearray(content), now_ms)
+        self._append(bytearray(content), wall_ms)
 
-    def _append(self, content: bytearray, now_ms: int) -> None:
+    def _append(self, content: bytearray, wall_ms: int) -> None:
         view, position = memoryview(content), 0
         while position < len(content):
             header = header_at(view, position)
             batch = view[position : position + header.size]
             assert header.base_offset == self.log_end_offset, "batches follow each other"
-            self.log.append(batch, (header,), header.leader_epoch, now_ms)
+            self.log.append(batch, (header,), header.leader_epoch, wall_ms)
             self._note(header, batch)
             position += header.size
 
@@ -335,17 +335,17 @@ class MetadataLog:
         self._epochs = [entry for entry in self._epochs if entry.start_offset < self.log_end_offset]
         self._history.truncate(self.log_end_offset)
 
-    def sync(self, now_ms: int) -> None:
+    def sync(self, wall_ms: int) -> None:
         """Blocks; only while nobody waits."""
         work = self.sync_work()
         work.run()
-        self.synced(work.end_offset, now_ms)
+        self.synced(work.end_offset, wall_ms)
 
     def sync_work(self) -> _SyncWork:
         return _SyncWork(self.log.sync_work(), self._recovery_point, self._recovery_point.generation)
 
-    def synced(self, end_offset: int, now_ms: int) -> None:
-        self.log.synced(end_offset, now_ms)
+    def synced(self, end_offset: int, wall_ms: int) -> None:
+        self.log.synced(end_offset, wall_ms)
 
     @property
     def synced_end_offset(self) -> int:
@@ -358,7 +358,7 @@ class MetadataLog:
         entry = self._history.at(end_offset)
         return None if entry.offset == BOOTSTRAP_OFFSET else entry.voters
 
-    def snapshot_written(self, key: SnapshotKey, now_ms: int) -> Iterable[str]:
+    def snapshot_written(self, key: SnapshotKey, wall_ms: int) -> Iterable[str]:
         """Keep it, and drop what two snapshots make superfluous. Returns files to remove."""
         latest = self.latest_snapshot
         if latest is not None and key.end_offset <= latest.end_offset:
@@ -367,7 +367,7 @@ class MetadataLog:
             return []
         self._kept.append((key, SnapshotSummary(self.snapshot_voters(key.end_offset), self.last_timestamp)))
         # The next but one can then drop everything that is in this one.
-        self.log.roll(now_ms)
+        self.log.roll(wall_ms)
         if len(self._kept) < _SNAPSHOTS_KEPT:
             return []
         old, self._kept = self._kept[:-_SNAPSHOTS_KEPT], self._kept[-_SNAPSHOTS_KEPT:]
@@ -388,12 +388,12 @@ class MetadataLog:
         """Of the record at `offset`; None when the log ends before it."""
         return self.epoch_before(offset + 1) if offset < self.log_end_offset else None
 
-    def install(self, key: SnapshotKey, now_ms: int) -> None:
+    def install(self, key: SnapshotKey, wall_ms: int) -> None:
         """A fetched snapshot takes the place of everything."""
         self.snapshots.begin_install(key)
         self.log.release()
         self._make_way_for(key)
-        self._open(now_ms)
+        self._open(wall_ms)
 
     def _make_way_for(self, key: SnapshotKey) -> None:
         """Each step can be repeated."""

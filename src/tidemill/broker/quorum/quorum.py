@@ -253,12 +253,12 @@ class Quorum:
 
     def _begin(self) -> None:
         """A quorum of this node alone, which other controllers can join. What the log has already, stays."""
-        log, now_ms = self.log, self._platform.clock.wall_ms()
+        log, wall_ms = self.log, self._platform.clock.wall_ms()
         voters = VoterSet([Voter(self.own, self._endpoints)])
         version = quorum.KRaftVersionRecord(k_raft_version=KRAFT_VERSION_MAX)
         try:
-            log.append_control([version, voters.to_record()], log.last_epoch, now_ms)
-            log.sync(now_ms)
+            log.append_control([version, voters.to_record()], log.last_epoch, wall_ms)
+            log.sync(wall_ms)
         except OSError as error:
             raise StorageError(f"cannot write the metadata log: {error.strerror or error}") from error
         self._take_part()
@@ -371,7 +371,7 @@ class Quorum:
         if self._replica is None:
             return
         if isinstance(response, quorum.DescribeQuorumResponse):
-            ahead_ms = self._platform.clock.wall_ms() - self._replica.now_ms()
+            ahead_ms = self._platform.clock.wall_ms() - self._replica.steady_ms()
             quorum_answers.complete_description(response, self.voters, ahead_ms)
         else:
             quorum_answers.name_leader(response, self.leader_id, self.leader_address())

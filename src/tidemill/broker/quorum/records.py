@@ -48,20 +48,20 @@ _CLASSES: dict[int, type[ControlRecord]] = {
 _TYPES = {message: number for number, message in _CLASSES.items()}
 
 
-def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, now_ms: int) -> bytearray:
+def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, wall_ms: int) -> bytearray:
     return build_batch(
-        (Record(base_offset + number, now_ms, None, value) for number, value in enumerate(values)),
+        (Record(base_offset + number, wall_ms, None, value) for number, value in enumerate(values)),
         base_offset=base_offset,
         leader_epoch=epoch,
     )
 
 
-def control_batch(records: Sequence[ControlRecord], base_offset: int, epoch: int, now_ms: int) -> bytearray:
+def control_batch(records: Sequence[ControlRecord], base_offset: int, epoch: int, wall_ms: int) -> bytearray:
     return build_batch(
         (
             Record(
                 base_offset + number,
-                now_ms,
+                wall_ms,
                 _KEY.pack(0, _TYPES[type(record)]),
                 encode(record, record.version),
             )

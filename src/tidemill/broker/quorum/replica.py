@@ -132,7 +132,7 @@ class Replica:
 
     # -- stepping --------------------------------------------------------------------------------------------
 
-    def now_ms(self) -> int:
+    def steady_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
     def _arm(self) -> None:
@@ -146,7 +146,7 @@ class Replica:
         if deadline_ms is not None:
             self._armed_ms = deadline_ms
             # Never at once: a machine that wants to be woken again and again must not stop the loop.
-            delay_ms = max(deadline_ms - self.now_ms(), 1)
+            delay_ms = max(deadline_ms - self.steady_ms(), 1)
             self._timer = self._loop.call_later(delay_ms / 1000, self._wake)
 
     def _wake(self) -> None:
@@ -179,7 +179,7 @@ class Replica:
         self._arm()
 
     def _perform(self, event: on.Event) -> None:
-        self._effects.extend(self.machine.step(event, self.now_ms()))
+        self._effects.extend(self.machine.step(event, self.steady_ms()))
         self._carry_out_effects()
         role = self.machine.role
         if not (isinstance(role, Resigned) and role.unacknowledged):
