@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
+from tests.unit.broker.replica_world import World
 from tidemill.broker.requests.fetch_sessions import FetchSession, FetchSessions, ReplicaSession
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import FetchRequest
@@ -48,3 +50,16 @@ def test_many_follower_sessions_do_not_evict_one_in_use() -> None:
             going_on = FetchRequest(replica_id=2, session_id=session.id, session_epoch=session.epoch)
             assert sessions.resolve(going_on, _VERSION, 0) is session
     assert len(sessions) <= 1_000
+
+
+def test_jump_of_wall_clock_evicts_no_session(make_world: Callable[..., World]) -> None:
+    world = make_world(1)
+    world.start()
+    broker = world[1].broker
+    broker.fetch_sessions = FetchSessions(1, count(1).__next__)
+    opening = FetchRequest(session_epoch=0)
+    assert world.ask(1, opening).response.session_id == 1
+    broker.clock.skew_ms += 3_600_000
+    assert world.ask(1, opening).response.session_id == 0
+    going_on = FetchRequest(session_id=1, session_epoch=1)
+    assert world.ask(1, going_on).response.error_code == ErrorCode.NONE

@@ -136,21 +136,21 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions) + len(self._replica_sessions)
 
-    def resolve(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode | None:
+    def resolve(self, request: FetchRequest, version: int, steady_ms: int) -> FetchSession | ErrorCode | None:
         """The session of a request, None for a fetch without one, or the error that the client gets."""
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self.close(request.session_id)
             if request.session_epoch == FINAL_EPOCH:
                 return None
-            return self._create(request, version, now_ms)
-        return self._continue(request, version, now_ms)
+            return self._create(request, version, steady_ms)
+        return self._continue(request, version, steady_ms)
 
     def close(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None) or self._replica_sessions.pop(session_id, None)
         if session is not None:
             session.close()
 
-    def _continue(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | ErrorCode:
+    def _continue(self, request: FetchRequest, version: int, steady_ms: int) -> FetchSession | ErrorCode:
         # Consumers and followers cannot use each other's sessions, which remember different things.
         sessions: OrderedDict[int, ReplicaSession] | OrderedDict[int, FetchSession]
         sessions = self._replica_sessions if is_replica(request) else self._sessions
@@ -162,33 +162,33 @@ class FetchSessions:
         if session.uses_ids != (version >= TOPIC_IDS_SINCE):
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         session.epoch = 1 if session.epoch == _LARGEST_EPOCH else session.epoch + 1
-        session.used_ms = now_ms
+        session.used_ms = steady_ms
         sessions.move_to_end(session.id)
         session.update(request)
         return session
 
-    def _create(self, request: FetchRequest, version: int, now_ms: int) -> FetchSession | None:
+    def _create(self, request: FetchRequest, version: int, steady_ms: int) -> FetchSession | None:
         if is_replica(request):
-            return self._create_for_replica(request, version, now_ms)
-        if not self._make_room(now_ms):
+            return self._create_for_replica(request, version, steady_ms)
+        if not self._make_room(steady_ms):
             return None
-        session = FetchSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=now_ms)
+        session = FetchSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=steady_ms)
         session.update(request)
         self._sessions[session.id] = session
         return session
 
-    def _create_for_replica(self, request: FetchRequest, version: int, now_ms: int) -> ReplicaSession:
+    def _create_for_replica(self, request: FetchRequest, version: int, steady_ms: int) -> ReplicaSession:
         unused = [
             session.id
             for session in self._replica_sessions.values()
-            if now_ms - session.used_ms >= _EVICTABLE_AFTER_MS
+            if steady_ms - session.used_ms >= _EVICTABLE_AFTER_MS
         ]
         for session_id in unused:
             self.close(session_id)
         # More than there can be followers, because any client may claim to be one. A real one uses its session all the time.
         while len(self._replica_sessions) >= _REPLICA_SESSIONS_MAX:
             self.close(next(iter(self._replica_sessions)))
-        session = ReplicaSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=now_ms)
+        session = ReplicaSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=steady_ms)
         session.update(request)
         self._replica_sessions[session.id] = session
         return session
@@ -201,13 +201,13 @@ class FetchSessions:
             session_id = self._new_id()
         return session_id
 
-    def _make_room(self, now_ms: int) -> bool:
+    def _make_room(self, steady_ms: int) -> bool:
         if len(self._sessions) < self._slots:
             return True
         if not self._sessions:
             return False
         oldest_id, oldest = next(iter(self._sessions.items()))
-        if now_ms - oldest.used_ms < _EVICTABLE_AFTER_MS:
+        if steady_ms - oldest.used_ms < _EVICTABLE_AFTER_MS:
             return False
         del self._sessions[oldest_id]
         return True

@@ -75,7 +75,7 @@ def fetch(broker: Broker, call: Call) -> None:
         _claim_lane(broker, call, request)
         broker.quorum.fetch(call, request)
         return
-    session = broker.fetch_sessions.resolve(request, call.version, broker.clock.wall_ms())
+    session = broker.fetch_sessions.resolve(request, call.version, broker.replicas.steady_ms())
     if isinstance(session, ErrorCode):
         call.respond(pack_fetched((), call.version, error_code=session))
         return
