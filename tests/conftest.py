@@ -39,6 +39,9 @@ _take_interrupts()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    repeated = scheduling.repeated_id(item.nodeid for item in items)
+    if repeated is not None:
+        raise pytest.UsageError(f"several tests have the id {repeated}; xdist would run one of them")
     items.sort(key=lambda item: scheduling.rank_of(item.nodeid))
 
 

@@ -11,6 +11,8 @@ differ from xdist's own order:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -54,6 +56,11 @@ def rank_of(node_id: str) -> tuple[int, bool]:
     folder = folders[0] if folders else ""
     rank = _SLOWEST_FIRST.index(folder) if folder in _SLOWEST_FIRST else len(_SLOWEST_FIRST)
     return rank + (folder == "unit"), unit_of(node_id) != SPARK_SESSION
+
+
+def repeated_id(node_ids: Iterable[str]) -> str | None:
+    """Returns an id that several tests have. By file, xdist would run the first of them and leave out the others."""
+    return next((node_id for node_id, count in Counter(node_ids).items() if count > 1), None)
 
 
 def scheduler(config: Any, log: Any) -> Any:

@@ -56,6 +56,9 @@ def valid_requests_are_refused_by_the_cluster_only(
     return positive_data_acceptance(ctx, response, case)
 
 
+# The parameter makes the ids of the operations differ. Without one, pytest gives all of them the same id, and xdist
+# runs the first one only.
+@pytest.mark.parametrize("examples", [EXAMPLES])
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,
@@ -66,8 +69,13 @@ def valid_requests_are_refused_by_the_cluster_only(
     suppress_health_check=list(HealthCheck),
 )
 def test_answers_are_as_documented(
-    case: schemathesis.Case[Any], gateway: Gateway, cluster_id: str, session: requests.Session
+    case: schemathesis.Case[Any],
+    examples: int,
+    gateway: Gateway,
+    cluster_id: str,
+    session: requests.Session,
 ) -> None:
+    assert examples == EXAMPLES
     if case.path_parameters.get("cluster_id") == CLUSTER_ID:
         case.path_parameters["cluster_id"] = cluster_id
     case.call_and_validate(base_url=gateway.url, session=session, excluded_checks=[positive_data_acceptance])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.scheduling import _SLOWEST_FIRST, _WITHOUT_SESSION, SPARK_SESSION, rank_of, unit_of
+from tests.scheduling import _SLOWEST_FIRST, _WITHOUT_SESSION, SPARK_SESSION, rank_of, repeated_id, unit_of
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -27,3 +27,8 @@ def test_slow_folders_come_first_and_unit_tests_last() -> None:
     ordered = ["tests/spark/test_sink_batch.py", "tests/spark/test_python.py", "tests/sim/test_world.py"]
     ordered += ["tests/wire/test_order.py", "tests/unit/test_tidy.py"]
     assert sorted({*ordered}, key=rank_of) == ordered
+
+
+def test_id_of_several_tests_is_found() -> None:
+    assert repeated_id(["a::x", "a::y"]) is None
+    assert repeated_id(["a::x", "a::y", "a::x"]) == "a::x"
