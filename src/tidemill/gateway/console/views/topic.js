@@ -33,7 +33,7 @@ export function topicView({ parts, query, signal }) {
     if (delivery) topic.dispatchEvent(new CustomEvent("produced", { detail: delivery }));
   };
   const remove = async () => {
-    if (await deleteTopicDialog(name, topic.info?.records)) go(["topics"]);
+    if (await deleteTopicDialog(name, topic.info?.records, (change) => topic.withoutReads(change))) go(["topics"]);
   };
   bind("p", "Produce a message", produce, signal);
   TABS.forEach(([id, label], at) => bind(String(at + 1), `${label} of the topic`, () => go(["topics", name, id]), signal));
@@ -54,6 +54,7 @@ class TopicState extends EventTarget {
   info = null;
   error = null;
   #show;
+  #isPaused = false;
 
   constructor(name, signal, show) {
     super();
@@ -66,7 +67,19 @@ class TopicState extends EventTarget {
     keepFresh(() => this.refresh(), ["topics"], this.signal);
   }
 
+  /** Runs `change`, which deletes the topic. The news of it may arrive first, and a read would then answer 404. */
+  async withoutReads(change) {
+    this.#isPaused = true;
+    try {
+      await change();
+    } catch (error) {
+      this.#isPaused = false;
+      throw error;
+    }
+  }
+
   async refresh() {
+    if (this.#isPaused) return;
     try {
       this.info = await api.topic(this.name, this.signal);
       this.error = null;

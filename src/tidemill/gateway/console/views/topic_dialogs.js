@@ -51,8 +51,8 @@ export function createTopicDialog() {
   }).closed;
 }
 
-/** Deletes after the name was typed. Resolves to true when it is gone. */
-export function deleteTopicDialog(topic, records) {
+/** Deletes after the name was typed, inside `guard`. Resolves to true when it is gone. */
+export function deleteTopicDialog(topic, records, guard) {
   const typed = h("input", { type: "text", autofocus: true, spellcheck: "false", autocomplete: "off" });
   const { go, closed } = formDialog({
     title: "Delete topic", action: "Delete topic", isDangerous: true,
@@ -60,7 +60,7 @@ export function deleteTopicDialog(topic, records) {
       field(`Type ${topic} to confirm`, typed)],
     submit: async () => {
       if (typed.value !== topic) throw new Error(`This is not the topic's name: type ${topic}.`);
-      await api.deleteTopic(topic);
+      await guard(() => api.deleteTopic(topic));
       toast(`Deleted the topic ${topic}.`);
     },
   });
