@@ -1,9 +1,9 @@
 """AlterPartition (56): a leader proposes the ISR of its partitions.
 
-A proposal stands on the epochs that the leader knows. Older than the controller's, it is refused, and so is one
-that names a replica which may not be in sync: fenced, leaving, or registered again since the leader heard from
-it (KIP-903), which may mean that it came back with an empty disk. Newer than the controller's, it is the
-controller that is out of date.
+A proposal carries the epochs that the leader knows. One with older epochs than the controller's is refused. So is one
+that names a replica which may not be in sync: its broker is fenced, is shutting down, or has registered again since
+its last fetch (KIP-903) and may have returned with an empty disk. Newer epochs mean that the controller is out of
+date.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _objection(
     proposal: AlterPartitionRequestPartitionData,
     isr: list[BrokerState],
 ) -> ErrorCode:
-    """The order of the checks is Kafka's."""
+    """Returns the error of a proposal that is refused; NONE otherwise. The order of the checks is Kafka's."""
     if proposal.leader_epoch > partition.leader_epoch or proposal.partition_epoch > partition.partition_epoch:
         return ErrorCode.NOT_CONTROLLER
     if proposal.leader_epoch < partition.leader_epoch:

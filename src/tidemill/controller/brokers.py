@@ -1,15 +1,14 @@
 """Decisions about brokers: registration, heartbeats, leaving, producer ids.
 
 A broker registers with a new incarnation each time it starts and gets a broker epoch, the offset of its
-registration record; requests with another epoch are from the past. A new registration is fenced: it leads
+registration record. Requests with another epoch are stale. A newly registered broker is fenced: it leads
 nothing and is in no ISR until a heartbeat shows that it has caught up with its own registration.
 
-A registration says how the broker stopped. Only the epoch of its last registration, kept over a clean stop,
-proves that its logs are whole; otherwise it leaves every ISR and ELR first (KIP-966). Replicas whose log
-directory is not among those it brings are lost, however it stopped: such a broker is never believed to hold
-anything.
+A registration carries the broker epoch that the last clean shutdown saved. If it is the epoch of the last
+registration, the broker's logs are whole. Otherwise the broker first leaves every ISR and ELR (KIP-966). Replicas
+in log directories that the registration does not list count as lost, even after a clean shutdown.
 
-A controlled shutdown moves every leadership away and lets the broker go when all others know.
+A controlled shutdown moves every leadership away. The broker may stop when all other brokers have the new metadata.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _UNFENCED = -1
 def register_broker(
     replication: Replication, request: BrokerRegistrationRequest, next_offset: int, *, is_taken: bool
 ) -> Decision[Record, BrokerRegistrationResponse]:
-    """`is_taken`: another incarnation of the broker is alive."""
+    """Register a broker. `is_taken` means that another incarnation of it is alive."""
     image = replication.image
     _check_registration(image, request)
     registered = image.brokers.get(BrokerId(request.broker_id))
@@ -87,7 +86,7 @@ def _check_registration(image: MetadataImage, request: BrokerRegistrationRequest
 def _take_leave(
     replication: Replication, request: BrokerRegistrationRequest, registered: BrokerImage | None
 ) -> list[Record]:
-    """What the broker's former life leaves to be cleared up."""
+    """Returns the records that remove the broker's previous incarnation from ISRs and leaderships."""
     broker_id = BrokerId(request.broker_id)
     if registered is None:
         return replication.after_loss(broker_id, request.log_dirs)
@@ -96,7 +95,7 @@ def _take_leave(
     lost = replication.after_loss(broker_id, request.log_dirs)
     if registered.is_fenced:
         return lost
-    # Nobody has fenced it since it stopped; what is lost would otherwise be changed twice in one decision.
+    # It was not fenced since it stopped. One call covers both changes: a decision must not change a partition twice.
     return (
         replication.after_unclean_stop(broker_id, request.log_dirs)
         if lost
@@ -143,7 +142,7 @@ def heartbeat(
     is_fenced, should_shut_down = broker.is_fenced, False
     if broker.is_fenced:
         should_shut_down = request.want_shut_down
-        # Who was let go does not return under the same registration; such a heartbeat is late.
+        # A broker that was allowed to stop does not return under the same registration; such a heartbeat is late.
         is_leaving = request.want_shut_down or broker.is_in_controlled_shutdown
         if not is_leaving and not wants_fence and is_caught_up:
             records, is_fenced = _unfence(replication, broker), False
@@ -163,7 +162,7 @@ def heartbeat(
 def _continue_shutdown(
     replication: Replication, broker: BrokerImage, session: Session, next_offset: int
 ) -> list[Record]:
-    """Its leaderships move; none when there is nothing left to move."""
+    """Returns the records that move the broker's leaderships away; none when no leadership is left."""
     records = replication.without(broker.id)
     leads = any(partition.leader == broker.id for _, _, partition in replication.partitions())
     if broker.is_in_controlled_shutdown:
@@ -182,7 +181,9 @@ def _continue_shutdown(
 
 
 def _may_stop(image: MetadataImage, sessions: Sessions, session: Session, broker: BrokerImage) -> bool:
-    """Others must know that they lead; what led nothing may stop at once."""
+    """Whether the other brokers have the metadata that moves the leaderships to them. A broker that led nothing may stop
+    at once.
+    """
     if not broker.is_in_controlled_shutdown or session.shutdown_offset is None:
         return True
     lowest = sessions.lowest_active_offset(image)
@@ -197,7 +198,7 @@ def _offline_directories(
     replication: Replication, broker: BrokerImage, offline: Sequence[bytes], decided: Sequence[Record]
 ) -> list[Record]:
     failed = [each for each in broker.log_dirs if each in offline]
-    # Changes of one decision may not build on each other; the next heartbeat tells of the directories again.
+    # The changes of one decision may not build on each other. The next heartbeat names the directories again.
     if not failed or decided or broker.is_fenced:
         return []
     return [
@@ -252,9 +253,10 @@ def _unfence(replication: Replication, broker: BrokerImage) -> list[Record]:
 def unregister_broker(
     replication: Replication, request: UnregisterBrokerRequest
 ) -> Decision[Record, UnregisterBrokerResponse]:
-    """It is gone for good, so nothing that it may still hold is waited for.
+    """Remove a broker for good. It leaves every ISR and ELR.
 
-    Kafka also unregisters a broker that is alive, which then serves what it no longer leads. Here that is refused.
+    Kafka also unregisters a broker that is alive, which then serves partitions that it no longer leads. Here that is
+    refused.
     """
     broker = replication.image.brokers.get(BrokerId(request.broker_id))
     if broker is None:
@@ -272,7 +274,7 @@ def unregister_broker(
 def allocate_producer_ids(
     image: MetadataImage, request: AllocateProducerIdsRequest
 ) -> Decision[Record, AllocateProducerIdsResponse]:
-    """A block of ids that nobody else gets."""
+    """Allocate a block of producer ids to one broker."""
     broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
     start = image.next_producer_id
     record = ProducerIdsRecord(
@@ -285,7 +287,7 @@ def allocate_producer_ids(
 def register_controller(
     image: MetadataImage, request: ControllerRegistrationRequest
 ) -> Decision[Record, ControllerRegistrationResponse]:
-    """Where a controller listens (KIP-919). Nothing is decided by it; it is there to be described."""
+    """Record where a controller listens (KIP-919). Only descriptions of the cluster use it."""
     controller = ControllerImage(
         id=request.controller_id,
         incarnation_id=request.incarnation_id,

@@ -1,8 +1,7 @@
 """Decisions about configurations of topics, brokers and groups.
 
-All operations on one resource stand or fall together. What a resource would look like afterwards is validated
-as a whole, so that values which have to agree with each other are checked together. A broker's static file is
-not the controller's to change: its read-only keys are refused.
+The operations on one resource succeed or fail together. The resulting configuration is validated as a whole, because
+some values must agree with each other. Read-only keys of brokers are refused: they belong to the broker's file.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tidemill.types import BrokerId
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does to one key."""
+    """The operations of IncrementalAlterConfigs on one key."""
 
     SET = 0
     DELETE = 1
@@ -78,7 +77,7 @@ def incremental_alter_configs(
 def alter_configs(
     image: MetadataImage, broker: BrokerLayers, request: AlterConfigsRequest
 ) -> Decision[Record, AlterConfigsResponse]:
-    """The older API: what it does not name returns to its default."""
+    """AlterConfigs, the older API: keys that it does not name return to their defaults."""
     wanted = [
         (
             ConfigResource(resource.resource_type, resource.resource_name),
@@ -191,7 +190,7 @@ def _check_delays(name: str, before: Mapping[str, str], after: Mapping[str, str]
 def _check_min_isr(
     resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], changes: Sequence[_Change]
 ) -> None:
-    """All leaders and the controller count with one number, or the ELR would be wrong (KIP-966)."""
+    """All leaders and the controller must use the same number; otherwise the ELR would be wrong (KIP-966)."""
     if resource.type != ResourceType.BROKER:
         return
     if resource != CLUSTER_DEFAULT and any(change.name == MIN_ISR for change in changes):
@@ -238,7 +237,7 @@ def _replaced(
 
 
 def _key(resource: ConfigResource, name: str) -> ConfigKey | None:
-    """For lists that can be appended to: as in Kafka, those of groups and client metrics cannot."""
+    """Returns the key, for operations on lists. As in Kafka, lists of groups and client metrics have none."""
     if resource.type in (ResourceType.GROUP, ResourceType.CLIENT_METRICS):
         return None
     return (TOPIC_KEYS_BY_NAME if resource.type == ResourceType.TOPIC else BROKER_KEYS).get(name)
@@ -261,7 +260,7 @@ def _validate(
         raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from None
     try:
         for change in changes:
-            # Removing what could not have been set does nothing, and Kafka lets it pass.
+            # Removing a key that could not have been set does nothing, and Kafka accepts it.
             if change.operation != Operation.DELETE:
                 _check_broker_key(resource, change.name)
                 check_dynamic_protection(change.name, after[change.name])
@@ -275,7 +274,7 @@ def _validate(
 
 
 def _check_broker_key(resource: ConfigResource, name: str) -> None:
-    """What no table has is kept, as Kafka keeps it for plug-ins."""
+    """Unknown keys are kept, as Kafka keeps them for plug-ins."""
     key = BROKER_KEYS.get(name)
     if key is None:
         return
@@ -292,7 +291,7 @@ def _check_broker_key(resource: ConfigResource, name: str) -> None:
 def _config_records(
     resource: ConfigResource, before: Mapping[str, str], after: Mapping[str, str], changes: Sequence[_Change]
 ) -> list[Record]:
-    # KAFKA-14136: an unchanged broker value is written again, which makes brokers reload what it points to.
+    # KAFKA-14136: an unchanged broker value is written again, so that brokers reload the file that it names.
     rewritten = {change.name for change in changes} if resource.type == ResourceType.BROKER else set()
     names = dict.fromkeys((*(change.name for change in changes), *before))
     return [

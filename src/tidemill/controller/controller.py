@@ -1,16 +1,16 @@
-"""The controller: the one machine that decides about topics, configurations, brokers and who leads what.
+"""The controller: the one machine that decides about topics, configurations, brokers and partition leaders.
 
-A replicated machine (`machine.py`) over the metadata log. It begins with the committed image. `decide` looks at the
-present image and turns a request into records and a reply. `expire` does what is due by itself. Only `replay` changes the
-image, so the same records always give the same image.
+It is a replicated machine (`machine.py`) over the metadata log. It begins with the committed image. `decide` reads the
+present image and turns a request into records and a reply. `expire` makes the decisions that are due by time. Only
+`replay` changes the image, so the same records always give the same image.
 
 The sessions of brokers are soft state (sessions.py). They last as long as this controller is active; a new one gives
 every broker a fresh session. The controller's own node is one process. A registration with its id, before any heartbeat of
 an earlier incarnation, can only come from that node after a restart, so it need not wait for a session to end.
 
-By itself the controller fences brokers whose sessions have expired, gives partitions back to their preferred leaders,
-elects leaders for offline partitions of topics that allow unclean elections, and gives internal topics more replicas when
-brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred leader counts as
+Without a request the controller fences brokers whose sessions have expired, gives partitions back to their preferred
+leaders, elects leaders for offline partitions of topics that allow unclean elections, and gives internal topics more
+replicas when brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred leader counts as
 imbalanced, whatever `leader.imbalance.per.broker.percentage` says.
 """
 
@@ -49,7 +49,7 @@ from tidemill.types import BrokerId
 _GROWTH_DELAY_MS = 1_000
 _UNCLEAN = "unclean.leader.election.enable"
 _UNFENCED = -1
-# A decision that could not be written is due again after this time, not at once and so for ever.
+# A decision that could not be written is due again after this time. At once would be an endless loop.
 _WRITE_RETRY_MS = 1_000
 
 
@@ -58,22 +58,21 @@ class ControllerCall(NamedTuple):
 
     request: Request
     version: int
-    # Where the first record of the decision will stand in the log. Control records of the log are never replayed,
-    # so the machine cannot count.
+    # The offset of the decision's first record. The machine cannot count it, because control records of the log are
+    # never replayed.
     next_offset: int
 
 
 class BeginCluster(NamedTuple):
-    """Write what must be in the log before anything is decided, if it is not there: the first request to a controller."""
+    """The first request to a controller: write the records that every decision needs, unless the log has them."""
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What a decision may know beside the request and the image."""
+    """The input of a decision beside the request and the image."""
 
-    # On a steady clock.
     steady_ms: int
     new_uuid: Callable[[], bytes]
     # The version of the request.
@@ -83,15 +82,17 @@ class RequestContext:
 
 
 class Controller:
+    """The active controller (Kafka's QuorumController)."""
+
     def __init__(self, config: BrokerConfig, image: MetadataImage, new_uuid: Callable[[], bytes]) -> None:
         self._config = config
         self._new_uuid = new_uuid
         self._image = image
         self._delta = MetadataDelta(image)
         self._sessions = Sessions(config.membership.session_timeout_ms)
-        # Nothing is due by itself before this time.
+        # `expire` decides nothing before this time.
         self._quiet_until_ms = 0
-        # When to look next, None for not at all.
+        # When the next check is due; None for never.
         self._balance_due_ms: int | None = None
         self._unclean_due_ms: int | None = None
         self._growth_due_ms: int | None = None
@@ -117,7 +118,7 @@ class Controller:
         return encode_record(record)
 
     def waiting_tokens(self) -> list[int]:
-        """Every request is decided at once."""
+        """Returns no tokens: every request is decided at once."""
         return []
 
     def on_loaded(self, steady_ms: int) -> None:
@@ -136,7 +137,7 @@ class Controller:
     def decide(
         self, call: ControllerCall | BeginCluster, _token: int, steady_ms: int
     ) -> Decision[Record, Any]:
-        """The reply is the request's own response. Errors that concern all of the request are in it, too."""
+        """Decide a request. The reply is the request's own response, which also carries errors of the whole request."""
         if isinstance(call, BeginCluster):
             return Decision(features.first_records(self.image, call.cluster_id, self._layers()), None)
         request = call.request
@@ -316,7 +317,7 @@ class Controller:
         return None if earliest_ms is None else max(earliest_ms, self._quiet_until_ms)
 
     def expire(self, steady_ms: int) -> Decision[Record, Any] | None:
-        """One thing that is due: what the next one changes depends on what this one has changed."""
+        """Decide one thing that is due. The next one depends on the records of this one, so it is decided afterwards."""
         if steady_ms < self._quiet_until_ms:
             return None
 

@@ -1,9 +1,9 @@
-"""The way from one image to the next, and what lies between them.
+"""The changes from one metadata image to the next (Kafka's MetadataDelta).
 
-Records are replayed into a `MetadataDelta`; `apply` gives the new image. The cost is that of what changed,
-plus a copy of each top-level map that changed, once per delta and not per record: a topic of 4,000 partitions
-is 4,001 records and one delta. Whoever follows the metadata reads from the delta which topics, partitions,
-brokers and configurations it has to look at.
+Records are replayed into a `MetadataDelta`; `apply` returns the new image. The cost is proportional to the changes,
+plus a copy of each top-level map that changed. Maps are copied once per delta, not per record: a topic of 4,000
+partitions is 4,001 records and one delta. Metadata publishers read from the delta which topics, partitions, brokers
+and configurations have changed.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class MetadataDelta:
         return self.end_offset == self.image.end_offset
 
     def replay(self, record: DataMessage, offset: int | None = None) -> None:
-        """Takes in the next record. Its offset may be left out when every record has the next offset."""
+        """Apply the next record to the delta. Its offset may be left out when every record has the next offset."""
         handler = _HANDLERS.get(type(record))
         if handler is None:
             raise ValueError(f"{type(record).__name__} has no place in the metadata image")
@@ -107,7 +107,7 @@ class MetadataDelta:
         self.end_offset = Offset((self.end_offset if offset is None else offset) + 1)
 
     def apply(self) -> MetadataImage:
-        """The image after the records; the old one stays as it was."""
+        """Returns the image after the records. The old image stays unchanged."""
         if self.is_empty:
             return self.image
         topics_by_name, topics_by_id = self._apply_topics()
@@ -336,7 +336,7 @@ def _features(features: Any) -> dict[str, tuple[int, int]]:
 
 
 def _merged(base: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The base with the changes, of which None removes; the base itself when nothing changes."""
+    """Returns the base with the changes, where None removes a key; the base itself when nothing changes."""
     if not changes:
         return base
     merged = dict(base)

@@ -1,4 +1,4 @@
-"""The delta between two images that no run of records connects: what a snapshot changes for those who follow it."""
+"""The delta between two images without records between them: what a snapshot changes for metadata publishers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tidemill.controller.image import MetadataImage, TopicImage
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
-    """What to look at when `new` takes the place of `old`. It tells what changed and is not to be applied."""
+    """Returns what changed when `new` replaces `old`. This delta must not be applied."""
     delta = MetadataDelta(old)
     delta.end_offset = new.end_offset
     for topic_id, topic in old.topics_by_id.items():

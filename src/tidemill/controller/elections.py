@@ -1,8 +1,8 @@
-"""ElectLeaders (43): an election because somebody asks for it.
+"""ElectLeaders (43): elections on request.
 
-A *preferred* election gives a partition back to its first replica, if that one is in sync. An *unclean* one
-finds a leader for a partition that has none, and takes a replica that is not in sync when there is no other;
-records may be lost, and whoever asks for it says so by asking.
+A *preferred* election gives a partition back to its first replica, if that one is in sync. An *unclean* one elects a
+leader for a partition without one. If no replica is in sync it takes one that is not, so records may be lost. The
+request is the consent to that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def elect_leaders(
         for index in indexes:
             result = PartitionResult(partition_id=index)
             try:
-                # Asked twice, the second finds the work of the first done.
+                # A partition that is named twice needs no second election.
                 if (name, index) in elected:
                     raise ApiError(ErrorCode.ELECTION_NOT_NEEDED)
                 records.append(_elect(replication, name, index, kind))

@@ -1,9 +1,8 @@
-"""What the first active controller of a cluster writes before anything else, and a later one where it is missing.
+"""The records that a controller writes before all others, unless the log has them.
 
-The cluster's id; the levels of the features that are in force, which clients and brokers read; and
-`min.insync.replicas` for all brokers. The last is written because the ELR (KIP-966) is right only if the
-controller and every leader count with the same number: from then on the brokers' files have no say in it. Kafka
-does the same when it switches the ELR on.
+They hold the cluster id, the feature levels, which clients and brokers read, and `min.insync.replicas` for all
+brokers. The last one is needed because the ELR (KIP-966) is right only if the controller and every leader use the same
+number. From then on it overrides the brokers' files. Kafka does the same when it enables the ELR.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ FEATURE_LEVELS: Mapping[str, int] = {
 }
 MIN_ISR = "min.insync.replicas"
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
-# The first version that has nothing to say of single features.
+# The first version without results for single features.
 _FIRST_WITHOUT_RESULTS = 2
 
 
 def first_records(image: MetadataImage, cluster_id: str, layers: BrokerLayers) -> list[Record]:
-    """None, once all of it is there."""
+    """Returns the missing records; none when the log has all of them."""
     records: list[Record] = []
     if not image.cluster_id:
         records.append(NoOpRecord(cluster_id=cluster_id))
@@ -66,7 +65,7 @@ def first_records(image: MetadataImage, cluster_id: str, layers: BrokerLayers) -
 def update_features(
     image: MetadataImage, node_id: int, request: UpdateFeaturesRequest, version: int
 ) -> Decision[Record, UpdateFeaturesResponse]:
-    """All of the updates, or none. A release runs at one level of each feature, so only that one is accepted."""
+    """Accept all updates or none. A release supports one level of each feature, so only that level is accepted."""
     for update in request.feature_updates:
         problem = _update_problem(image, node_id, update, version)
         if problem is not None:

@@ -1,7 +1,7 @@
-"""The cluster's metadata at one point of its log: immutable, shared freely between readers.
+"""The cluster's metadata at one offset of its log. An image is immutable, so readers share it.
 
-A `MetadataImage` is never changed; `MetadataDelta` (delta.py) makes the next one from it and shares with it
-all that did not change. Topics are found by name and by id, partitions by their index in the topic's tuple.
+`MetadataDelta` (delta.py) makes the next image, which shares all unchanged parts with the old one.
+Topics are found by name and by id, partitions by their index in the topic's tuple.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_DIRECTORY = bytes(16)
 
 
 class ResourceType(IntEnum):
-    """What a configuration belongs to; the numbers are those of the wire and of the log."""
+    """The kind of resource that a configuration belongs to, with its number on the wire and in the log."""
 
     TOPIC = 2
     BROKER = 4
@@ -47,7 +47,7 @@ class ConfigResource(NamedTuple):
     name: str
 
 
-# The broker resource without a name holds what is set for all brokers.
+# The broker resource without a name holds the settings for all brokers.
 CLUSTER_DEFAULT = ConfigResource(ResourceType.BROKER, "")
 
 
@@ -76,13 +76,13 @@ class BrokerImage:
 
     @property
     def is_active(self) -> bool:
-        """Whether it may lead partitions and be in their ISR."""
+        """Whether the broker may lead partitions and be in their ISR."""
         return not self.is_fenced and not self.is_in_controlled_shutdown
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerImage:
-    """A controller as it told the active one of itself (KIP-919)."""
+    """A controller, as it registered with the active one (KIP-919)."""
 
     id: int
     incarnation_id: bytes
@@ -95,9 +95,9 @@ class PartitionImage:
     """`leader` is NO_BROKER when no replica may lead.
 
     `elr`, the eligible leader replicas (KIP-966), were in sync when fewer than `min.insync.replicas` were left, so they have
-    every committed record; they are what is left to elect from when the ISR is empty. `last_known_elr` names the last
-    leader of a partition that lost even those. `directories` are the log directories of the replicas, in their order, or
-    nothing where none is known.
+    every committed record. A leader is elected from them when the ISR is empty. `last_known_elr` names the last leader of a
+    partition whose ISR and ELR are both empty. `directories` are the log directories of the replicas, in their order; empty
+    when none is known.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -153,14 +153,14 @@ class MetadataImage:
     security: SecurityImage = field(default_factory=SecurityImage)
 
     def config(self, resource: ConfigResource) -> Mapping[str, str]:
-        """What was set for the resource, without anything inherited."""
+        """The settings of the resource itself, without inherited ones."""
         return self.configs.get(resource, {})
 
     def topic_config(self, name: str) -> Mapping[str, str]:
         return self.config(topic_resource(name))
 
     def broker_layers(self, broker_id: BrokerId, static: Mapping[str, str]) -> BrokerLayers:
-        """All of a broker's configuration: its file, and what was set for it and for all brokers."""
+        """The layers of a broker's configuration: its file, its own settings and those for all brokers."""
         return BrokerLayers(
             static=static,
             dynamic=self.config(ConfigResource(ResourceType.BROKER, str(broker_id))),
@@ -194,7 +194,7 @@ class MetadataImage:
         return found.partitions[index]
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the image contradicts itself."""
+        """Raise AssertionError when the image contradicts itself."""
         assert len(self.topics_by_name) == len(self.topics_by_id)
         for topic_id, topic in self.topics_by_id.items():
             assert topic.id == topic_id
@@ -220,7 +220,7 @@ class MetadataImage:
         assert partition.leader_epoch >= 0, label
         assert partition.partition_epoch >= 0, label
         if partition.has_leader:
-            # An ISR may be empty only while nobody leads.
+            # The ISR may be empty only while there is no leader.
             assert partition.leader in partition.isr, label
             broker = self.brokers.get(partition.leader)
             assert broker is not None, label

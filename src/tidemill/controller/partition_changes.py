@@ -1,23 +1,25 @@
-"""One partition's next state: who is in sync, who may still be elected, who leads (KIP-966).
+"""Computes the next state of one partition: its ISR, its eligible leader replicas and its leader (KIP-966).
 
-Whoever wants a partition changed sets the targets it has in mind on a `PartitionChange` and asks for its
-record. The rules that hold for every change are here, in this order:
+A caller sets the target values on a `PartitionChange` and then takes its record. The rules that hold for every
+change are here, in this order:
 
-1. A reassignment is complete when all replicas that it adds are in sync, and one that leaves fewer replicas
-   when all that remain are: those that were to go are gone. Somebody must be left in the ISR.
-2. While fewer replicas than `min.insync.replicas` are in sync, the high watermark stands still, so whoever
-   leaves the ISR keeps every committed record and becomes an eligible leader replica (ELR). Only a broker that
-   stopped uncleanly, and may have lost the end of its logs, does not. With enough in sync again, nobody but the
-   ISR is eligible.
-3. A leader that may go on leading goes on. Otherwise the first replica in order that is in the ISR leads, with
-   an empty ISR the first of the ELR. With both empty everybody may lack committed records, the last known leader
-   too: it stopped uncleanly. Where an unclean election is allowed or asked for, it leads when it is back, and
-   otherwise any replica that lives. (Kafka elects it without being asked.) Only a partition's sole replica
-   leads again by itself, since nobody could have more. A leader elected so is marked as recovering.
-4. A leader epoch begins when the leader changes or replicas are taken away, not when the ISR changes (as Kafka
+1. A reassignment that adds at least as many replicas as it removes is complete when all added replicas are in sync.
+   One that removes more is complete when all remaining replicas are in sync. The replicas to remove are then dropped.
+   The ISR must not become empty by this.
+2. While fewer replicas than `min.insync.replicas` are in sync, the high watermark stands still. So a replica that
+   leaves the ISR has every committed record and becomes an eligible leader replica (ELR). A broker that stopped
+   uncleanly does not, because it may have lost the end of its logs. When enough replicas are in sync again, the ELR
+   is cleared.
+3. The current leader stays if it can. Otherwise the first replica in order that is in the ISR becomes leader; with
+   an empty ISR, the first one in the ELR. When both are empty, every replica may lack committed records. The last
+   known leader is no exception: it stopped uncleanly. An unclean election, if it is allowed or requested, then takes
+   the last known leader when it is back, or else any live replica. (Kafka elects the last known leader without a
+   request.) A partition's sole replica needs no unclean election, since no other replica can have more. A leader
+   that is elected uncleanly is marked as recovering.
+4. A new leader epoch begins when the leader changes or replicas are removed, not when the ISR changes (as in Kafka
    since 3.6).
 
-The last known leader is remembered from the moment when the ISR becomes empty until there is a leader again.
+The last known leader is kept from the moment when the ISR becomes empty until there is a leader again.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ Ids = tuple[BrokerId, ...]
 
 
 class Election(Enum):
-    """`ONLINE` keeps a leader that can stay, `PREFERRED` prefers the first replica, `UNCLEAN` takes anyone at the end."""
+    """`ONLINE` keeps a leader that can stay, `PREFERRED` prefers the first replica, `UNCLEAN` takes any replica as the
+    last resort.
+    """
 
     ONLINE = 0
     PREFERRED = 1
@@ -47,12 +51,14 @@ class Election(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Elected:
+    """The result of an election."""
+
     leader: BrokerId
     is_clean: bool
 
 
 class PartitionChange:
-    """Set what is to be different, then ask for the `record`, once."""
+    """One change of a partition. The caller sets the target values and then calls `record` once."""
 
     def __init__(
         self,
@@ -75,16 +81,16 @@ class PartitionChange:
         self.adding_replicas: Ids = before.adding_replicas
         self.removing_replicas: Ids = before.removing_replicas
         self.leader_recovery_state = before.leader_recovery_state
-        # Where replicas lie; those that are not named stay where they are.
+        # The new log directories of replicas. Replicas without an entry keep theirs.
         self.directories: dict[BrokerId, bytes] = {}
-        # Who may have lost the end of its log, and who has lost all of it.
+        # The brokers that may have lost the end of their logs, and those that have lost all of it.
         self.unclean: Collection[BrokerId] = ()
         self.lost: Collection[BrokerId] = ()
         self._elr: Ids = before.elr
         self._last_known: Ids = before.last_known_elr
 
     def record(self) -> PartitionChangeRecord | None:
-        """None when nothing changes."""
+        """Returns the record of the change; None when nothing changes."""
         self._complete_reassignment()
         self._find_eligible()
         elected = self._elect()
@@ -112,7 +118,7 @@ class PartitionChange:
         self._elr = tuple(each for each in kept if each in self.replicas and each not in gone)
 
     def _is_enough(self) -> bool:
-        """Whether writes go on. No more replicas can be asked for than there are."""
+        """Whether the ISR is large enough for writes. `min.insync.replicas` is capped at the number of replicas."""
         return len(self.isr) >= min(self.min_isr, len(self.replicas))
 
     def _elect(self) -> Elected:
@@ -127,7 +133,7 @@ class PartitionChange:
         if last_known is not None:
             return Elected(last_known, is_clean=False)
         if self.election is Election.UNCLEAN:
-            # What is being added may still be empty, so it comes last (in Kafka it may come first).
+            # A replica that is being added may still be empty, so it comes last. (In Kafka it may come first.)
             for replica in sorted(self.replicas, key=self.adding_replicas.__contains__):
                 if self.may_lead(replica):
                     return Elected(replica, is_clean=False)

@@ -1,10 +1,10 @@
-"""Where the replicas of new partitions go.
+"""The placement of replicas on brokers.
 
-Every partition takes the least loaded brokers, one from each rack before a second from any, so that the loss
-of a rack costs a partition as few replicas as can be, and never two replicas on one broker. The first of them,
-the preferred leader, is the one that leads the fewest of the topic's partitions.
-Equals are ordered by a hash of seed, partition and broker: the same seed gives the same placement, and the
-partners of a broker differ from partition to partition, so that its load spreads over many when it dies.
+Every partition takes the least loaded brokers, one from each rack before a second from any. So the loss of a rack
+costs a partition as few replicas as possible. No broker gets two replicas of a partition. The first replica, the
+preferred leader, is on the broker that leads the fewest of the topic's partitions. Ties are broken by a hash of seed,
+partition and broker: the same seed gives the same placement. The other replicas of a broker's partitions are on
+different brokers from partition to partition, so that its load spreads over many when it fails.
 
 Brokers that are not active are used last and never lead.
 """
@@ -28,7 +28,7 @@ class UsableBroker:
 
 
 class PlacementError(Exception):
-    """There are not enough brokers; the text says what is missing."""
+    """There are not enough brokers. The message says what is missing."""
 
 
 def place_replicas(
@@ -38,7 +38,9 @@ def place_replicas(
     seed: int,
     existing: Iterable[Sequence[BrokerId]] = (),
 ) -> list[tuple[BrokerId, ...]]:
-    """The replicas of each new partition, preferred leader first; `existing` are the topic's present ones."""
+    """Returns the replicas of each new partition, preferred leader first. `existing` are those of the topic's present
+    partitions.
+    """
     _check(brokers, replication_factor)
     load: Counter[BrokerId] = Counter()
     leaderships: Counter[BrokerId] = Counter()
@@ -67,9 +69,9 @@ def extend_replicas(
     index: int,
     load: Counter[BrokerId],
 ) -> tuple[BrokerId, ...]:
-    """The replicas with more behind them, up to the factor or as far as the brokers go; `load` counts those added.
+    """Returns the replicas with more appended, up to the replication factor or until there are no more brokers.
 
-    `racks` are those of all brokers, also of such as hold a replica and cannot be given another.
+    `load` is updated. `racks` covers all brokers, also those that hold a replica and cannot get another.
     """
     per_rack = Counter(racks.get(each) for each in replicas)
     free = [broker for broker in brokers if broker.id not in replicas]
@@ -103,7 +105,7 @@ def _choose(
     per_rack: Counter[str | None] = Counter()
     chosen: list[UsableBroker] = []
     while len(chosen) < replication_factor:
-        # Those that lead much follow now, which leaves those that lead little to lead the next partitions.
+        # Brokers that lead many partitions become followers here. Those that lead few can then lead the next partitions.
         sign = -1 if chosen else 1
         broker = min(
             candidates,

@@ -1,11 +1,11 @@
-"""Where replicas live: AlterPartitionReassignments (45), ListPartitionReassignments (46), and internal topics that grow.
+"""Reassignments: AlterPartitionReassignments (45), ListPartitionReassignments (46), and more replicas for internal topics.
 
-A reassignment first makes the partition's replicas the union of old and new; those to come are *adding*, those
-to go *removing*. It is complete when every added replica is in sync, which the leader's next AlterPartition
-finds; one that adds nothing may be complete at once. Cancelled, the partition returns to the replicas it had.
+A reassignment first makes the partition's replicas the union of the old and the new ones, marked as *adding* and
+*removing*. It is complete when every added replica is in sync, which the leader's next AlterPartition shows. One that
+adds nothing may be complete at once. A cancelled reassignment restores the old replicas.
 
-Internal topics are created with as many replicas as there are brokers, when the first client comes. When more
-brokers join, they get the replicas that their configuration asks for.
+An internal topic is created when the first client needs it, with at most as many replicas as there are brokers. When
+more brokers join, it gets the replicas that its configuration requires.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidemill.protocol.api.replicas import (
 )
 from tidemill.types import BrokerId
 
-# How many partitions one decision begins to move: internal topics are small, but their copies all start at once.
+# The number of partitions that one decision starts to move. Internal topics are small, but all copies start at once.
 GROWTH_PER_DECISION = 100
 
 
@@ -107,16 +107,16 @@ def _bad_assignment(message: str) -> ApiError:
 
 
 def original_replicas(partition: PartitionImage) -> tuple[BrokerId, ...]:
-    """What a partition goes back to when its reassignment is cancelled."""
+    """The replicas that a partition has after its reassignment is cancelled."""
     return tuple(each for each in partition.replicas if each not in partition.adding_replicas)
 
 
 def reassign(
     replication: Replication, topic: TopicImage, index: int, target: tuple[BrokerId, ...]
 ) -> PartitionChangeRecord | None:
-    """None when the partition has these replicas already."""
+    """Returns the record that starts the reassignment; None when the partition has these replicas already."""
     partition = topic.partitions[index]
-    # What an earlier reassignment was adding and this one does not want is dropped like any other replica.
+    # A replica that an earlier reassignment was adding is removed like any other when the target lacks it.
     removing = tuple(sorted(each for each in partition.replicas if each not in target))
     adding = tuple(sorted(each for each in target if each not in partition.replicas))
     still_adding = tuple(each for each in partition.adding_replicas if each in target)
@@ -182,7 +182,9 @@ def _ongoing(topic: TopicImage, indexes: Iterable[int] | None) -> list[OngoingPa
 def grow_internal_topics(
     image: MetadataImage, config: BrokerConfig
 ) -> list[tuple[TopicImage, int, tuple[BrokerId, ...]]]:
-    """The partitions of internal topics that should have more replicas, and which; at most one decision's worth."""
+    """Returns the partitions of internal topics that need more replicas, with their targets, as many as one decision may
+    move.
+    """
     brokers = [
         UsableBroker(broker.id, broker.rack, broker.is_active)
         for broker in image.brokers.values()

@@ -1,8 +1,8 @@
-"""What happens to partitions when brokers come and go, and when configurations change.
+"""Changes of partitions when brokers register, stop or fail, and when configurations change.
 
-`Replication` looks at one image: it knows which brokers may lead which replicas, how many replicas a topic
-wants in sync, and whether it allows unclean elections. Each of its questions is answered with the records of
-all partitions concerned; the rules for one partition are in partition_changes.py.
+`Replication` reads one image: which brokers may lead which replicas, the `min.insync.replicas` of a topic, and whether
+it allows unclean elections. Its methods return the records for all partitions concerned. The rules for one partition
+are in partition_changes.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.types import BrokerId
 _MIN_ISR = TOPIC_KEYS_BY_NAME["min.insync.replicas"]
 _UNCLEAN = TOPIC_KEYS_BY_NAME["unclean.leader.election.enable"]
 
-# What a background decision may write at once, so that no batch holds the controller for long.
+# The number of records in one background decision, so that no batch holds the controller for long.
 ELECTIONS_PER_DECISION = 1_000
 
 
@@ -58,7 +58,7 @@ class Replication:
         added: BrokerId | None = None,
         removed: Collection[BrokerId] = (),
     ) -> PartitionChange:
-        """A change to be filled in. `added` may lead though it is fenced, `removed` may not though it is active."""
+        """Returns a change without targets. `added` may lead even when it is fenced; `removed` may not even when active."""
         partition = topic.partitions[index]
         if election is None:
             election = Election.UNCLEAN if self.allows_unclean(topic) else Election.ONLINE
@@ -86,7 +86,7 @@ class Replication:
     # -- brokers that come and go ----------------------------------------------------------------------------
 
     def without(self, broker_id: BrokerId) -> list[Record]:
-        """The broker can no longer be in sync; it keeps what it has."""
+        """Remove the broker from every ISR and leadership. It keeps its records, so it may become eligible (ELR)."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             if broker_id in partition.isr or partition.leader == broker_id:
@@ -96,7 +96,7 @@ class Replication:
         return records
 
     def after_unclean_stop(self, broker_id: BrokerId, log_dirs: Collection[bytes]) -> list[Record]:
-        """The broker may have lost the end of its logs: it is in no ISR and no ELR, until it has caught up."""
+        """Remove the broker from every ISR and ELR: it may have lost the end of its logs."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             is_lost = self._is_lost(partition, broker_id, log_dirs)
@@ -105,7 +105,7 @@ class Replication:
         return records
 
     def after_loss(self, broker_id: BrokerId, log_dirs: Collection[bytes]) -> list[Record]:
-        """What it stopped with was whole, but some of it lay in directories that it no longer has."""
+        """The broker stopped cleanly, but no longer has some log directories: their replicas are lost."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             if self._is_lost(partition, broker_id, log_dirs):
@@ -125,7 +125,7 @@ class Replication:
         change.isr = tuple(each for each in change.before.isr if each != broker_id)
         change.unclean = (broker_id,)
         if is_lost:
-            # A last known leader with an empty disk would make its followers throw away what they still have.
+            # Followers of a last known leader with an empty disk would truncate the records that they still have.
             change.lost = (broker_id,)
             change.directories[broker_id] = only_directory(log_dirs)
         records: list[Record] = []
@@ -142,7 +142,7 @@ class Replication:
         return known is not None and any(each not in log_dirs for each in known.log_dirs)
 
     def with_unfenced(self, broker_id: BrokerId) -> list[Record]:
-        """The broker may lead again: partitions without a leader may find one."""
+        """The broker may lead again, so partitions without a leader may get one."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             if not partition.has_leader:
@@ -150,7 +150,7 @@ class Replication:
         return records
 
     def without_directories(self, broker: BrokerImage, offline: Collection[bytes]) -> list[Record]:
-        """Replicas in directories that failed cannot be in sync."""
+        """Remove the replicas in failed log directories from their ISR."""
         records: list[Record] = []
         only = only_directory(broker.log_dirs)
         for topic, index, partition in self.partitions():
@@ -164,17 +164,17 @@ class Replication:
         return records
 
     def after_min_isr_changed(self) -> list[Record]:
-        """Where enough are in sync by the new measure, the high watermark moves on, and the ELR falls behind it."""
+        """Clear the ELR of partitions with enough in-sync replicas. Their high watermark advances without it."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             if partition.elr and len(partition.isr) >= min(self.min_isr(topic), len(partition.replicas)):
                 _collect(records, self.change(topic, index, election=Election.ONLINE))
         return records
 
-    # -- elections nobody asked for --------------------------------------------------------------------------
+    # -- elections without a request -------------------------------------------------------------------------
 
     def preferred_elections(self) -> list[Record]:
-        """Leaders back to where placement put them, as many as one decision may change."""
+        """Give partitions back to their preferred leaders, as many as one decision may change."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             if partition.has_leader and partition.leader != partition.replicas[0]:
@@ -184,7 +184,7 @@ class Replication:
         return records
 
     def unclean_elections(self) -> list[Record]:
-        """Leaders for partitions that have none, where the topic would rather lose records than wait."""
+        """Elect leaders for partitions without one, in topics that allow unclean elections."""
         records: list[Record] = []
         for topic, index, partition in self.partitions():
             if not partition.has_leader and self.allows_unclean(topic):
@@ -195,7 +195,7 @@ class Replication:
 
 
 def only_directory(log_dirs: Collection[bytes]) -> bytes:
-    """Where a broker with one log directory keeps every replica; with several, only itself knows."""
+    """The log directory of every replica on a broker that has one; with several, the controller does not know it."""
     return next(iter(log_dirs)) if len(log_dirs) == 1 else NO_DIRECTORY
 
 

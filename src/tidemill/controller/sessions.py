@@ -1,7 +1,7 @@
-"""When each broker was last heard of, and how far it follows the metadata.
+"""The sessions of brokers: the time of the last heartbeat, and the metadata offset that it reported.
 
-None of this is in the log: it is what one controller has seen while it was active. A new one gives every broker
-a fresh session, since it cannot know when the old one heard of it.
+Nothing of this is in the log. Each active controller keeps its own sessions. A new one gives every broker a fresh
+session, since it does not know the times of earlier heartbeats.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ _NEVER_TOLD = -1
 
 @dataclass(slots=True)
 class Session:
+    """The session of one broker."""
+
     last_contact_ms: int
-    # Whether it was the broker itself that began or renewed the session, not a new controller's good will.
+    # Whether a request of the broker began or renewed the session; False when only a new controller did.
     was_heard: bool = False
     metadata_offset: int = _NEVER_TOLD
-    # The last record that a controlled shutdown wrote: others must know it before the broker may stop.
+    # The last record of a controlled shutdown. The other brokers must have it before this one may stop.
     shutdown_offset: int | None = None
 
 
 class Sessions:
+    """The sessions of all brokers."""
+
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._by_broker: dict[BrokerId, Session] = {}
@@ -47,7 +51,7 @@ class Sessions:
         self._by_broker.pop(broker_id, None)
 
     def is_live(self, broker: BrokerImage, steady_ms: int) -> bool:
-        """A fenced broker has no session: nothing depends on it."""
+        """Whether the broker is unfenced and its session has not expired."""
         session = self._by_broker.get(broker.id)
         return session is not None and not broker.is_fenced and steady_ms < self._end_ms(session)
 
@@ -60,12 +64,12 @@ class Sessions:
         return min((self._broker_end_ms(broker) for broker in _unfenced(image)), default=None)
 
     def expired(self, image: MetadataImage, steady_ms: int) -> BrokerImage | None:
-        """A broker that has to be fenced; of several the one that was silent for longest."""
+        """Returns the broker whose session expired first and that must be fenced; None when none has expired."""
         stale = min(_unfenced(image), key=self._broker_end_ms, default=None)
         return stale if stale is not None and self._broker_end_ms(stale) <= steady_ms else None
 
     def lowest_active_offset(self, image: MetadataImage) -> int | None:
-        """How far the slowest of those that carry on follows the metadata; None when nobody does."""
+        """The smallest metadata offset that an active broker has reported; None when no broker is active."""
         return min(
             (
                 session.metadata_offset if (session := self._by_broker.get(broker.id)) else _NEVER_TOLD

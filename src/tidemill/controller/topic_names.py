@@ -1,4 +1,4 @@
-"""Which topic names are allowed. A name is also a directory's name on disk and part of a metric's name."""
+"""The rules for topic names. A name is also a directory's name on disk and part of a metric's name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from tidemill.errors import ApiError, ErrorCode
 
-# As Kafka: with "-<partition>" behind it, the name of a directory stays within the 255 of file systems.
+# As in Kafka: with "-<partition>" appended, the folder name stays within the 255 characters of file systems.
 MAX_NAME_LENGTH = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_topic_name(name: str) -> None:
-    """Raises INVALID_TOPIC_EXCEPTION with what is wrong."""
+    """Raise INVALID_TOPIC_EXCEPTION with the reason when the name is not allowed."""
     problem = _problem(name)
     if problem is not None:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -23,12 +23,12 @@ def is_valid_topic_name(name: str) -> bool:
 
 
 def collision_key(name: str) -> str:
-    """Equal for names that metrics could not tell apart."""
+    """Returns a key that is equal for names which collide in metrics."""
     return name.replace(".", "_")
 
 
 def _problem(name: str) -> str | None:
-    """The first words are Kafka's: clients match on them."""
+    """Returns the reason why the name is not allowed. The first words are Kafka's: clients match on them."""
     if not name:
         return "Topic name is invalid: the name is empty"
     if name in (".", ".."):

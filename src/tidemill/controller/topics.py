@@ -1,8 +1,8 @@
 """Decisions about topics: create, delete, add partitions.
 
-Each function looks at an image and a request and answers with records and the response; nothing is changed
-here. A topic that cannot be had gets its error code and a text, and the others of the request go on. The
-order of the checks is Kafka's, because it decides which of several errors a client sees.
+Each function takes an image and a request and returns records and the response. It changes nothing. A topic that is
+refused gets an error code and a message; the other topics of the request are not affected. The order of the checks is
+Kafka's, because it decides which of several errors a client sees.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tidemill.protocol.api.metadata import ConfigRecord, RemoveTopicRecord, Topi
 from tidemill.protocol.schema import replace
 from tidemill.types import NO_TOPIC_ID, BrokerId, TopicId, uuid_text
 
-# As Kafka: what one request may create, so that no request can hold the controller for long.
+# As in Kafka: the number of partitions that one request may create, so that none holds the controller for long.
 MAX_PARTITIONS_PER_REQUEST = 10_000
 
 _METADATA_TOPIC = "__cluster_metadata"
@@ -60,7 +60,7 @@ _RESERVED_IDS = (NO_TOPIC_ID, TopicId(bytes(15) + b"\x01"), TopicId(bytes(15) + 
 
 @dataclass(frozen=True, slots=True)
 class TopicDefaults:
-    """What the request may leave to the cluster."""
+    """The defaults for values that a CreateTopics request leaves out."""
 
     num_partitions: int
     replication_factor: int
@@ -165,7 +165,7 @@ def _created_result(
 
 
 def _inherited_configs(defaults: TopicDefaults) -> list[CreatableTopicConfigs]:
-    """What a topic without a configuration of its own is answered with, once for all topics of a request."""
+    """The configuration of a topic without its own settings, computed once for all topics of a request."""
     entries = effective_topic_configs({}, defaults.broker)
     return [
         CreatableTopicConfigs(
@@ -306,7 +306,7 @@ def _bad_assignment(message: str) -> ApiError:
 
 
 def _new_partition(image: MetadataImage, replicas: Sequence[BrokerId]) -> PartitionImage | None:
-    """In sync are the replicas that are alive, and the first of them leads; None when there is none."""
+    """The active replicas are the ISR, and the first of them is the leader. Returns None when none is active."""
     isr = tuple(replica for replica in replicas if image.brokers[replica].is_active)
     if not isr:
         return None
@@ -355,7 +355,7 @@ def _place(
 
 
 def refuse_to_delete(request: DeleteTopicsRequest, version: int) -> DeleteTopicsResponse:
-    """The answer where `delete.topic.enable` is false; older clients do not know its own error code."""
+    """The error when `delete.topic.enable` is false. Older clients do not know its own error code."""
     code = ErrorCode.INVALID_REQUEST if version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
     names = [topic.name for topic in request.topics] or request.topic_names
     return DeleteTopicsResponse(
@@ -366,7 +366,7 @@ def refuse_to_delete(request: DeleteTopicsRequest, version: int) -> DeleteTopics
 def delete_topics(
     image: MetadataImage, request: DeleteTopicsRequest
 ) -> Decision[Record, DeleteTopicsResponse]:
-    """Both forms of the request: names until version 5, names or ids since 6."""
+    """Returns the topics of both forms of the request: names until version 5, names or ids since 6."""
     wanted = [*request.topics, *(DeleteTopicState(name=name) for name in request.topic_names)]
     names = Counter(topic.name for topic in wanted if topic.name is not None)
     ids = Counter(topic.topic_id for topic in wanted if topic.topic_id != NO_TOPIC_ID)
@@ -388,7 +388,7 @@ def delete_topics(
             result.name, result.topic_id = topic.name, topic.id
             records.append(RemoveTopicRecord(topic_id=topic.id))
         asked = (state.name, state.topic_id)
-        # What is named twice is answered once; what has no name at all cannot be told apart.
+        # A topic that is named twice gets one result. Entries without name and id are all reported.
         if asked not in answered or asked == (None, NO_TOPIC_ID):
             results.append(result)
         answered.add(asked)
@@ -398,7 +398,7 @@ def delete_topics(
 def _as_asked(
     image: MetadataImage, state: DeleteTopicState, names: Counter[str], ids: Counter[bytes]
 ) -> DeleteTopicState:
-    """A topic that one request gives by its name here and by its id there is given by both, which is refused."""
+    """A topic that the request names once by name and once by id gets both in the result. Such a topic is refused."""
     if state.name is None:
         topic = image.topics_by_id.get(TopicId(state.topic_id))
         is_twofold = topic is not None and topic.name in names
