@@ -1,4 +1,4 @@
-"""Which partition of an internal topic keeps the state of a name: clients and tools compute the same."""
+"""The partition of an internal topic that holds the state of a group or transactional id. Clients compute the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _INT_MIN = -(2**31)
 
 
 def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 code units, as a signed 32-bit number."""
+    """Returns Java's `String.hashCode`: over UTF-16 code units, as a signed 32-bit number."""
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(units), 2):
@@ -16,5 +16,5 @@ def java_hash(text: str) -> int:
 
 def partition_for_group(group_id: str, partitions: int) -> int:
     hashed = java_hash(group_id)
-    # The smallest int has no positive counterpart in Java; Kafka takes 0 for it.
+    # The smallest int has no positive counterpart in Java; Kafka uses 0 for it.
     return (0 if hashed == _INT_MIN else abs(hashed)) % partitions

@@ -1,7 +1,7 @@
-"""What the group machine writes to `__consumer_offsets`: a key message and a value message, or a tombstone.
+"""The records of the groups machine in `__consumer_offsets`: a key message with a value message, or a tombstone.
 
-The formats are Kafka's (`protocol/api/coordinator_records.py`), so that Kafka's tools read them. A message that is
-in a record is never changed again: the machine that wrote it replays the very same object.
+The formats are Kafka's (`protocol/api/coordinator_records.py`), so that Kafka's tools read them. A message
+in a record never changes: the machine that wrote it replays the same object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFFSET_COMMIT_VERSION_WITH_EXPIRY = 1
 
 
 class Record(NamedTuple):
-    """`value` None is a tombstone: what `key` names is gone."""
+    """One record. A `value` of None is a tombstone: it removes the state that `key` names."""
 
     key: DataMessage
     value: DataMessage | None
@@ -57,7 +57,7 @@ def _offset_commit_version(value: OffsetCommitValue) -> int:
 
 
 def decode(key: bytes, value: bytes | None) -> Record | None:
-    """None for a record of a type that is not known here: a later version wrote it, and it stays in the log."""
+    """Returns the record; None for a type that is not known here. A later version wrote it, and it stays in the log."""
     if len(key) < 2:
         raise ProtocolError("coordinator record without a type in its key")
     if read_int16(key, 0)[0] not in GROUP_RECORDS:

@@ -1,7 +1,7 @@
 """The runtime of a coordinator's machine, over one partition of an internal topic.
 
-`runtime.py` does the work. What a partition adds to a log: it is loaded from raw records, and it may hold records of
-transactions. Such records are written as a transactional batch of the decision's `writer`, and the machine gets the
+`runtime.py` does most of the work. A partition adds two things: it is loaded from raw records, and it may hold records
+of transactions. Such records are written as a transactional batch of the decision's `writer`, and the machine gets the
 writer with each. The transaction ends with a marker in the same partition, which goes through `end_transaction`, so that
 machine and log see it at the same place.
 """
@@ -45,15 +45,15 @@ class Caller:
 
 class PartitionLog(ReplicatedLog[RawRecord], Protocol):
     def append_marker(self, end: TransactionEnd, steady_ms: int) -> int:
-        """Writes the marker that ends a transaction here and returns the log's end offset; or raises ApiError."""
+        """Append the marker that ends a transaction in this partition. Returns the log end offset, or raises ApiError."""
 
 
 class CoordinatorMachine(Machine[RecordT, RawRecord], Protocol[RecordT]):
     def decode(self, key: bytes, value: bytes | None) -> RecordT | None:
-        """None for a record of a kind that this version does not know."""
+        """Returns the decoded record; None for a kind that this version does not know."""
 
     def replay_end(self, end: TransactionEnd) -> None:
-        """A transaction with records of this partition has ended."""
+        """Update the state: a transaction with records in this partition has ended."""
 
 
 class Shard(MachineRuntime[RecordT, RawRecord]):

@@ -1,8 +1,8 @@
-"""Named timers of one machine: soft state that is lost, and started anew, with the machine.
+"""Named timers of one machine. They are soft state: a new machine starts its own.
 
-Setting a timer again moves it, which is what every heartbeat does, so moving one to later costs a dictionary
-write: its entry stays in the heap where it was and is put back when it comes up too early. Timers that come
-due together run in the order in which they were set.
+Setting a timer again moves it. Every heartbeat does so, and moving a timer to a later time costs one dictionary write:
+its heap entry stays where it is and is put back when it comes up too early. Timers that are due together run in the
+order in which they were set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Timers(Generic[ResultT]):
         return len(self._timers)
 
     def set(self, key: Hashable, at_ms: int, run: Callable[[int], ResultT]) -> None:
-        """`run(steady_ms)` once, at `at_ms` or later, unless set again or cancelled before."""
+        """Call `run(steady_ms)` once, at `at_ms` or later, unless the timer is set again or cancelled before."""
         self._sequence += 1
         known = self._timers.get(key)
         self._timers[key] = _Timer(at_ms, self._sequence, run)
@@ -51,7 +51,7 @@ class Timers(Generic[ResultT]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to look again: never later than the next timer, perhaps earlier."""
+        """When to check the timers again: at the next timer's time or earlier."""
         while self._heap:
             at_ms, _sequence, key = self._heap[0]
             if key in self._timers:
@@ -60,7 +60,7 @@ class Timers(Generic[ResultT]):
         return None
 
     def pop_due(self, steady_ms: int) -> Callable[[int], ResultT] | None:
-        """The next timer whose time has come, no longer set; None when there is none."""
+        """Remove and return the next timer that is due; None when there is none."""
         while self._heap and self._heap[0][0] <= steady_ms:
             _at_ms, sequence, key = heapq.heappop(self._heap)
             timer = self._timers.get(key)
@@ -73,7 +73,7 @@ class Timers(Generic[ResultT]):
         return None
 
     def _drop_stale_entries(self) -> None:
-        """Keeps the heap within twice the number of timers, however often they are set and cancelled."""
+        """Keep the heap within twice the number of timers, however often they are set and cancelled."""
         if len(self._heap) > 2 * len(self._timers) + 64:
             self._heap = [(timer.at_ms, timer.sequence, key) for key, timer in self._timers.items()]
             heapq.heapify(self._heap)

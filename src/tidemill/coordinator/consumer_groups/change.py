@@ -1,7 +1,7 @@
-"""A decision about one consumer group in the making: the records so far, and the group epoch that they lead to.
+"""A decision about one consumer group that is being built: the records so far, and the resulting group epoch.
 
-The group itself does not change before the records are replayed, so every question about the group as it will be (its
-subscribed topics, its target) is answered here from the group as it is and the member at hand.
+The group itself does not change before the records are replayed. So this module computes the group's later state (its
+subscribed topics, its target) from the present group and the member that changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupChange:
         return Decision(self.records, reply, answers, self.events)
 
     def bump(self, new_hash: int, cause: str, members_after: int) -> None:
-        """The assignment has to be computed anew."""
+        """Bump the group epoch: the assignment must be computed again."""
         group = self.group
         self.group_epoch += 1
         self.records.append(epoch_record(group.group_id, self.group_epoch, new_hash))
@@ -49,7 +49,7 @@ class GroupChange:
         self.events.append(group.environment.record_event(event))
 
     def remove(self, members: Collection[ConsumerMember], cause: str) -> None:
-        """The members are out of the group; others may have their partitions."""
+        """Remove the members from the group. Other members may get their partitions."""
         group = self.group
         for member in members:
             self.records += member_tombstones(group.group_id, member.member_id)
@@ -65,7 +65,7 @@ class GroupChange:
     def assign(
         self, updated: ConsumerMember, replaced: ConsumerMember | None, default_assignor: str
     ) -> Partitions:
-        """Computes the target for the group epoch and returns the updated member's part of it."""
+        """Compute the target assignment for the group epoch. Returns the updated member's part of it."""
         group = self.group
         members = {**group.members, updated.member_id: updated}
         targets = dict(group.target)
@@ -87,7 +87,7 @@ class GroupChange:
         ids: dict[tuple[tuple[str, ...], str], tuple[TopicId, ...]] = {}
         counts: dict[TopicId, int] = {}
         subscriptions: dict[str, tuple[TopicId, ...]] = {}
-        # Static members first, by their lasting names: then a restart of all of them changes nothing.
+        # Static members come first, in the order of their instance ids, so that a restart of all of them changes nothing.
         for member in sorted(members.values(), key=_lasting_name):
             key = (member.subscribed_topic_names, member.subscribed_topic_regex)
             topic_ids = ids.get(key)
@@ -103,7 +103,7 @@ class GroupChange:
         return AssignmentSpec(subscriptions, counts, targets)
 
     def what_changed(self) -> str:
-        """In words, which of the subscribed topics are not as they were."""
+        """Returns a text that names the subscribed topics which have changed."""
         names = self.group.changed_topics
         if not names:
             return "subscribed topics changed while the coordinator was elsewhere"
@@ -121,10 +121,10 @@ class GroupChange:
 
 
 def preferred_assignor(members: Iterable[ConsumerMember]) -> str | None:
-    """The one that most members ask for; None when nobody asks."""
+    """Returns the assignor that most members prefer; None when no member names one."""
     votes: dict[str, int] = {}
     for member in members:
-        # A name that is not known here is from the records of another broker, with assignors of its own.
+        # An unknown name comes from the records of another broker with other assignors.
         if member.server_assignor in ASSIGNORS:
             votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
     return max(votes, key=lambda name: (votes[name], name)) if votes else None

@@ -1,4 +1,4 @@
-"""What a ConsumerGroupHeartbeat must look like, and which epoch a member may come with."""
+"""The checks of a ConsumerGroupHeartbeat: its fields, and the member epoch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def reported_partitions(request: ConsumerGroupHeartbeatRequest) -> Reported:
 
 
 def check_member_epoch(member: ConsumerMember, received: int, reported: Reported) -> None:
-    """The previous epoch will do when the member holds nothing but what it was given: it missed the last answer."""
+    """The previous epoch is accepted when the member owns nothing beyond its assignment: it missed the last response."""
     if received in (JOIN_EPOCH, member.member_epoch):
         return
     is_retry = (

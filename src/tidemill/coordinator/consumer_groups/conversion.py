@@ -1,4 +1,4 @@
-"""A classic group as a consumer group, and the other way round: the records that say the same in the other kind."""
+"""The conversion of a classic group to a consumer group and back: the same state as records of the other kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tidemill.types import TopicId
 
 
 def upgrade_records(group: ClassicGroup, topics: Topics) -> list[Record]:
-    """All members keep what the last generation gave them. They have to join again, but not all at once."""
+    """Convert to a consumer group. All members keep the assignment of the last generation and join again, one by one."""
     generation = group.generation
     taken: set[tuple[TopicId, int]] = set()
     try:
@@ -105,7 +105,7 @@ def classic_metadata(
 def downgrade_records(
     group: ConsumerGroup, members: Sequence[ConsumerMember], topics: Topics, steady_ms: int
 ) -> list[Record]:
-    """`members`, all classic, stay and keep what they hold, as a generation that has just been agreed upon."""
+    """Convert to a classic group. `members`, all classic, keep their partitions as a new complete generation."""
     protocol = common_protocol(members)
     assert protocol is not None, group.group_id
     value = GroupMetadataValue(
@@ -120,7 +120,7 @@ def downgrade_records(
 
 
 def common_protocol(members: Collection[ConsumerMember]) -> str | None:
-    """The first choice of the first member among those that all have."""
+    """Returns the first member's first choice among the protocols that all members support."""
     common: dict[str, None] | None = None
     for member in members:
         assert member.classic is not None, member.member_id

@@ -50,7 +50,7 @@ def describe_group(
 def _assignment(
     partitions: Mapping[TopicId, Iterable[int]], topics: Topics
 ) -> ConsumerGroupDescribeAssignment:
-    """Topics that were deleted meanwhile have no name and are left out."""
+    """Returns an assignment with topic names. Topics that have been deleted have none and are left out."""
     assignment = ConsumerGroupDescribeAssignment()
     for topic_id, indexes in partitions.items():
         name = topics.name_of(topic_id)

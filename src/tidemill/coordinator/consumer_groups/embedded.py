@@ -1,7 +1,8 @@
-"""The embedded consumer protocol: what classic consumers put into the bytes that the classic group protocol carries.
+"""The embedded consumer protocol: the subscriptions and assignments of classic consumers, which the group protocol
+carries as bytes.
 
-A subscription or assignment is an int16 version and a message of that version; a version that is newer than we know
-begins like the newest that we know. Names become ids here, and ids names; a topic that does not exist is left out.
+A subscription or assignment is an int16 version and a message of that version. A version that is not known here begins
+like the newest known one. This module translates topic names to ids and back; a topic that does not exist is left out.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ MessageT = TypeVar("MessageT", bound=DataMessage)
 
 
 def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
-    """Or a ProtocolError."""
+    """Parse a subscription. Raises ProtocolError."""
     return _decode(ConsumerProtocolSubscription, data)
 
 
 def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """No bytes at all are no partitions."""
+    """Parse an assignment. Empty bytes mean no partitions."""
     return _decode(ConsumerProtocolAssignment, data) if data else ConsumerProtocolAssignment()
 
 

@@ -1,17 +1,17 @@
-"""A group of the consumer protocol (KIP-848): its members, the target assignment, and who holds which partition.
+"""A group of the consumer protocol (KIP-848): its members, the target assignment, and the owner of each partition.
 
-Three numbers drive it. The *group epoch* grows whenever the assignment has to be computed anew: a member came, went
-or subscribed otherwise, or a subscribed topic changed. The *assignment epoch* is the group epoch for which the target
+Three epochs drive it. The *group epoch* grows whenever the assignment must be computed again: a member joined, left
+or changed its subscription, or a subscribed topic changed. The *assignment epoch* is the group epoch for which the target
 assignment was computed. A *member epoch* is the assignment epoch that a member has reached; it lags while the member
-still holds partitions that it is to give up.
+still owns partitions that it must give up.
 
     Empty        no members
     Assigning    the group epoch is ahead of the assignment epoch
-    Reconciling  a member is not yet where the target wants it
-    Stable       everybody has what the target gives them
+    Reconciling  a member has not reached the target assignment yet
+    Stable       every member has its target assignment
 
-All of it is replicated, one record per part, except what is marked as soft. This module replays the records and
-answers questions; what is written, and when, is decided in consumer_protocol.py.
+All state is replicated, one record per part, except state that is marked as soft. This module replays the records and
+provides the queries; protocol.py and membership.py decide what is written.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class ConsumerGroup(Group):
         environment: Environment,
         start_timers: Callable[[ConsumerGroup, int], None] = lambda _group, _steady_ms: None,
     ) -> None:
-        """`start_timers` belongs to whoever knows what happens when one ends."""
+        """`start_timers` is passed in: the caller knows what happens when a timer ends."""
         super().__init__(group_id, environment)
         self._start_timers = start_timers
         # Kafka's groups begin at 1, so their first member gets epoch 2.
         self.group_epoch = 1
         self.metadata_hash = 0
         self.assignment_epoch = 0
-        # 0 when there was no assignment yet.
+        # 0 before the first assignment.
         self.assignment_timestamp_ms = 0
         self.members: dict[str, ConsumerMember] = {}
         self.target: dict[str, Partitions] = {}
@@ -88,11 +88,11 @@ class ConsumerGroup(Group):
         self.owners: dict[tuple[TopicId, int], str] = {}
         self._name_subscribers: dict[str, int] = {}
         self._regex_subscribers: dict[str, int] = {}
-        # Soft: what changed in the cluster since the metadata hash was computed; None when that is not known.
+        # Soft: the topics that changed since the metadata hash was computed; None when they are not known.
         self.changed_topics: dict[str, None] | None = None
         self.are_regexes_stale = True
 
-    # What is replicated.
+    # The replicated state.
 
     def replay(self, record: Record) -> None:
         key, value = record
@@ -228,14 +228,14 @@ class ConsumerGroup(Group):
         return (topic_id, partition) in self.owners
 
     def target_of(self, member: ConsumerMember) -> Partitions:
-        """A static member that is being replaced has its predecessor's."""
+        """Returns the member's target. A static member that replaces another has its predecessor's."""
         target = self.target.get(member.member_id)
         if target is None and member.instance_id is not None:
             target = self.target.get(self.static_member_ids.get(member.instance_id, ""))
         return NO_PARTITIONS if target is None else target
 
     def is_waiting_for_others(self, member: ConsumerMember) -> bool:
-        """Whether another member still holds what this one is to get."""
+        """Whether another member still owns partitions of this member's target."""
         if member.state is not MemberState.UNRELEASED_PARTITIONS:
             return False
         return any(
@@ -260,7 +260,7 @@ class ConsumerGroup(Group):
         return max((each.resolved_at_ms for each in self.regexes.values()), default=None)
 
     def topics_of(self, member: ConsumerMember) -> list[str]:
-        """What the member subscribes to by name or expression, sorted; an unresolved expression means nothing yet."""
+        """Returns the topics that the member subscribes to by name or regex, sorted. An unresolved regex adds none."""
         resolved = self.regexes.get(member.subscribed_topic_regex)
         if resolved is None:
             return list(member.subscribed_topic_names)
@@ -272,7 +272,7 @@ class ConsumerGroup(Group):
         new: ConsumerMember | None = None,
         forgotten_regexes: Iterable[str] = (),
     ) -> list[str]:
-        """All topics of the group, sorted, as they would be with `new` in the place of `old`."""
+        """Returns all topics of the group, sorted, with `new` in the place of `old`."""
         names = dict(self._name_subscribers)
         for member in old:
             if self.members.get(member.member_id) is member:
@@ -315,7 +315,7 @@ class ConsumerGroup(Group):
     def check_offset_commit_partition(
         self, member_id: str, epoch: int, topic_id: TopicId | None, partition: int
     ) -> ErrorCode:
-        """A member that moved on may still commit what it has held since an epoch that it knew (KIP-1251)."""
+        """A member with an older epoch may still commit partitions that it has owned since that epoch (KIP-1251)."""
         member = self.members.get(member_id)
         if member is None or epoch == member.member_epoch or topic_id is None:
             return ErrorCode.NONE
@@ -334,7 +334,7 @@ class ConsumerGroup(Group):
             raise ApiError(_stale(member))
 
     def check_offset_delete(self) -> None:
-        """Offsets of topics that nobody subscribes to may go at any time."""
+        """Offsets of topics without a subscriber may expire at any time."""
 
     def offset_expires_from_ms(self, commit_timestamp_ms: int) -> int | None:
         return commit_timestamp_ms
@@ -375,7 +375,7 @@ class ConsumerGroup(Group):
         cancel(self.sync_key(member_id))
 
     def start_timers(self, steady_ms: int) -> None:
-        # What became of the topics in the meantime is not known.
+        # It is not known which topics have changed in the meantime.
         self.changed_topics = None
         self.are_regexes_stale = True
         self._start_timers(self, steady_ms)
@@ -420,7 +420,9 @@ def _count_in(counts: dict[str, int], names: Iterable[str], change: int) -> None
 
 
 def metadata_hash(topics: Topics, names: Iterable[str]) -> int:
-    """Changes when one of the topics comes, goes, is created anew or grows. Only this broker's software compares it."""
+    """Returns a hash that changes when a topic is created, deleted, recreated or gets partitions. Only this code compares
+    it.
+    """
     digest = hashlib.blake2b(digest_size=8)
     has_topics = False
     for name in names:
@@ -430,5 +432,5 @@ def metadata_hash(topics: Topics, names: Iterable[str]) -> int:
             has_topics = True
             encoded = name.encode()
             digest.update(struct.pack(">H16sI", len(encoded), topic_id, count) + encoded)
-    # As in a new group, whose epoch need not grow for a member that subscribes to nothing yet.
+    # As in a new group: its epoch need not grow for a member without a subscription.
     return int.from_bytes(digest.digest(), "big", signed=True) if has_topics else 0

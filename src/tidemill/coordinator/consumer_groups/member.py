@@ -1,12 +1,11 @@
-"""One member of a consumer group: what it wants, and how far it has come with what it is to have.
+"""One member of a consumer group: its subscription and its current assignment.
 
-A member is a value; every change makes a new one. Its fields come from two records: the metadata record (who it is
-and what it subscribes to) and the current assignment record (its epoch, and which partitions it holds).
+A member is a value; every change makes a new one. Its fields come from two records: the metadata record (its identity
+and subscription) and the current assignment record (its epoch and its partitions).
 
-`assigned` are the partitions that the member may consume, `pending_revocation` those that it was told to give up and
-has not yet reported as given up. A partition in either belongs to the member: nobody else gets it. With each goes the
-assignment epoch in which the member got it, which tells a late commit of the owner from one of a former owner
-(KIP-1251).
+`assigned` are the partitions that the member may consume. `pending_revocation` are those that it must give up and has
+not yet reported as given up. A partition in either has this member as its only owner. Each has the assignment epoch in
+which the member got it, which tells a late commit of the owner from one of a former owner (KIP-1251).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NOTHING_OWNED: OwnedPartitions = {}
 
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
-# A static member is away and will be back: nobody gets its partitions before its session ends.
+# A static member has left and will return. No other member gets its partitions before its session ends.
 STATIC_LEAVE_EPOCH = -2
 
 
@@ -58,7 +57,7 @@ class ConsumerMember:
     subscribed_topic_regex: str = ""
     rebalance_timeout_ms: int = -1
     server_assignor: str | None = None
-    # Only of a member that speaks the classic protocol.
+    # Only set for a member that uses the classic protocol.
     classic: ClassicMemberMetadata | None = None
     member_epoch: int = 0
     previous_member_epoch: int = -1
@@ -72,7 +71,7 @@ class ConsumerMember:
 
     @property
     def session_timeout_ms(self) -> int | None:
-        """What a classic member asked for; others have the group's."""
+        """Returns the timeout that a classic member requested; other members have the group's."""
         return None if self.classic is None else self.classic.session_timeout_ms
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
@@ -95,7 +94,7 @@ class ConsumerMember:
         )
 
     def assignment_epoch_of(self, topic_id: TopicId, partition: int) -> int | None:
-        """None when the partition is not the member's."""
+        """Returns the assignment epoch of a partition; None when the member does not own it."""
         epoch = self.assigned.get(topic_id, {}).get(partition)
         if epoch is None:
             epoch = self.pending_revocation.get(topic_id, {}).get(partition)
@@ -148,7 +147,7 @@ class ConsumerMember:
         )
 
     def without_assignment(self) -> ConsumerMember:
-        """As before its first current assignment record."""
+        """Returns the member as it was before its first current assignment record."""
         return replace(
             self,
             member_epoch=LEAVE_EPOCH,
@@ -178,7 +177,7 @@ def _from_record(
 ) -> OwnedPartitions:
     owned: dict[TopicId, dict[int, int]] = {}
     for each in records:
-        # Kafka before 4.3 kept no epochs; the member's own is the latest that they can have been.
+        # Kafka before 4.3 kept no epochs. The member epoch is the largest possible value.
         epochs = each.assignment_epochs or [member_epoch] * len(each.partitions)
         owned[TopicId(each.topic_id)] = dict(zip(each.partitions, epochs, strict=True))
     return owned

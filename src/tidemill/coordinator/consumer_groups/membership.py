@@ -1,16 +1,14 @@
-"""What happens to a member of a consumer group, whichever protocol it speaks: it advances, it falls silent, it is
-removed.
+"""The life of a member of a consumer group, of either protocol: heartbeats, reconciliation, session end, removal.
 
-`advance` is the heart of the consumer protocol. It takes a member as it was and as its request wants it, and goes
-through three steps, each of which may write records: the member is stored and the group epoch grows if the assignment
-is to change; the target assignment is computed if it is behind the group epoch; the member is moved on towards its
-part of the target.
+`advance` is the core of the consumer protocol. It takes a member before and after its request, and has three steps,
+each of which may write records. It stores the member, and bumps the group epoch if the assignment must change. It
+computes the target assignment if that is behind the group epoch. It moves the member towards its part of the target.
 
 Target assignments are computed at most once in `group.consumer.assignment.interval.ms` (KIP-1263): of many members
-that start together the first gets everything, and one more assignment shares it among all.
+that start together the first gets all partitions, and one more assignment divides them among all members.
 
-Timers: `session` removes a member that was silent for too long, `rebalance` one that does not give up what it was
-told to, `regex` resolves the group's regular expressions right after the request that made it necessary.
+Timers: `session` removes a member without heartbeats, `rebalance` one that does not give up revoked partitions in
+time, `regex` resolves the group's regular expressions right after the request that requires it.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from tidemill.machine import NO_REPLY
 from tidemill.regex import Regex
 from tidemill.types import TopicId
 
-# Topics that come and go in quick succession are looked at once in this time.
+# Resolved regular expressions are refreshed at most once in this time, however often topics change.
 REGEX_REFRESH_INTERVAL_MS_MIN = 10_000
 REMOVAL_RETRY_MS = 500
 
@@ -61,7 +59,7 @@ class ConsumerMembership:
             *ASSIGNORS
         ]
 
-    # The heart.
+    # Advancing a member.
 
     def advance(
         self,
@@ -71,10 +69,10 @@ class ConsumerMembership:
         replaced: ConsumerMember | None,
         reported: Reported,
     ) -> ConsumerMember:
-        """`replaced` is the static member whose place `member` takes, as it stands in the group."""
+        """Decide a heartbeat. `replaced` is the static member of the group that `member` replaces."""
         group = change.group
         if updated is member and group.changed_topics == {} and not group.has_regexes:
-            # Nearly every heartbeat: the member has nothing new to say, and neither has the cluster.
+            # Nearly every heartbeat: neither the member nor the cluster has changed.
             has_new_subscription = False
         else:
             has_new_subscription = self._take_in(change, member, updated, replaced)
@@ -95,7 +93,7 @@ class ConsumerMembership:
         updated: ConsumerMember,
         replaced: ConsumerMember | None,
     ) -> bool:
-        """Stores the member, and lets the group epoch grow if need be. True when it subscribes to something else."""
+        """Store the member, and bump the group epoch if needed. Returns whether its subscription has changed."""
         group = change.group
         if updated is not member:
             change.records.append(member_record(group.group_id, updated))
@@ -271,7 +269,7 @@ class ConsumerMembership:
         )
 
     def start_timers(self, group: ConsumerGroup, steady_ms: int) -> None:
-        """The group was loaded or converted: what its timers knew is lost."""
+        """Start all timers of a group that was loaded or converted."""
         for member in group.members.values():
             self.renew_session(group, member, steady_ms)
             if not member.is_classic:
@@ -302,7 +300,7 @@ class ConsumerMembership:
     def remove_late(
         self, group: ConsumerGroup, member: ConsumerMember, cause: str, steady_ms: int
     ) -> Decision:
-        """Removes a member whose time is up. If that cannot be written its session ends once more, a little later."""
+        """Remove a member whose session or rebalance timeout is over. If that cannot be written it is tried again later."""
         group_id, member_id = group.group_id, member.member_id
 
         def try_again(steady_ms: int) -> Decision | None:
@@ -364,5 +362,5 @@ class ConsumerMembership:
         _steady_ms: int,
         _reply: Any,
     ) -> Decision | None:
-        """consumer_migration.py decides whether the group becomes a classic one when the members are gone."""
+        """Returns the decision that makes the group classic when the members leave; None here. migration.py overrides it."""
         return None

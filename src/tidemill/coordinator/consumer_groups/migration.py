@@ -1,10 +1,10 @@
-"""Online migration between the classic and the consumer protocol (KIP-848), one member at a time and without a stop.
+"""Online migration between the classic and the consumer protocol (KIP-848), one member at a time and without downtime.
 
-The first member that speaks the consumer protocol turns a classic group of consumers into a consumer group. The
-classic members go on inside it: a heartbeat that answers REBALANCE_IN_PROGRESS makes them join again, a join is their
-heartbeat, and the sync that follows fetches what they were given. When the last member that speaks the consumer
-protocol is gone the group becomes classic again. `group.consumer.migration.policy` allows either direction, both or
-none; a group without members changes its kind freely.
+The first member that uses the consumer protocol turns a classic group of consumers into a consumer group. The classic
+members continue inside it: REBALANCE_IN_PROGRESS in a heartbeat response makes them join again, a join counts as their
+consumer heartbeat, and the following sync returns their assignment. When the last member that uses the consumer protocol
+has left, the group becomes classic again. `group.consumer.migration.policy` allows either direction, both or none. A
+group without members can always change its kind.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Migration(ConsumerMembership):
     def open_group(
         self, group: Group | None, request: ConsumerGroupHeartbeatRequest, records: list[Record]
     ) -> ConsumerGroup:
-        """A consumer group for a member that finds none: new, or made from a classic one. It is not registered yet."""
+        """Returns a consumer group for a joining member: new, or converted from a classic one. It is not registered yet."""
         group_id, joins = request.group_id, request.member_epoch == 0
         if group is None:
             if not joins:
@@ -112,14 +112,14 @@ class Migration(ConsumerMembership):
             )
 
     def finish_upgrade(self, group: Group | None, steady_ms: int) -> list[Answer]:
-        """The last thing in the decision that converts `group`: nobody is left waiting in it."""
+        """Answer the requests that wait in `group`, as the last step of the decision that converts it."""
         if not isinstance(group, ClassicGroup):
             return []
         self._keep_events(group.group_id, self.environment.events_of(group.group_id), steady_ms)
         return self.registry.classic.release(group, ErrorCode.REBALANCE_IN_PROGRESS)
 
     def _keep_events(self, group_id: str, events: Sequence[RebalanceEvent], steady_ms: int) -> None:
-        """A group's events go with its tombstone; but when it only changes its kind they are still of interest."""
+        """Keep the events of a group that changes its kind; its tombstone would remove them."""
 
         def keep(_steady_ms: int) -> None:
             if group_id not in self.registry.groups:
@@ -148,7 +148,7 @@ class Migration(ConsumerMembership):
         return self._downgrade(group, remaining, cause, steady_ms, reply)
 
     def _schedule_downgrade(self, group: ConsumerGroup, at_ms: int) -> None:
-        """A classic member takes the place of the last one that spoke the consumer protocol."""
+        """A classic member replaces the last member that used the consumer protocol."""
         group_id = group.group_id
 
         def downgrade(steady_ms: int) -> Decision | None:
@@ -174,7 +174,7 @@ class Migration(ConsumerMembership):
         steady_ms: int,
         reply: Any = NO_REPLY,
     ) -> Decision:
-        """The group epoch stays: members that have reached it learn by a heartbeat that they are to join again."""
+        """Convert to a classic group. The group epoch stays; members that have reached it join again after a heartbeat."""
         group_id = group.group_id
         cause += ": the group is a classic one again"
         self._keep_events(group_id, self.environment.events_of(group_id), steady_ms)
@@ -206,7 +206,7 @@ class Migration(ConsumerMembership):
     def replace_static_member(
         self, change: GroupChange, known: ConsumerMember, member_id: str
     ) -> ConsumerMember:
-        """The same static member with a new id; it keeps what it holds and begins at epoch 0."""
+        """Returns a static member with a new id. It keeps its partitions and starts at epoch 0."""
         group = change.group
         member = replace(known, member_id=member_id, member_epoch=0, previous_member_epoch=0)
         if member_id != known.member_id:
@@ -260,7 +260,7 @@ class Migration(ConsumerMembership):
     def _join_as_classic(
         self, group: ConsumerGroup, request: JoinGroupRequest, caller: Caller, token: int, steady_ms: int
     ) -> Decision:
-        """An empty consumer group makes way for a classic one, once a member has joined that."""
+        """Replace an empty consumer group by a classic one, once a member has joined that."""
         groups = self.registry.groups
         decision = self.registry.classic.join(None, request, caller, token, steady_ms)
         if groups.get(group.group_id) is group:
@@ -384,7 +384,7 @@ class Migration(ConsumerMembership):
     def _leaving_member(self, group: ConsumerGroup, identity: MemberIdentity) -> ConsumerMember:
         member_id, instance_id = identity.member_id, identity.group_instance_id
         if instance_id is not None and member_id == NO_MEMBER_ID:
-            # An admin removes a static member, whose present id it does not know.
+            # An admin client removes a static member without knowing its present member id.
             member_id = group.static_member_ids.get(instance_id, NO_MEMBER_ID)
         return self._classic_member(group, member_id, instance_id, must_be_classic=False)
 
@@ -404,7 +404,7 @@ class Migration(ConsumerMembership):
 
 
 def _supports_protocols(group: ConsumerGroup, request: JoinGroupRequest) -> bool:
-    """Whether every classic member of the group, if there is one, has one of the protocols, too."""
+    """Whether all classic members of the group, if there are any, support one and the same of the protocols."""
     if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not request.protocols:
         return False
     classic = [member.classic for member in group.members.values() if member.classic is not None]
@@ -422,7 +422,7 @@ def _joined(
 ) -> ConsumerMember:
     rebalance_timeout_ms = request.rebalance_timeout_ms
     if rebalance_timeout_ms < 0:
-        # Version 0 has none; the session's stands in for it.
+        # Version 0 has none and uses the session timeout.
         rebalance_timeout_ms = request.session_timeout_ms
     protocols: list[JoinGroupRequestProtocol] = request.protocols
     updated = replace(

@@ -1,13 +1,12 @@
-"""The consumer protocol of KIP-848: one API, ConsumerGroupHeartbeat, by which members join, learn, acknowledge and
-leave.
+"""The consumer protocol of KIP-848. One API, ConsumerGroupHeartbeat, serves to join, to get and acknowledge assignments,
+and to leave.
 
-The member epoch of the request says which: 0 joins, -1 leaves, -2 is a static member that will be back, anything else
-is the epoch that the member has reached. Fields that are null have not changed. The response has an assignment only
-if that has changed or the member sent everything, as it does when it is not sure what the coordinator knows.
+The member epoch of the request decides: 0 joins, -1 leaves, -2 is a static member that will return, any other value is
+the epoch that the member has reached. Null fields have not changed. The response has an assignment only if it has
+changed, or if the member sent all fields, as it does after an error.
 
-This module takes the requests and replays the records. What a heartbeat does to a member is in
-consumer_membership.py, what classic members do in consumer groups, and how groups change their kind, in
-consumer_migration.py.
+This module handles the requests and replays the records. membership.py decides what a heartbeat does to a member.
+migration.py handles classic members in consumer groups and the conversion of groups.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from tidemill.protocol.api.groups import (
 
 
 class ConsumerGroupProtocol(Migration):
-    """What groups.py knows as `ConsumerProtocol`."""
+    """The implementation of `ConsumerProtocol` for the groups machine."""
 
     record_keys: frozenset[type] = frozenset(
         {
@@ -74,7 +73,7 @@ class ConsumerGroupProtocol(Migration):
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
-            # A classic group in its place was made up from committed offsets, or its tombstone is gone by compaction.
+            # A classic group of that name was created for committed offsets, or compaction has removed its tombstone.
             group = ConsumerGroup(group_id, self.environment, self.start_timers)
             self.registry.add(group)
         if value is None and isinstance(key, ConsumerGroupMetadataKey):
@@ -132,7 +131,7 @@ class ConsumerGroupProtocol(Migration):
     def _static_member(
         self, change: GroupChange, request: ConsumerGroupHeartbeatRequest, reported: Reported
     ) -> tuple[ConsumerMember, ConsumerMember | None]:
-        """The member, and the one whose place it takes."""
+        """Returns the member, and the static member that it replaces."""
         group, instance_id = change.group, request.instance_id
         assert instance_id is not None
         known = group.members.get(group.static_member_ids.get(instance_id, ""))
@@ -175,7 +174,7 @@ class ConsumerGroupProtocol(Migration):
                 return Decision([record], response)
         return self.remove(group, [member], f"member {member.member_id} left", steady_ms, response)
 
-    # What else there is.
+    # Other events and queries.
 
     def describe(self, group_id: str) -> ConsumerGroupDescribeDescribedGroup:
         group = self.registry.groups.get(group_id)
@@ -188,7 +187,7 @@ class ConsumerGroupProtocol(Migration):
         return describe_group(group, self.topics, self.assignors[0])
 
     def topics_changed(self, change: TopicsChanged, _steady_ms: int) -> Decision:
-        """Nothing is decided here: the next heartbeat of each group finds out whether its assignment is to change."""
+        """Note changed topics. The next heartbeat in each group decides whether its assignment must change."""
         names = sorted(change.names.union(change.deleted))
         for group in self.registry.groups.values():
             if not isinstance(group, ConsumerGroup):
@@ -205,7 +204,7 @@ class ConsumerGroupProtocol(Migration):
 def _updated(
     member: ConsumerMember, request: ConsumerGroupHeartbeatRequest, caller: Caller
 ) -> ConsumerMember:
-    """The member as the request wants it; the same object when it wants nothing new."""
+    """Returns the member with the fields of the request; the same object when nothing changes."""
     says_nothing = (
         request.subscribed_topic_names is None
         and request.subscribed_topic_regex is None

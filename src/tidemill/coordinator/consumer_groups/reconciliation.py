@@ -1,10 +1,10 @@
-"""How a member gets from the partitions it holds to those it is to have, one heartbeat at a time.
+"""Reconciliation: moves a member from its current partitions to its target assignment, one heartbeat at a time.
 
     STABLE ──new target──▶ UNREVOKED_PARTITIONS ──member gave them up──▶ UNRELEASED_PARTITIONS ──others did, too──▶ STABLE
 
-What the member must give up comes first, and while it still holds any of that it stays in its epoch. Then it moves to
-the target's epoch and gets what is free; what another member still holds it gets later, one heartbeat after that has
-been given up. So a partition is never held by two, and nobody waits for the whole group.
+The member first gives up partitions that the target takes from it. Until it has, it stays in its epoch. Then it moves
+to the target's epoch and gets the free partitions. It gets a partition that another member still owns one heartbeat
+after that member has given it up. So a partition never has two owners, and no member waits for the whole group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidemill.coordinator.groups.assignors import Partitions
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.types import TopicId
 
-# What a member says that it holds; None when it did not say.
+# The partitions that a member reports as owned; None when the request has no such field.
 Reported = Mapping[TopicId, Collection[int]] | None
 
 
@@ -36,10 +36,10 @@ def reconcile(
     reported: Reported,
     is_owned: Callable[[TopicId, int], bool],
 ) -> ConsumerMember:
-    """The member as it is after this heartbeat; the same object when nothing changes.
+    """Returns the member after this heartbeat; the same object when nothing changes.
 
-    `is_owned` tells whether anybody holds a partition. A topic that the member does not subscribe to any more is
-    taken from it at once, even before there is a new target.
+    `is_owned` returns whether any member owns a partition. A topic that the member no longer subscribes to is revoked
+    at once, even before there is a new target.
     """
 
     def next_assignment() -> ConsumerMember:
@@ -54,7 +54,7 @@ def reconcile(
     elif member.state is MemberState.UNRELEASED_PARTITIONS:
         return next_assignment()
     elif reported is None or any(reported.values()):
-        # A later version wrote the state: begin from scratch.
+        # A later version wrote the state. Start again.
         raise ApiError(
             ErrorCode.FENCED_MEMBER_EPOCH,
             "The member's state is not known here; it must give up all partitions and join again.",
@@ -121,7 +121,7 @@ def _drop_unsubscribed(
 
 
 def _holds_any(reported: Reported, partitions: OwnedPartitions) -> bool:
-    """A member that does not say what it holds may still hold everything."""
+    """A member that does not report its partitions may still own all of them."""
     if reported is None:
         return True
     return any(

@@ -1,5 +1,5 @@
-"""The records of a consumer group, built from its parts. The order in which they are written is the caller's
-business."""
+"""The records of a consumer group, built from its parts. The caller decides the order in which they are
+written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def regex_tombstone(group_id: str, regex: str) -> Record:
 
 
 def member_tombstones(group_id: str, member_id: str) -> list[Record]:
-    """What the member holds goes before the member itself."""
+    """Returns the tombstones of a member: its current assignment and target before its metadata."""
     return [
         Record(ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id), None),
         Record(ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), None),

@@ -1,4 +1,4 @@
-"""Which member of a consumer group is to consume which partition: the server-side assignors.
+"""The server-side assignors: they decide which member of a consumer group consumes which partition.
 
 An assignor is a pure function of the members' subscriptions, the number of partitions of each topic and the target
 assignment so far. Every partition of a subscribed topic goes to exactly one member that subscribes to it. Both
@@ -28,9 +28,9 @@ NO_PARTITIONS: Partitions = {}
 
 @dataclass(frozen=True, slots=True)
 class AssignmentSpec:
-    """What an assignor is asked. Only topics that exist are in it."""
+    """The input of an assignor. It holds only topics that exist."""
 
-    # Sorted, per member; the order of the members decides who gets what is left over.
+    # Sorted topics of each member. The order of the members decides which of them get the partitions left over.
     subscriptions: Mapping[str, tuple[TopicId, ...]]
     partition_counts: Mapping[TopicId, int]
     current: Mapping[str, Partitions]
@@ -59,7 +59,7 @@ def assign_uniform(spec: AssignmentSpec) -> dict[str, Partitions]:
 
 
 def _keep_what_is_allowed(spec: AssignmentSpec) -> tuple[dict[str, list[_Partition]], list[_Partition]]:
-    """What each member may keep of its present share, and the partitions that then belong to nobody."""
+    """Returns the partitions that each member may keep, and the partitions without an owner."""
     taken: set[_Partition] = set()
     kept: dict[str, list[_Partition]] = {}
     subscribed: dict[TopicId, None] = {}
@@ -90,7 +90,7 @@ def _share_equally(kept: dict[str, list[_Partition]], free: list[_Partition]) ->
     for partitions in kept.values():
         quota = share
         if len(partitions) > share and extras:
-            # Who has one more already keeps it; otherwise it would move for nothing.
+            # A member that has one more already keeps it; otherwise it would move without need.
             extras -= 1
             quota += 1
         if len(partitions) > quota:
@@ -120,7 +120,7 @@ def _subscribers(spec: AssignmentSpec) -> dict[TopicId, list[str]]:
 
 
 def _hand_out(spec: AssignmentSpec, kept: dict[str, list[_Partition]], free: list[_Partition]) -> None:
-    """Each free partition to the subscriber with the fewest, topics with few subscribers first."""
+    """Give each free partition to the subscriber with the fewest, topics with few subscribers first."""
     subscribers = _subscribers(spec)
     free_by_topic: dict[TopicId, list[_Partition]] = {}
     for each in free:
@@ -135,7 +135,7 @@ def _hand_out(spec: AssignmentSpec, kept: dict[str, list[_Partition]], free: lis
 
 
 def _even_out(spec: AssignmentSpec, kept: dict[str, list[_Partition]]) -> None:
-    """Moves single partitions until no move makes two loads more even; each move lowers the sum of squares."""
+    """Move single partitions until no move makes two loads more even; each move lowers the sum of squares."""
     held: dict[TopicId, dict[str, list[int]]] = {topic_id: {} for topic_id in spec.partition_counts}
     loads: dict[str, int] = {}
     for member_id, partitions in kept.items():
@@ -209,7 +209,7 @@ def assign_range(spec: AssignmentSpec) -> dict[str, Partitions]:
 def _ranges(
     spec: AssignmentSpec, topics: Sequence[TopicId], members: Sequence[str], count: int
 ) -> dict[str, list[int]]:
-    """Who gets partition n of all the topics."""
+    """Returns, for each member, the numbers of the partitions that it gets in every one of the topics."""
     kept: dict[str, list[int]] = {member_id: [] for member_id in members}
     owners: dict[int, str] = {}
     # In reverse, so that the first topic in which the partition has an owner decides.

@@ -5,11 +5,11 @@
       └──── all left ──────│──────┘                                        │                         │
                            └────────── a member joins, leaves, changes, falls silent ────────────────┘
 
-Replicated is one record, `stored`: the last generation that was agreed upon (or the empty one), with its assignments.
-What happens between two generations is soft: who has joined so far, who waits for an answer, the timers. A new
-coordinator knows only the stored generation, and its members simply go on in it or join again.
+One record is replicated, `stored`: the last complete generation (or the empty one) with its assignments. The state
+between two generations is soft: members that have joined, requests that wait for a response, timers. A new coordinator
+knows only the stored generation. Its members continue in it or join again.
 
-This module keeps the books and decides nothing that needs a clock; rebalance.py runs the protocol. Counters
+This module holds the state and decides nothing that needs a clock; rebalance.py runs the protocol. Counters
 (`waiting_joins`, `votes`) make every step independent of the number of members.
 """
 
@@ -58,9 +58,9 @@ class ClassicGroup(Group):
         self.leader_id: str | None = None
         self.members: dict[str, ClassicMember] = {}
         self.static_member_ids: dict[str, str] = {}
-        # Members that were given an id and asked to join with it.
+        # Member ids that were sent in MEMBER_ID_REQUIRED and have not joined yet.
         self.pending_joins: set[str] = set()
-        # Members that were told of the present generation and have not synced in it.
+        # Members that got a response for the present generation and have not synced in it.
         self.pending_syncs: set[str] = set()
         self.waiting_joins = 0
         # The initial rebalance goes on for another delay when this is set at its end.
@@ -71,10 +71,10 @@ class ClassicGroup(Group):
         self._causes: list[str] = []
         self._members_before = 0
 
-    # What is replicated.
+    # The replicated state.
 
     def rebuild(self, value: GroupMetadataValue) -> None:
-        """Takes everything from the record, as a coordinator does that loads the group."""
+        """Restore the group from its record, when a coordinator loads it."""
         assert not self.members, self.group_id
         self.stored = value
         self.generation = value.generation
@@ -91,7 +91,7 @@ class ClassicGroup(Group):
         self._members_before = len(self.members)
 
     def adopt(self, value: GroupMetadataValue) -> None:
-        """Takes the record that this very group has just written."""
+        """Replay the record that this group has just written."""
         self.stored = value
         completes = self.current_state is ClassicState.COMPLETING_REBALANCE and value.members
         if completes and value.generation == self.generation:
@@ -114,7 +114,7 @@ class ClassicGroup(Group):
         return Record(GroupMetadataKey(group=self.group_id), value)
 
     def empty_record(self) -> Record:
-        """Makes a group known before it has a generation."""
+        """Returns the record of a group without a generation."""
         timestamp_ms = -1 if self.state_timestamp_ms is None else self.state_timestamp_ms
         value = GroupMetadataValue(current_state_timestamp=timestamp_ms)
         return Record(GroupMetadataKey(group=self.group_id), value)
@@ -175,11 +175,11 @@ class ClassicGroup(Group):
         self._subscribed_topics = self._parse_subscriptions()
 
     def note_cause(self, cause: str) -> None:
-        """Why the rebalance under way began, or what else it now takes in."""
+        """Add a cause of the rebalance in progress."""
         self._causes.append(cause)
 
     def take_causes(self) -> tuple[str, int]:
-        """All causes in one line, and how many members the last generation had; begins a new count."""
+        """Returns all causes in one line and the number of members in the last generation, and resets both."""
         named = "; ".join(self._causes[:MAX_CAUSES_NAMED])
         more = len(self._causes) - MAX_CAUSES_NAMED
         members_before = self._members_before
@@ -240,7 +240,7 @@ class ClassicGroup(Group):
         self.pending_syncs.discard(member_id)
 
     def rename_static_member(self, member: ClassicMember, member_id: str) -> None:
-        """The same member, back with a new id; it keeps its place and assignment."""
+        """A static member returned with a new member id. It keeps its place and its assignment."""
         assert member.instance_id is not None, member.member_id
         old_id = member.member_id
         del self.members[old_id]
@@ -252,7 +252,7 @@ class ClassicGroup(Group):
             self.leader_id = member_id
 
     def elect_leader(self) -> bool:
-        """Keeps the leader if it has joined, or takes the first member that has; False when none has."""
+        """Keep the leader if it has joined, or elect the first member that has. Returns False when none has."""
         if self.leader_id is None:
             return False
         if self.members[self.leader_id].waiting_join is not None:
@@ -276,7 +276,7 @@ class ClassicGroup(Group):
         return member
 
     def join_response_members(self) -> list[JoinGroupResponseMember]:
-        """What the leader needs to assign partitions."""
+        """Returns the members with their metadata, from which the leader computes the assignment."""
         name = self.protocol_name
         assert name is not None, self.group_id
         return [
@@ -297,7 +297,7 @@ class ClassicGroup(Group):
     # Protocols.
 
     def supports_protocols(self, protocol_type: str, protocols: list[JoinGroupRequestProtocol]) -> bool:
-        """Whether a member with these could be in the group: every other member has one of them, too."""
+        """Whether a member with these protocols can join: every member supports one and the same of them."""
         if self.is_empty:
             return bool(protocol_type) and bool(protocols)
         if protocol_type != self.group_protocol_type:
@@ -305,7 +305,7 @@ class ClassicGroup(Group):
         return any(self._supporters.get(each.name, 0) == len(self.members) for each in protocols)
 
     def select_protocol(self) -> str:
-        """The protocol with most votes among those that every member supports."""
+        """Returns the protocol with the most votes among those that every member supports."""
         everyone = len(self.members)
         candidates = {name for name, count in self._supporters.items() if count == everyone}
         votes: dict[str, int] = {}
@@ -334,7 +334,7 @@ class ClassicGroup(Group):
             metadata = member.metadata(self.protocol_name)
             try:
                 _version, position = read_int16(metadata, 0)
-                # Every version begins like version 0, so that versions still to come can be read as well.
+                # Every version begins like version 0, so later versions can be read too.
                 topics.update(decode(ConsumerProtocolSubscription, 0, metadata, position).topics)
             except (ProtocolError, IndexError, ValueError):
                 return None
@@ -353,7 +353,7 @@ class ClassicGroup(Group):
             # Only members may commit to a group that has members.
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         if not committer.is_transactional and self.is_completing:
-            # The member knows the new generation, but the assignment that it consumed is the old one's.
+            # The member knows the new generation, but it consumed by the assignment of the old one.
             raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
@@ -361,7 +361,7 @@ class ClassicGroup(Group):
 
     def check_offset_delete(self) -> None:
         if not self.is_empty and not self.uses_consumer_protocol:
-            # Which topics the members use is known of consumers only.
+            # The topics of members are known only for consumers.
             raise ApiError(ErrorCode.NON_EMPTY_GROUP)
 
     def subscribes_to(self, topic: str) -> bool:
@@ -399,9 +399,9 @@ class ClassicGroup(Group):
             timers.cancel(self.session_key(member_id))
 
     def start_timers(self, steady_ms: int) -> None:
-        """groups.py has `start_sessions` called: rebalance.py knows what happens when one ends."""
+        """Does nothing: machine.py calls `start_sessions` of rebalance.py instead."""
 
-    # What others see.
+    # Descriptions.
 
     def describe(self) -> DescribeGroupsDescribedGroup:
         protocol_name = self.protocol_name if self.is_stable else None

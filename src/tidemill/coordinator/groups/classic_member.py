@@ -1,4 +1,4 @@
-"""One member of a classic group, with the requests of it that wait for the rest of the group."""
+"""One member of a classic group, with its requests that wait for the other members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.protocol.api.groups import DescribedGroupMember, JoinGroupRequestP
 
 
 class Waiting(NamedTuple):
-    """A request that is answered later; what it may be told depends on its version."""
+    """A request that is answered later. The response depends on its version."""
 
     token: int
     api_version: int
@@ -26,7 +26,7 @@ class ClassicMember:
     rebalance_timeout_ms: int
     session_timeout_ms: int
     protocol_type: str
-    # In the member's order of preference. Of a member that was loaded only the selected protocol is known.
+    # In the member's order of preference. After a load only the selected protocol is known.
     protocols: Sequence[JoinGroupRequestProtocol]
     assignment: bytes = b""
     waiting_join: Waiting | None = None

@@ -1,9 +1,9 @@
 """The requests of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
 Each method decides about one request. A join waits until its rebalance completes, a sync until the leader has sent the
-assignment; the decision that completes a phase answers all who waited for it. The two decisions that write (the
-leader's sync, a static member's return) take effect when their record is replayed, and are taken back by
-`on_failed` when it could not be written.
+assignment. The decision that completes a phase answers all requests that waited for it. The two decisions that write
+(the leader's sync, a static member's return) take effect when their record is replayed; `on_failed` undoes them when
+it could not be written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ClassicProtocol(Rebalances):
         token: int,
         steady_ms: int,
     ) -> Decision:
-        """`group` is None when there is none of that name; a first join creates it."""
+        """Decide a JoinGroup request. `group` is None when it does not exist; a first join creates it."""
         if not (
             self.config.group_min_session_timeout_ms
             <= request.session_timeout_ms
@@ -83,7 +83,7 @@ class ClassicProtocol(Rebalances):
         return out.decision()
 
     def _make_known(self, out: Outcome, group: ClassicGroup) -> None:
-        """A new group is written even though it has no generation, as a place for its members and offsets."""
+        """Write the record of a new group, although it has no generation: its members and offsets need a group."""
         assert not out.records, group.group_id
         out.records.append(group.empty_record())
 
@@ -99,7 +99,7 @@ class ClassicProtocol(Rebalances):
             return True
         member = group.members.get(member_id)
         if group.is_preparing:
-            # Counted are those who have joined, so that a limit that was lowered removes the last to return.
+            # Only members that have joined count, so a lowered limit removes those that return last.
             has_joined = member is not None and member.waiting_join is not None
             return has_joined or group.waiting_joins < self.config.group_max_size
         return member is not None or len(group.members) < self.config.group_max_size
@@ -123,7 +123,7 @@ class ClassicProtocol(Rebalances):
                 member = group.members[current_id]
                 self._static_member_returns(out, group, member, member_id, request, waiting, steady_ms)
         elif caller.api_version >= _MEMBER_ID_REQUIRED_SINCE:
-            # Otherwise a client whose first join times out would leave a member behind with every try.
+            # Otherwise each retry of a client whose first join times out would leave a member behind.
             group.pending_joins.add(member_id)
             self.set_session(group, member_id, steady_ms, request.session_timeout_ms)
             out.answer(waiting.token, join_error(member_id, ErrorCode.MEMBER_ID_REQUIRED))
@@ -158,11 +158,11 @@ class ClassicProtocol(Rebalances):
             self._rejoin(out, group, member, request, waiting)
             self.prepare(out, group, f"member {member_id} joined with other metadata{reason}", steady_ms)
         elif group.is_stable and is_leader:
-            # So the leader makes known what the members' metadata does not show, such as a topic that grew.
+            # By joining again the leader reports a change that the members' metadata does not show, such as new partitions.
             self._rejoin(out, group, member, request, waiting)
             self.prepare(out, group, f"leader {member_id} joined again{reason}", steady_ms)
         else:
-            # It missed the answer to its join: the present generation once more.
+            # It missed the response to its join, so the present generation is sent again.
             shows_members = is_leader and group.is_completing
             out.answer(waiting.token, self.join_response(group, member_id, shows_members=shows_members))
 
@@ -204,7 +204,7 @@ class ClassicProtocol(Rebalances):
         waiting: Waiting,
     ) -> None:
         if member.waiting_join is not None:
-            # The client has given up on its first join, or it has two under way; only one can be in the group.
+            # The client has given up on its first join, or has two in flight. Only one of them can be in the group.
             self.answer_join(
                 out, group, member, join_error(member.member_id, ErrorCode.REBALANCE_IN_PROGRESS)
             )
@@ -221,7 +221,7 @@ class ClassicProtocol(Rebalances):
         waiting: Waiting,
         steady_ms: int,
     ) -> None:
-        """The old incarnation is fenced. In a stable group nobody else notices, unless the protocol changes."""
+        """Fence the old incarnation. A stable group needs no rebalance for this, unless the selected protocol changes."""
         old_leader, old_id = group.leader_id or "", member.member_id
         old = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
         self.answer_join(out, group, member, join_error(old_id, ErrorCode.FENCED_INSTANCE_ID))
@@ -244,7 +244,7 @@ class ClassicProtocol(Rebalances):
         if group.is_preparing:
             self.complete_join_if_all_joined(out, group, steady_ms)
         else:
-            # Completing: the leader may already have been told of the old id, which then gets the assignment.
+            # In CompletingRebalance the leader may know the old id already and would send the assignment for it.
             change = (
                 " with another protocol" if group.is_stable else " while the group was completing a rebalance"
             )
@@ -258,7 +258,7 @@ class ClassicProtocol(Rebalances):
             response = self.join_response(group, member.member_id, shows_members=is_leader)
             response.skip_assignment = is_leader
             return response
-        # A returned leader of before version 9 is told the old leader's id, or it would assign partitions.
+        # Before version 9 a returned leader gets the old leader's id. With its own it would compute an assignment.
         response = self.join_response(group, member.member_id, shows_members=False)
         response.leader = old_leader
         return response
@@ -304,7 +304,7 @@ class ClassicProtocol(Rebalances):
         return out.decision()
 
     def _assign(self, out: Outcome, group: ClassicGroup, request: SyncGroupRequest, steady_ms: int) -> None:
-        """The leader's assignment: stable once written. Whom the leader forgot gets nothing to consume."""
+        """Store the leader's assignment; the group is stable once it is written. Members that it omits get no partitions."""
         sent = {each.member_id: each.assignment for each in request.assignments}
         assignments = {member_id: sent.get(member_id, b"") for member_id in group.members}
         out.records.append(group.to_record(assignments))
@@ -335,7 +335,7 @@ class ClassicProtocol(Rebalances):
         return Decision(reply=HeartbeatResponse(error_code=error))
 
     def offset_committed(self, group: ClassicGroup, member_id: str, steady_ms: int) -> None:
-        """A commit is as good as a heartbeat, in the states in which Kafka takes it for one."""
+        """Renew the session on a commit, in the states in which Kafka does so."""
         member = group.members.get(member_id)
         if member is not None and (group.is_stable or group.is_preparing):
             self.renew_session(group, member, steady_ms)
@@ -368,7 +368,7 @@ class ClassicProtocol(Rebalances):
     def _leave_one(self, out: Outcome, group: ClassicGroup, identity: MemberIdentity) -> str:
         member_id = identity.member_id
         if member_id == NO_MEMBER_ID:
-            # An admin removes a static member, whose present id it does not know.
+            # An admin client removes a static member without knowing its present member id.
             current_id = group.static_member_ids.get(identity.group_instance_id or "")
             if identity.group_instance_id is None or current_id is None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -384,12 +384,12 @@ def _differ(told: str | None, known: str | None) -> bool:
 
 
 def _reason(text: str | None) -> str:
-    """What the client says about why it joins or leaves, in brackets; nothing when it says nothing."""
+    """Returns the client's reason for joining or leaving in brackets; an empty text without one."""
     return f" ({text})" if text else ""
 
 
 def _rebalance_timeout_ms(request: JoinGroupRequest) -> int:
-    """Version 0 has no rebalance timeout; the session's stands in for it."""
+    """Returns the rebalance timeout. Version 0 has none and uses the session timeout."""
     if request.rebalance_timeout_ms < 0:
         return request.session_timeout_ms
     return request.rebalance_timeout_ms

@@ -1,12 +1,12 @@
-"""What groups of all kinds have in common, and what they stand on.
+"""The interface of groups of all kinds, and the environment that they share.
 
-A `Group` is one entry of the registry in groups.py. Its kind (classic.py, consumer.py) owns its members and its
-rebalances; offsets.py asks it who may commit, fetch and expire offsets; groups.py asks it what to list and when it may be
-deleted. `replay` alone changes what is replicated: everything else a group remembers (timers, requests that
-wait, joins under way) is soft and is lost when the coordinator moves.
+A `Group` is one entry of the registry in machine.py. Its kind (classic or consumer group) owns its members and its
+rebalances. offsets.py calls it to check commits, fetches and expiry; machine.py calls it for listing and deletion. Only
+`replay` changes the replicated state. Everything else (timers, waiting requests, joins in progress) is soft and is lost
+when the coordinator moves.
 
-`Environment` is what every group of a shard shares: settings, the cluster's topics, timers, new ids, events. It
-has no clock; `steady_ms` comes with every call.
+The groups of a shard share one `Environment`: settings, the cluster's topics, timers, new ids, events. It has no clock;
+every call passes `steady_ms`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ else:  # Calling a subscripted class costs twice what calling the class does.
     Decision = machine.Decision
 Answer = machine.Answer
 
-# A group remembers this many of its last rebalances.
+# The number of rebalances that are kept for each group.
 EVENTS_PER_GROUP_MAX = 50
 NO_MEMBER_ID = ""
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -58,10 +58,10 @@ class GroupType(Enum):
 
 
 class Topics(Protocol):
-    """What groups may know of the cluster's topics."""
+    """The cluster's topics, as far as groups need them."""
 
     def partitions_of(self, name: str) -> int | None:
-        """The number of partitions, None when there is no such topic."""
+        """The number of partitions; None when there is no such topic."""
 
     def id_of(self, name: str) -> TopicId | None: ...
 
@@ -72,7 +72,7 @@ class Topics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupCall:
-    """A request as the shard hands it to the groups machine."""
+    """A request as the shard passes it to the groups machine."""
 
     request: Request
     caller: Caller
@@ -80,7 +80,7 @@ class GroupCall:
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged:
-    """The cluster's metadata changed: topics were created or grew, or deleted (then with the id they had)."""
+    """The cluster's metadata changed: topics were created, got partitions, or were deleted (with the id that they had)."""
 
     names: frozenset[str] = frozenset()
     deleted: Mapping[str, TopicId] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class TopicsChanged:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceEvent:
-    """Why a group's partitions were handed out anew. `generation` is the group epoch in a consumer group."""
+    """A rebalance of a group, with its cause. `generation` is the group epoch in a consumer group."""
 
     group_id: str
     generation: int
@@ -105,22 +105,22 @@ class RebalanceEvent:
 
 
 class Environment:
-    """What the groups of one shard share."""
+    """The environment that the groups of one shard share."""
 
     def __init__(
         self, config: GroupsConfig, topics: Topics, new_member_id: Callable[[str | None], str]
     ) -> None:
-        """`new_member_id(prefix)` gives `prefix` something unique, with a dash between; or that alone for None."""
+        """`new_member_id(prefix)` returns the prefix, a dash and a unique text; only the unique text for None."""
         self.config = config
         self.topics = topics
         self.new_member_id = new_member_id
         self.timers: Timers[Decision | None] = Timers()
-        # What was set for a group by name (ConfigResource GROUP), as text; the shell puts its view here.
+        # The settings of single groups (ConfigResource GROUP), as text. The shell sets this view.
         self.group_configs: Callable[[str], Mapping[str, str]] = lambda _group_id: {}
         self._events: dict[str, deque[RebalanceEvent]] = {}
 
     def record_event(self, event: RebalanceEvent) -> RebalanceEvent:
-        """Keeps the event for `events_of`; the caller also returns it as an effect of its decision."""
+        """Store the event for `events_of`. The caller also returns it as an effect of its decision."""
         self._events.setdefault(event.group_id, deque(maxlen=EVENTS_PER_GROUP_MAX)).append(event)
         return event
 
@@ -134,7 +134,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Who a commit of offsets says it comes from."""
+    """The sender of a commit of offsets, as the request names it."""
 
     member_id: str
     instance_id: str | None
@@ -161,7 +161,7 @@ class Group(ABC):
     @property
     @abstractmethod
     def state(self) -> str:
-        """As ListGroups names it."""
+        """The name of the group's state in ListGroups."""
 
     @property
     @abstractmethod
@@ -170,86 +170,86 @@ class Group(ABC):
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """Without members."""
+        """Whether the group has no members."""
 
     @abstractmethod
     def check_offset_commit(self, committer: Committer) -> None:
-        """Raises ApiError when the committer may not commit."""
+        """Raise ApiError when the committer may not commit."""
 
     def check_offset_commit_partition(
         self, _member_id: str, _epoch: int, _topic_id: TopicId | None, _partition: int
     ) -> ErrorCode:
-        """What a committer that `check_offset_commit` let pass may not commit after all."""
+        """Returns the error of one partition, for a committer that `check_offset_commit` has accepted."""
         return ErrorCode.NONE
 
     @abstractmethod
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raises ApiError for a member of another epoch; an admin tool fetches with None and -1."""
+        """Raise ApiError for a member of another epoch. An admin client fetches with None and -1."""
 
     @abstractmethod
     def check_offset_delete(self) -> None:
-        """Raises ApiError when no offset of the group may be deleted in its present state."""
+        """Raise ApiError when no offset of the group may be deleted in its present state."""
 
     @abstractmethod
     def subscribes_to(self, topic: str) -> bool:
-        """Whether members are known to consume the topic: its offsets are neither deleted nor expired."""
+        """Whether members are known to consume the topic. Its offsets are then neither deleted nor expired."""
 
     @abstractmethod
     def offset_expires_from_ms(self, commit_timestamp_ms: int) -> int | None:
-        """When the retention of an offset begins; None while it may not expire at all."""
+        """Returns when the retention of an offset begins; None while it may not expire."""
 
     def check_delete(self) -> None:
-        """Raises ApiError when the group may not be deleted."""
+        """Raise ApiError when the group may not be deleted."""
         if not self.is_empty:
             raise ApiError(ErrorCode.NON_EMPTY_GROUP)
 
     @abstractmethod
     def deletion_records(self) -> list[Record]:
-        """The tombstones that remove the group (not its offsets)."""
+        """Returns the tombstones that remove the group, without its offsets."""
 
     @abstractmethod
     def cancel_timers(self) -> None: ...
 
     @abstractmethod
     def start_timers(self, steady_ms: int) -> None:
-        """The group came into being by a replay (a load, a conversion): every member gets a fresh session."""
+        """Start the sessions of all members of a group that a replay created (a load or a conversion)."""
 
     def waiting_tokens(self) -> list[int]:
-        """The requests that wait in this group."""
+        """Returns the tokens of the requests that wait in this group."""
         return []
 
     @abstractmethod
     def describe(self) -> DescribeGroupsDescribedGroup | None:
-        """For DescribeGroups; None when the kind is described by an API of its own."""
+        """Returns the description for DescribeGroups; None when the kind has its own API."""
 
     @abstractmethod
     def replicated_state(self) -> object:
-        """All that `replay` built, comparable: live and replayed groups are equal in it."""
+        """Returns the replicated state as a comparable value. It is equal for live and replayed groups."""
 
     @abstractmethod
     def check_invariants(self) -> None:
-        """Raises AssertionError when the group contradicts itself."""
+        """Raise AssertionError when the group contradicts itself."""
 
 
 class Registry(Protocol):
-    """The groups of a shard, as a kind of group sees them."""
+    """The registry of a shard's groups, as the kinds of groups use it."""
 
     environment: Environment
     groups: dict[str, Group]
 
     def add(self, group: Group) -> None:
-        """A replay brought the group into being; its `start_timers` is called before the next decision."""
+        """A replay created the group. Its `start_timers` is called before the next decision."""
 
     def forget(self, group: Group) -> None:
-        """A replay ended the group."""
+        """A replay removed the group."""
 
 
 class ConsumerProtocol(Protocol):
-    """What consumer.py does for groups.py; it stands on a `Registry`.
+    """The interface of `consumer_groups/protocol.py` to machine.py.
 
-    The classic methods are for members that speak the classic protocol in a consumer group (online migration);
-    groups.py calls them for groups of type CONSUMER only (an empty one that a classic member joins is theirs to
-    convert). A `heartbeat` may name a classic group: then it is converted, or refused.
+    The classic methods are for members that use the classic protocol in a consumer group (online migration).
+    machine.py calls them for groups of type CONSUMER only. An empty one that a classic member joins is converted there.
+    A `heartbeat` may name a classic group, which is then converted, or the request is refused.
     """
 
     # The key messages whose records belong to consumer groups.

@@ -1,12 +1,12 @@
 """The groups machine: all groups of one partition of `__consumer_offsets`, of every kind, with their offsets.
 
-It routes: a request to the group it names, a record to the group or offset it belongs to, a timer to whoever set it.
-What a classic group does is in classic_protocol.py, a consumer group in consumer.py, offsets in offsets.py. A request that
-names several groups (DescribeGroups, DeleteGroups, OffsetFetch) must name groups of this partition only; the
-shell splits and merges.
+It passes each request to the group that it names, each record to its group or offset, and each due timer to the code
+that set it. Classic groups are in classic_protocol.py, consumer groups in `consumer_groups/`, offsets in offsets.py. A
+request that names several groups (DescribeGroups, DeleteGroups, OffsetFetch) must name groups of this partition only; the
+shell splits requests and merges responses.
 
-A group exists when a record says so. The one exception is a new classic group between the decision that creates it and the
-replay of its record, which follow one another at once.
+A group exists when a record says so. The only exception is a new classic group between the decision that creates it and
+the replay of its record, which follows at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from tidemill.log.transactions import TransactionEnd
 
 _DESCRIBE_NOT_FOUND_SINCE = 6
-# Nullable in the schema, but a member that knows the fields has to fill them in.
+# Nullable in the schema, but a member of these versions must set them.
 _SYNC_PROTOCOL_SINCE = 5
 _EXPIRY_KEY = ("expiry",)
 
@@ -82,12 +82,12 @@ class Groups:
         self.offsets = Offsets(environment, self.groups)
         self.consumer = None if consumer_protocol is None else consumer_protocol(self)
         self._is_loaded = False
-        # Groups that a replay brought into being, whose members have no timers yet.
+        # Groups that a replay created, whose members have no timers yet.
         self._untimed: list[str] = []
-        # Groups that the present round of expiry has still to look at.
+        # Groups that the present round of expiry has not checked yet.
         self._to_expire: deque[str] = deque()
 
-    # As the shard sees it.
+    # The interface to the shard.
 
     @property
     def deadline_ms(self) -> int | None:
@@ -117,7 +117,7 @@ class Groups:
         return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, steady_ms)
 
     def expire(self, steady_ms: int) -> Decision | None:
-        """The next due timer's decision, or the next group's expired offsets; None when nothing is due."""
+        """Returns the decision of the next due timer or of the next group with expired offsets; None when nothing is due."""
         self._start_timers(steady_ms)
         while (run := self.environment.timers.pop_due(steady_ms)) is not None:
             decision = run(steady_ms)
@@ -135,7 +135,7 @@ class Groups:
         if isinstance(key, OffsetCommitKey):
             assert value is None or isinstance(value, OffsetCommitValue)
             if value is not None and key.group not in self.groups:
-                # A simple consumer, known by its offsets alone.
+                # A simple consumer has offsets but no group record.
                 self._create(key.group)
             self.offsets.replay(key, value, writer)
         elif isinstance(key, GroupMetadataKey):
@@ -163,7 +163,7 @@ class Groups:
         return group
 
     def add(self, group: Group) -> None:
-        """A replay brought the group into being; its timers start before the next decision."""
+        """A replay created the group. Its timers start before the next decision."""
         self.groups[group.group_id] = group
         self._untimed.append(group.group_id)
 
@@ -281,7 +281,7 @@ class Groups:
         regrouped = self.consumer.topics_changed(change, steady_ms)
         return replace(regrouped, records=[*tombstones, *regrouped.records], reply=None)
 
-    # What there is.
+    # Lists and descriptions.
 
     def _describe(
         self, request: DescribeGroupsRequest, caller: Caller, _token: int, _steady_ms: int
@@ -357,7 +357,7 @@ class Groups:
     # For tests and simulation.
 
     def replicated_state(self) -> object:
-        """What the records alone determine: live and rebuilt machines are equal in it."""
+        """Returns the replicated state. It is equal for live and rebuilt machines."""
         groups = {name: (group.type, group.replicated_state()) for name, group in self.groups.items()}
         return groups, self.offsets.replicated_state()
 
@@ -387,6 +387,6 @@ class Groups:
 
 
 def _check_group_id(group_id: str) -> None:
-    """Members need a group with a name; offsets may be kept under the empty one."""
+    """Members need a group id that is not empty. Offsets may be stored under the empty id."""
     if not group_id:
         raise ApiError(ErrorCode.INVALID_GROUP_ID)

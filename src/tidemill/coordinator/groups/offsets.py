@@ -1,17 +1,17 @@
-"""Committed offsets: who may commit, what is kept, when it goes.
+"""Committed offsets: commit, fetch, delete and expire.
 
-An offset belongs to a group, a topic and a partition, and remembers the id that the topic had. A topic that was
+An offset belongs to a group, a topic and a partition, and holds the id that the topic had. A topic that was
 deleted and created again under its name has another id, so an offset of the old one is never served for the new one,
 even if its tombstone is still to be written.
 
-Retention: the offsets of a group with members stay, except those of topics that no member consumes; the offsets of an
-empty group go `offsets.retention.minutes` after it became empty, those of a simple consumer after the commit. A
-group that is empty and has no offsets left goes with them.
+Retention: the offsets of a group with members stay, except those of topics that no member consumes. The offsets of an
+empty group expire `offsets.retention.minutes` after it became empty, those of a simple consumer that long after the
+commit. An empty group without offsets is removed too.
 
-An offset that is committed in a transaction is pending until the transaction's marker comes: then it is the committed
-one, unless a later record has set another meanwhile, or it was never there. Who asks for stable offsets only is told to
-come back while there is one pending. A pending offset keeps the committed one and the group from expiring; it
-goes before its marker only with the offset, the group or the topic that somebody deletes.
+An offset that is committed in a transaction is pending until the transaction's marker. A commit marker makes it the
+committed offset, unless a later record has set another. An abort marker drops it. While an offset is pending, a fetch
+with `require_stable` gets UNSTABLE_OFFSET_COMMIT. A pending offset keeps the committed one and the group from expiring.
+Before its marker it is removed only together with its offset, group or topic.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FETCH_BATCH_SINCE = 8
 _MEMBER_EPOCHS_SINCE = 9
 _NO_RETENTION_TIME = -1
 _TIMESTAMP_MAX = (1 << 63) - 1
-# A version of OffsetCommit that names topics; TxnOffsetCommit does in all that are served.
+# A version of OffsetCommit that names topics, as TxnOffsetCommit does in all its versions.
 _BY_NAME = 0
 
 
@@ -79,7 +79,7 @@ class Offsets:
         self._last_position = 0
 
     def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
-        """By topic and partition; what lag is computed from. Not to be changed."""
+        """Returns the offsets by topic and partition, from which lag is computed. Callers must not change them."""
         return self._by_group.get(group_id, {})
 
     def replay(
@@ -131,7 +131,7 @@ class Offsets:
     # OffsetCommit
 
     def check_commit(self, request: OffsetCommitRequest, caller: Caller) -> Group | None:
-        """The group that takes the commit, None for a simple consumer's first; raises ApiError."""
+        """Returns the group of the commit; None for the first commit of a simple consumer. Raises ApiError."""
         committer = Committer(
             member_id=request.member_id,
             instance_id=request.group_instance_id,
@@ -156,7 +156,7 @@ class Offsets:
     def commit(
         self, request: OffsetCommitRequest, caller: Caller, steady_ms: int, error: ErrorCode
     ) -> Decision:
-        """`error` is the outcome of `check_commit`; partitions that do not exist are refused either way."""
+        """Decide a commit. `error` is the result of `check_commit`. Partitions that do not exist are refused in any case."""
         group = self._groups.get(request.group_id)
         records: list[Record] = []
         response = OffsetCommitResponse()
@@ -189,7 +189,7 @@ class Offsets:
                     key = OffsetCommitKey(group=request.group_id, topic=name, partition=each.partition_index)
                     records.append(Record(key, value))
             if topic.partitions or count is None:
-                # Kafka answers nothing about a topic for which nothing was asked, unless it is unknown.
+                # As in Kafka, a topic without partitions in the request has no entry in the response, unless it is unknown.
                 response.topics.append(answer)
         return Decision(records, response)
 
@@ -214,7 +214,7 @@ class Offsets:
     def commit_in_transaction(
         self, request: TxnOffsetCommitRequest, caller: Caller, steady_ms: int
     ) -> Decision:
-        """Who may not commit, or not one of the partitions, hears of it for the whole request."""
+        """Decide a commit in a transaction. The whole request fails if the member may not commit to a partition."""
         group = self._group_to_commit_to(request, caller)
         records: list[Record] = []
         response = TxnOffsetCommitResponse()
@@ -284,7 +284,7 @@ class Offsets:
     def _fetch_group(
         self, wanted: OffsetFetchRequestGroup, version: int, require_stable: bool
     ) -> OffsetFetchResponseGroup:
-        """A group that does not exist has committed nothing, which is no error."""
+        """A group that does not exist has no offsets, which is not an error."""
         group = self._groups.get(wanted.group_id)
         if group is not None:
             try:
@@ -320,7 +320,7 @@ class Offsets:
     def _fetch_all(
         self, group_id: str, version: int, require_stable: bool
     ) -> list[OffsetFetchResponseTopics]:
-        """What is committed; a partition that has nothing but a pending offset is not among it, as in Kafka."""
+        """Returns the committed offsets. As in Kafka, a partition with only a pending offset is left out."""
         topics = []
         for name, partitions in self.of_group(group_id).items():
             topic_id = self._topics.id_of(name) or NO_TOPIC_ID
@@ -344,7 +344,7 @@ class Offsets:
         topic_id = self._topics.id_of(topic)
         return topic_id is not None and committed.topic_id not in (NO_TOPIC_ID, topic_id)
 
-    # OffsetDelete and what removes offsets otherwise
+    # OffsetDelete and other removals
 
     def delete(self, request: OffsetDeleteRequest) -> Decision:
         group = self._group_to_delete_from(request.group_id)
@@ -391,7 +391,7 @@ class Offsets:
         return [offset_commit_tombstone(*place) for place in places]
 
     def topics_deleted(self, deleted: Iterable[tuple[str, TopicId]]) -> list[Record]:
-        """Tombstones for every offset of the topics with these ids."""
+        """Returns tombstones for every offset of the topics with these ids."""
         records = []
         for topic, topic_id in deleted:
             places = {
@@ -406,16 +406,16 @@ class Offsets:
         return records
 
     def _goes_with_topic(self, place: Place, topic_id: TopicId) -> bool:
-        # Without an id the offset is older than ids, and older than any new topic of the name.
+        # An offset without a topic id is older than topic ids, and so older than any new topic of that name.
         gone = (topic_id, NO_TOPIC_ID)
         pending = self._pending.of(place)
         if pending:
-            # A tombstone would take all of them, also those for a new topic of the name.
+            # A tombstone would remove all of them, also those of a new topic with that name.
             return all(each.topic_id in gone for each in pending)
         return self.of_group(place.group_id)[place.topic][place.partition].topic_id in gone
 
     def expired(self, group: Group, steady_ms: int) -> tuple[list[Record], bool]:
-        """Tombstones for what is past its retention, and whether the group then has no offset left."""
+        """Returns tombstones for expired offsets, and whether the group then has no offset left."""
         records = []
         remaining = self._pending.has_group(group.group_id)
         for topic, partitions in self.of_group(group.group_id).items():
@@ -460,7 +460,7 @@ def _to_value(
         expire_timestamp=expire_timestamp_ms,
     )
     if expire_timestamp_ms == -1:
-        # The format with an expiry of its own has neither; what is replayed must be what is stored.
+        # The format with its own expiry has neither. The replayed value must be the stored one.
         value.leader_epoch = partition.committed_leader_epoch
         value.topic_id = topic_id
     return value

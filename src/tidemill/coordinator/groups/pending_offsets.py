@@ -1,8 +1,8 @@
-"""Offsets that transactions have written and that no marker has settled yet.
+"""The pending offsets: written in transactions that have no marker yet.
 
 An offset is pending for the producer that wrote it: several producers may have one for the same partition of the same
-group. A producer's offsets leave together when its transaction ends; those of one partition leave together when a
-tombstone takes the partition's offset away.
+group. A producer's offsets are removed together when its transaction ends; those of one partition are removed together
+when a tombstone removes the partition's offset.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class CommittedOffset(NamedTuple):
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
-    # Only for commits before version 5 that asked for it, otherwise -1.
+    # Only for commits before version 5 that set it, otherwise -1.
     expire_timestamp_ms: int
     topic_id: TopicId
-    # Grows with the place of the record in the log: which of two offsets was written later.
+    # Grows with the position in the log. It shows which of two offsets was written later.
     position: int
 
 
 class Place(NamedTuple):
-    """What an offset is committed for."""
+    """The topic and partition of a committed offset."""
 
     group_id: str
     topic: str
@@ -44,12 +44,12 @@ class PendingOffsets:
         self._producers.setdefault(place.group_id, {}).setdefault(place, {})[producer_id] = None
 
     def forget(self, place: Place) -> None:
-        """Every producer's offset for the place is gone."""
+        """Remove the pending offsets of all producers for one partition."""
         for producer_id in list(self._producers.get(place.group_id, {}).get(place, ())):
             self._remove(producer_id, place)
 
     def end(self, producer_id: int) -> dict[Place, CommittedOffset]:
-        """The producer's transaction is over: takes out what was pending for it."""
+        """Remove and return the pending offsets of a producer whose transaction has ended."""
         ended = dict(self._by_producer.get(producer_id, {}))
         for place in ended:
             self._remove(producer_id, place)

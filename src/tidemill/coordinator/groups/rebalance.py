@@ -1,13 +1,13 @@
-"""A rebalance of a classic group as it runs: who is waited for, when a generation begins and why, who is dropped.
+"""The rebalance of a classic group: which members it waits for, when a generation begins, which members are dropped.
 
 A rebalance has two phases. In the join phase every member has to join again; it ends when all have, or when the
-longest rebalance timeout of the members is over. Then the next generation begins and everybody who waited
-hears of it; the leader computes the assignment and sends it with its sync. classic_protocol.py takes the requests, this
-module moves the group from phase to phase.
+longest rebalance timeout of the members is over. Then the next generation begins and all waiting joins are answered.
+In the sync phase the leader computes the assignment and sends it with its sync. classic_protocol.py handles the
+requests; this module moves the group from phase to phase.
 
-Three kinds of timers: `join` ends the join phase, `sync` removes members that never asked for their assignment,
-`session` removes a member that was silent for too long. A member that waits for an answer is alive by definition,
-except a new one: it cannot heartbeat yet, so its first join may wait for a limited time only.
+There are three kinds of timers. `join` ends the join phase, `sync` removes members that did not sync, and `session`
+removes a member without heartbeats. A member that waits for a response counts as alive. A new one is the exception: it
+cannot send heartbeats yet, so its first join may wait for a limited time only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMED_MAX = 3
 
 
 class Outcome:
-    """A decision in the making."""
+    """A decision that is being built."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -55,12 +55,12 @@ class Rebalances:
         self._groups = groups
 
     def start_sessions(self, group: ClassicGroup, steady_ms: int) -> None:
-        """The group was loaded: its members get the time of one session to be heard of."""
+        """Start a full session for each member of a group that was loaded."""
         for member in group.members.values():
             self.renew_session(group, member, steady_ms)
 
     def rebalance(self, group_id: str, cause: str, steady_ms: int) -> Decision | None:
-        """Begins a rebalance of a classic group for a reason that lies outside of it."""
+        """Start a rebalance of a classic group for an external cause."""
         group = self._groups.get(group_id)
         if not isinstance(group, ClassicGroup) or group.is_empty or group.is_preparing:
             return None
@@ -69,7 +69,7 @@ class Rebalances:
         return out.decision()
 
     def release(self, group: ClassicGroup, error: ErrorCode) -> list[Answer]:
-        """Answers everybody who waits in a group that is about to be converted to another kind."""
+        """Answer all requests that wait in a group which is about to be converted to another kind."""
         out = Outcome()
         for member in group.members.values():
             self.answer_join(out, group, member, join_error(member.member_id, error))
@@ -86,7 +86,7 @@ class Rebalances:
             self.prepare(out, group, cause, steady_ms)
 
     def prepare(self, out: Outcome, group: ClassicGroup, cause: str, steady_ms: int) -> None:
-        """Begins a rebalance: everybody has to join again."""
+        """Start a rebalance: every member must join again."""
         group.note_cause(cause)
         if group.is_completing:
             for member in group.members.values():
@@ -109,7 +109,7 @@ class Rebalances:
     def _extend_initial_rebalance(
         self, group: ClassicGroup, delay_ms: int, remaining_ms: int, steady_ms: int
     ) -> None:
-        """Members of a new group tend to start together: one rebalance for all, not one for each."""
+        """Extend the initial rebalance. Members of a new group tend to start together, and one rebalance covers them all."""
         group.is_new_member_added = False
 
         def end(steady_ms: int) -> Decision:
@@ -138,20 +138,20 @@ class Rebalances:
             self.complete_join(out, group, steady_ms)
 
     def complete_join(self, out: Outcome, group: ClassicGroup, steady_ms: int) -> None:
-        """The next generation: of those who have joined, and of the static members, who may be restarting."""
+        """Start the next generation with the members that have joined, and the static members, which may be restarting."""
         self.timers.cancel(group.join_key)
         for member in [each for each in group.members.values() if each.waiting_join is None]:
             if not member.is_static:
                 group.note_cause(f"member {member.member_id} did not join in time")
                 self.drop(out, group, member.member_id, ErrorCode.UNKNOWN_MEMBER_ID)
         if group.members and not group.elect_leader():
-            # Only silent static members are left; their sessions decide.
+            # Only static members that have not joined are left. They stay until their sessions end.
             self._set_join_timeout(group, steady_ms)
             return
         group.begin_next_generation(steady_ms)
         out.effects.append(self._event(group, steady_ms))
         if group.is_empty:
-            # If it cannot be written, a next coordinator finds the last generation, whose members time out.
+            # If it cannot be written, the next coordinator loads the last generation, whose members time out.
             out.records.append(group.to_record({}))
             return
         for member in group.members.values():
@@ -221,7 +221,7 @@ class Rebalances:
         return out.decision()
 
     def drop(self, out: Outcome, group: ClassicGroup, member_id: str, error: ErrorCode) -> None:
-        """Takes a member out of the group, after answering what it waits for."""
+        """Answer the waiting requests of a member and remove it from the group."""
         self.timers.cancel(group.session_key(member_id))
         member = group.members.get(member_id)
         if member is not None:
@@ -273,7 +273,7 @@ def join_error(member_id: str, error: ErrorCode) -> JoinGroupResponse:
 
 
 def names_of(member_ids: Sequence[str]) -> str:
-    """For a person who reads the log: a few names, and how many more."""
+    """Returns a text for the log: a few names, and the number of the others."""
     more = len(member_ids) - _NAMED_MAX
     named = ", ".join(member_ids[:_NAMED_MAX])
     return f"{named} and {more} more" if more > 0 else named

@@ -1,7 +1,7 @@
-"""Which epoch each producer had before the one it has: how a repeated InitProducerId is known (KIP-360).
+"""The previous epoch of each producer, by which a repeated InitProducerId is recognised (KIP-360).
 
-This is soft state. Records do not tell it, so it is lost with the machine, as in Kafka; then whoever repeats
-the request is fenced. An entry belongs to one producer id and epoch and says nothing about any other.
+This is soft state. It is not in the records, so it is lost with the machine, as in Kafka. A producer that repeats its
+request after that is fenced. An entry holds for one producer id and epoch only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LastEpochs:
         return known.last_epoch
 
     def note(self, after: Transaction, last_epoch: int) -> Callable[[], None]:
-        """The last epoch once `after` is written. What is returned takes it back."""
+        """Set the last epoch for when `after` is written. Returns a function that undoes this."""
         known = self._entries.get(after.transactional_id)
         self._entries[after.transactional_id] = _LastEpoch(
             after.producer_id, after.producer_epoch, last_epoch

@@ -1,4 +1,4 @@
-"""DescribeTransactions and ListTransactions: what is told of transactions, in every state."""
+"""DescribeTransactions and ListTransactions: the responses about transactions in every state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _described(
 
 
 def check_pattern(pattern: str | None) -> None:
-    """`ApiError(INVALID_REGULAR_EXPRESSION)` for a pattern that no machine could use."""
+    """Raise `ApiError(INVALID_REGULAR_EXPRESSION)` for a pattern that cannot be used."""
     if pattern:
         Regex(pattern)
 
@@ -59,7 +59,7 @@ def check_pattern(pattern: str | None) -> None:
 def list_transactions(
     request: ListTransactionsRequest, transactions: Mapping[str, Transaction], steady_ms: int
 ) -> ListTransactionsResponse:
-    """The duration filter passes what began longer ago, and what never began: as in Kafka, that is very long ago."""
+    """List the transactions that pass the filters. As in Kafka, one without a start time passes the duration filter."""
     labels = list(dict.fromkeys(request.state_filters))
     states = {STATES_BY_LABEL[label] for label in labels if label in STATES_BY_LABEL}
     producer_ids = set(request.producer_id_filters)
@@ -89,7 +89,7 @@ def list_transactions(
 
 
 def _pattern(text: str | None, transactions: Mapping[str, Transaction]) -> Regex | None:
-    """Transactional ids may consist of any characters, so the alphabet is what occurs in them."""
+    """Transactional ids may have any characters, so the alphabet is the set of characters that occur in them."""
     if not text:
         return None
     return Regex(text, frozenset(char for transactional_id in transactions for char in transactional_id))

@@ -1,15 +1,14 @@
 """The transactions machine: all transactional ids of one partition of `__transaction_state`.
 
-A transaction is decided by its PREPARE record. When that is committed, the shell is told to write the markers
-(`WriteMarkers`, a committed effect) and tells back when every partition has its own (`MarkersWritten`); that
-completes the transaction. A new coordinator repeats `WriteMarkers` for every transaction that it finds
-decided and not completed. Markers that are written twice do no harm, and news of an earlier transaction's
-markers completes nothing.
+A transaction is decided by its PREPARE record. When that is committed, the shell writes the markers (`WriteMarkers`, a
+committed effect). `MarkersWritten` reports that every partition has its marker, and completes the transaction. A new
+coordinator repeats `WriteMarkers` for every transaction that is decided and not completed. Markers that are written
+twice do no harm. `MarkersWritten` of an earlier transaction completes nothing.
 
-The coordinator itself aborts: a transaction that is longer under way than its timeout, and one whose producer
-was replaced by a new one with the same transactional id. Either way the epoch is bumped, so that the old
-producer is fenced. A producer may also take a transaction over and end it itself (KIP-939): in a two-phase commit, whose
-transactions never time out, it is how a decision that was made elsewhere is carried out.
+The coordinator itself aborts a transaction that has exceeded its timeout, and one whose producer was replaced by a new
+one with the same transactional id. In both cases the epoch is bumped, so that the old producer is fenced. A producer may
+also take a transaction over and end it (KIP-939). In a two-phase commit, whose transactions never time out, this carries
+out a decision that was made elsewhere.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ _TOMBSTONES_BYTES_MAX = 16_384
 
 
 class TransactionCall(NamedTuple):
-    """A request as the shard hands it to the machine; AddPartitionsToTxn has one transaction."""
+    """A request as the shard passes it to the machine. AddPartitionsToTxn has one transaction."""
 
     request: Request
     caller: Caller
@@ -94,7 +93,7 @@ class MarkersWritten(NamedTuple):
 
 
 class WriteMarkers(NamedTuple):
-    """Write the end of a transaction to its partitions, of which there may be none, then say `MarkersWritten`."""
+    """Write the markers of a transaction to its partitions, of which there may be none, then send `MarkersWritten`."""
 
     transactional_id: str
     end: TransactionEnd
@@ -114,7 +113,7 @@ class Transactions:
         next_producer_id: Callable[[], int | None],
         transaction_version: int = EPOCH_BUMP_SINCE,
     ) -> None:
-        """`transaction_version` is the cluster's: what the coordinator goes by when it ends a transaction itself."""
+        """`transaction_version` is the cluster's. The coordinator uses it for the transactions that it ends itself."""
         self.config = config
         self.transactions: dict[str, Transaction] = {}
         self._coordinator_epoch = coordinator_epoch
@@ -123,13 +122,13 @@ class Transactions:
         self._transaction_version = transaction_version
         self._last_epochs = LastEpochs()
         self._timers: Timers[Decision | None] = Timers()
-        # Ordered sets: the transactions under way, and those decided.
+        # Ordered sets: the ongoing transactions, and the decided ones.
         self._ongoing: dict[str, None] = {}
         self._prepared: dict[str, None] = {}
         self._due: deque[Callable[[int], Decision | None]] = deque()
         self._loaded_ms = 0
 
-    # As the shard sees it.
+    # The interface to the shard.
 
     @property
     def deadline_ms(self) -> int | None:
@@ -159,7 +158,7 @@ class Transactions:
             self._ongoing[transactional_id] = None
 
     def replay_end(self, _end: TransactionEnd) -> None:
-        """Nobody's transaction has records here."""
+        """Does nothing: no transaction has records in this partition."""
 
     def on_loaded(self, steady_ms: int) -> None:
         self._loaded_ms = steady_ms
@@ -178,7 +177,7 @@ class Transactions:
             return Decision(reply=response)
 
     def expire(self, steady_ms: int) -> Decision | None:
-        """What is due next: one transaction's abort, one batch of tombstones; None when nothing is."""
+        """Returns the next due decision: one transaction's abort or one batch of tombstones; None when nothing is due."""
         while True:
             run = self._due.popleft() if self._due else self._timers.pop_due(steady_ms)
             if run is None:
@@ -243,7 +242,7 @@ class Transactions:
         return self._transition(after, response, last_epoch=NO_PRODUCER_EPOCH)
 
     def _after(self, producer: Producer) -> Producer:
-        """The same producer with its next epoch, or with a new id when it has none left."""
+        """Returns the same producer with its next epoch, or with a new id when no epoch is left."""
         if is_exhausted(producer.producer_epoch):
             return Producer(self._new_producer_id(), 0)
         return Producer(producer.producer_id, producer.producer_epoch + 1)
@@ -301,7 +300,7 @@ class Transactions:
                 return Decision(reply=EndTxnResponse())
             after = transaction.prepared(
                 is_commit=is_commit,
-                # Who wrote a transaction that was taken over is fenced by its markers.
+                # The writer of a transaction that was taken over is fenced by its markers.
                 producer_epoch=transaction.producer_epoch + transaction.is_kept,
                 following=transaction.client if transaction.is_kept else None,
                 client_version=0,
@@ -312,7 +311,7 @@ class Transactions:
         if ending is Ending.RETRY:
             return Decision(reply=_ended(transaction))
         after = self._bumped(transaction, is_commit, steady_ms)
-        # The epoch of the producer that may go on (KIP-360): not of one whose transaction was taken over.
+        # The epoch of the producer that may continue (KIP-360), not of one whose transaction was taken over.
         response = _ended(after.completed(steady_ms))
         return self._prepare(after, response, transaction.client.producer_epoch)
 
@@ -335,7 +334,7 @@ class Transactions:
             )
 
         after = transaction.completed(steady_ms)
-        # The client has seen the epoch before the bump, whatever the producer is called now.
+        # The client knows the epoch before the bump, whichever id the producer has now.
         return self._transition(
             after, None, last_epoch=self._last_epochs.of(transaction), on_failed=retry_later
         )
@@ -346,7 +345,7 @@ class Transactions:
     def _list(self, request: ListTransactionsRequest, _caller: Caller, steady_ms: int) -> Decision:
         return Decision(reply=list_transactions(request, self.transactions, steady_ms))
 
-    # What the coordinator does by itself.
+    # Timeouts and expiry.
 
     def _repeat_markers(self, _steady_ms: int) -> Decision:
         prepared = [self.transactions[transactional_id] for transactional_id in self._prepared]
@@ -369,7 +368,7 @@ class Transactions:
         try:
             return self._fence(transaction, steady_ms, NO_REPLY)
         except ApiError:
-            # No producer id to continue with. The next search finds it again.
+            # There is no producer id to continue with. The next search finds the transaction again.
             return None
 
     def _schedule_expiry(self, steady_ms: int) -> None:
@@ -403,10 +402,10 @@ class Transactions:
         ]
         return Decision(tombstones) if tombstones else None
 
-    # How a transition is written.
+    # The records of a transition.
 
     def _fence(self, transaction: Transaction, steady_ms: int, reply: Response) -> Decision:
-        """Aborts the transaction under a bumped epoch, which nobody was told."""
+        """Abort the transaction under a bumped epoch that no client has."""
         if self._transaction_version >= EPOCH_BUMP_SINCE:
             after = self._bumped(transaction, False, steady_ms)
             return self._prepare(after, reply, transaction.client.producer_epoch)
@@ -435,7 +434,7 @@ class Transactions:
         )
 
     def _prepare(self, prepared: Transaction, reply: Response, last_epoch: int) -> Decision:
-        """The decision about a transaction: once it is committed, the markers are written."""
+        """Returns the decision that ends a transaction. Once it is committed, the markers are written."""
         return self._transition(
             prepared, reply, last_epoch=last_epoch, committed_effects=[self._write_markers(prepared)]
         )
@@ -461,7 +460,7 @@ class Transactions:
         return Decision([record], reply, on_failed=failed, committed_effects=committed_effects or ())
 
     def _as_recorded(self, transaction: Transaction) -> Transaction:
-        """Without what the record has no room for while the cluster is at version 0."""
+        """Returns the transaction without the fields that the record lacks while the cluster is at version 0."""
         if self._transaction_version >= 1:
             return transaction
         return replace(
@@ -491,7 +490,7 @@ class Transactions:
     # For tests and simulation.
 
     def replicated_state(self) -> object:
-        """What the records alone determine: live and rebuilt machines are equal in it."""
+        """Returns the replicated state. It is equal for live and rebuilt machines."""
         return self.transactions
 
     def check_invariants(self) -> None:
@@ -512,7 +511,7 @@ class Transactions:
 
 
 def _expected_producer(request: InitProducerIdRequest) -> Producer | None:
-    """Who the producer was so far; None when it starts anew."""
+    """Returns the producer that the request names; None when it names none."""
     expected = Producer(request.producer_id, request.producer_epoch)
     if expected == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH):
         return None
@@ -522,5 +521,5 @@ def _expected_producer(request: InitProducerIdRequest) -> Producer | None:
 
 
 def _ended(completed: Transaction) -> EndTxnResponse:
-    """Who the producer is in its next transaction."""
+    """Returns the response with the producer of the next transaction."""
     return EndTxnResponse(producer_id=completed.producer_id, producer_epoch=completed.producer_epoch)

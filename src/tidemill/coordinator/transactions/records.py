@@ -1,9 +1,9 @@
-"""What the transactions machine writes to `__transaction_state`: a transactional id's whole state, or a
+"""The records of the transactions machine in `__transaction_state`: the whole state of a transactional id, or a
 tombstone.
 
 The formats are Kafka's. Version 1 of the value carries, in tagged fields, what version 2 of transactions
 needs: the producer ids before and after, the epoch of the one after (KIP-939), and the client's version.
-Which version is written follows from the cluster's `transaction.version`.
+The cluster's `transaction.version` decides which version is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLEXIBLE_SINCE_TRANSACTION_VERSION = 1
 
 
 class TransactionRecord(NamedTuple):
-    """`transaction` None is a tombstone: the transactional id has expired."""
+    """One record. A `transaction` of None is a tombstone: the transactional id has expired."""
 
     transactional_id: str
     transaction: Transaction | None
@@ -68,7 +68,7 @@ def _partitions(transaction: Transaction) -> list[PartitionsSchema] | None:
 
 
 def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:
-    """None for a record of a type that is not known here: a later version wrote it, and it stays in the log."""
+    """Returns the record; None for a type that is not known here. A later version wrote it, and it stays in the log."""
     if len(key) < 2:
         raise ProtocolError("transaction record without a type in its key")
     if read_int16(key, 0)[0] not in TRANSACTION_RECORDS:

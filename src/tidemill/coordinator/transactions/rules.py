@@ -1,9 +1,8 @@
-"""What a request may do to a transactional id in each of its states, as Kafka 4 answers.
+"""The rules for requests on a transactional id in each of its states, as in Kafka 4.
 
-A rule gives what is to be done, or raises the error. A transaction that is decided, but whose markers are not
-all written, lets nobody do anything: CONCURRENT_TRANSACTIONS, and the client tries again. That comes first,
-because with it the producer's id and epoch may be about to change; only an EndTxn of the first kind (before
-version 5) is checked for its producer before.
+A rule returns the action or raises the error. While a transaction is decided and its markers are not all written, every
+request gets CONCURRENT_TRANSACTIONS, and the client tries again. This check comes first, because the producer's id and
+epoch may be about to change. Only an EndTxn before version 5 is checked for its producer before that.
 
 EndTxn, by the state and the epoch of the request (version 5; CT is CONCURRENT_TRANSACTIONS, ITS
 INVALID_TXN_STATE, PF PRODUCER_FENCED):
@@ -15,13 +14,12 @@ INVALID_TXN_STATE, PF PRODUCER_FENCED):
     CompleteCommit    ITS            retry                abort         ITS
     CompleteAbort     ITS            ITS                  abort         retry
 
-The epoch of the request is one before when its answer was lost: the end that it asks for has bumped the
-epoch. An EndTxn that was delayed until a later transaction is under way has an epoch that is too low in every
-state, so that it never decides the later one. Before version 5 nothing bumps the epoch, so only the state can
-tell a retry.
+The epoch of the request is one before when the response to its first attempt was lost: that attempt has bumped the
+epoch. An EndTxn that was delayed until a later transaction is ongoing has an epoch that is too low in every state, so
+it never decides the later one. Before version 5 nothing bumps the epoch, so only the state shows a retry.
 
-A transaction that was taken over (KIP-939) is `Ongoing` for the producer that took it over: it may end the transaction and
-nothing else. Whoever wrote it is fenced.
+A transaction that was taken over (KIP-939) is `Ongoing` for the producer that took it over, which may end it and nothing
+else. The producer that wrote it is fenced.
 """
 
 from __future__ import annotations
@@ -43,25 +41,25 @@ from tidemill.types import TopicPartition
 
 class Ending(Enum):
     END = auto()
-    # The transaction has ended like this; only the answer was lost.
+    # The transaction has ended as requested; only the response was lost.
     RETRY = auto()
 
 
 class Initialization(Enum):
-    # Or a new producer id, when there is no epoch left.
+    # Or a new producer id, when no epoch is left.
     BUMP_EPOCH = auto()
-    # The epoch was bumped for this very request before; its answer was lost.
+    # An earlier attempt of this request has bumped the epoch; its response was lost.
     RETRY = auto()
-    # A transaction is under way. It is aborted, and the client tries again.
+    # A transaction is ongoing. It is aborted, and the client tries again.
     FENCE = auto()
-    # A transaction is under way. It stays, and the client may end it (KIP-939).
+    # A transaction is ongoing. It stays, and the client may end it (KIP-939).
     KEEP = auto()
 
 
 def initialization(
     transaction: Transaction, expected: Producer | None, last_producer_epoch: int, *, keeps_prepared: bool
 ) -> Initialization:
-    """`expected` is who the producer thinks it is, when it wants to go on after an error (KIP-360)."""
+    """`expected` is the id and epoch that a producer sends to continue after an error (KIP-360)."""
     if transaction.is_prepared:
         raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
     if expected is not None and not _may_initialize(transaction, expected):
@@ -86,7 +84,7 @@ def initialization(
 
 
 def _may_initialize(transaction: Transaction, expected: Producer) -> bool:
-    """A new transactional id takes anybody. Else the id must be right, or the one before a change of ids."""
+    """A new transactional id accepts any producer. Otherwise the id must be the current one, or the one before a change."""
     return (
         transaction.producer_epoch == NO_PRODUCER_EPOCH
         or expected.producer_id == transaction.client.producer_id
@@ -97,20 +95,20 @@ def _may_initialize(transaction: Transaction, expected: Producer) -> bool:
 
 
 def check_added(transaction: Transaction | None, producer: Producer) -> Transaction:
-    """Partitions may be added to the transaction, which may begin with them."""
+    """Check that partitions may be added to the transaction, which may begin with them."""
     if transaction is None:
         raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
     if transaction.is_prepared:
         raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
     _check_producer(transaction, producer)
     if transaction.is_kept:
-        # Its records belong to the producer that wrote it; those of another would be in no transaction.
+        # Its records belong to the producer that wrote it. Records of another producer would be in no transaction.
         raise ApiError(ErrorCode.INVALID_TXN_STATE)
     return transaction
 
 
 def verified(transaction: Transaction | None, producer: Producer, partition: TopicPartition) -> ErrorCode:
-    """Whether the partition is part of the transaction that the producer has under way."""
+    """Returns NONE when the partition is part of the producer's ongoing transaction, or else the error."""
     if transaction is None or transaction.client.producer_id != producer.producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
     if transaction.client.producer_epoch != producer.producer_epoch:
@@ -130,7 +128,7 @@ def _check_producer(transaction: Transaction, producer: Producer) -> None:
 
 
 def ending(transaction: Transaction, producer: Producer, *, is_commit: bool) -> Ending:
-    """EndTxn before version 5."""
+    """The rule of EndTxn before version 5."""
     _check_producer(transaction, producer)
     if transaction.is_prepared:
         raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -142,10 +140,10 @@ def ending(transaction: Transaction, producer: Producer, *, is_commit: bool) -> 
 
 
 def bumping_ending(transaction: Transaction, producer: Producer, *, is_commit: bool) -> Ending:
-    """EndTxn since version 5, which bumps the epoch."""
+    """The rule of EndTxn since version 5, which bumps the epoch."""
     if transaction.is_prepared:
         raise ApiError(ErrorCode.CONCURRENT_TRANSACTIONS)
-    # Only an end that bumped the epoch can be a retry's: else whoever has the epoch before was replaced.
+    # Only an end that bumped the epoch can be retried. Otherwise the producer with the epoch before was replaced.
     has_bumped = transaction.client_version >= EPOCH_BUMP_SINCE
     is_after_id_change = (
         has_bumped

@@ -1,20 +1,18 @@
-"""One transactional id: who its producer is, and what its transaction does.
+"""One transactional id: its producer and the state of its transaction.
 
     Empty ── partitions added ──> Ongoing ── EndTxn ──> PrepareCommit ── markers ──> CompleteCommit
       ^                             │  (fenced, timed out)     └─> PrepareAbort ── markers ──> CompleteAbort
       └── InitProducerId ── from Empty and both Complete states; these also begin the next transaction
 
-A `Transaction` is a value: what the id's last record says. A transition is a method that gives the next
-value, which the machine writes; nothing is changed in place. Whether a request may cause a transition is
-decided elsewhere (transaction_rules.py).
+A `Transaction` is a value: the content of the id's last record. A transition is a method that returns the next value,
+which the machine writes; nothing is changed in place. rules.py decides whether a request may cause a transition.
 
-A producer is known by its id and epoch. With version 2 of transactions each end of a transaction bumps the
-epoch (KIP-890), with the versions before only InitProducerId does. A client never uses the last epoch: it is
-kept so that the coordinator can always fence. Where a bump would give that out, the producer gets a new id
-and starts at epoch 0.
+A producer is identified by its id and epoch. With version 2 of transactions each end of a transaction bumps the epoch
+(KIP-890); before that only InitProducerId does. A client never gets the last epoch: it is reserved, so that the
+coordinator can always fence. Where a bump would reach it, the producer gets a new id and starts at epoch 0.
 
-A transaction may be taken over while it is under way (KIP-939, `kept`): its records and its own producer id and epoch stay
-what they are, and from then on only the producer that took it over, `client`, may end it. Nothing can be added to it.
+An ongoing transaction may be taken over (KIP-939, `kept`). Its records and its own producer id and epoch stay. From then
+on only the producer that took it over, `client`, may end it. Nothing can be added to it.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from tidemill.types import TopicPartition
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 EPOCH_MAX = 32_767
-# The timeout of a transaction that only its client ends: one of a two-phase commit.
+# The timeout of a transaction in a two-phase commit, which only its client ends.
 TIMEOUT_NEVER_MS = 2**31 - 1
 # Version 2: the epoch is bumped with every transaction, and the broker adds partitions for the client.
 EPOCH_BUMP_SINCE = 2
 
 
 class TransactionState(IntEnum):
-    """As in the log. Dead and PrepareEpochFence have names and numbers, but are never written."""
+    """The states, with their numbers in the log. Dead and PrepareEpochFence are never written."""
 
     EMPTY = 0
     ONGOING = 1
@@ -48,12 +46,12 @@ class TransactionState(IntEnum):
 
     @property
     def label(self) -> str:
-        """As clients read it: `PrepareCommit`."""
+        """The name of the state in responses: `PrepareCommit`."""
         return self.name.title().replace("_", "")
 
 
 class Producer(NamedTuple):
-    """Who a request says it comes from, or who may make it."""
+    """The id and epoch of a producer: the sender of a request, or the one that is expected."""
 
     producer_id: int
     producer_epoch: int
@@ -69,7 +67,7 @@ def is_exhausted(producer_epoch: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """`partitions` is an ordered set, and never changed; the ids without a value are -1."""
+    """The state of a transactional id. `partitions` is an ordered set that never changes. Ids without a value are -1."""
 
     transactional_id: str
     producer_id: int
@@ -79,8 +77,8 @@ class Transaction:
     state: TransactionState = TransactionState.EMPTY
     partitions: dict[TopicPartition, None] = field(default_factory=dict)
     start_ms: int = -1
-    # The id before the last transition, and what the producer goes on with when the markers are written: an id of
-    # its own, whose epochs begin at 0, or, when the transaction was taken over, the id and epoch of who did.
+    # The id before the last transition, and the id with which the producer continues when the markers are written. That
+    # is a new id with epoch 0, or the id and epoch of the producer that took the transaction over.
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
     next_producer_epoch: int = NO_PRODUCER_EPOCH
@@ -88,7 +86,7 @@ class Transaction:
 
     @property
     def is_prepared(self) -> bool:
-        """It is decided, and its markers are being written."""
+        """Whether the transaction is decided and its markers are being written."""
         return self.state in _PREPARED
 
     @property
@@ -97,22 +95,22 @@ class Transaction:
 
     @property
     def is_idle(self) -> bool:
-        """There is no transaction, so a next one may begin, and the id may expire."""
+        """Whether there is no transaction, so that the next one may begin and the id may expire."""
         return self.state is not TransactionState.ONGOING and not self.is_prepared
 
     @property
     def is_kept(self) -> bool:
-        """It is under way, and was taken over by another producer than wrote it."""
+        """Whether the transaction is ongoing and was taken over by another producer than its writer."""
         return self.state is TransactionState.ONGOING and self.next_producer_epoch != NO_PRODUCER_EPOCH
 
     @property
     def producer(self) -> Producer:
-        """Whose records the transaction consists of."""
+        """The producer of the transaction's records."""
         return Producer(self.producer_id, self.producer_epoch)
 
     @property
     def client(self) -> Producer:
-        """Who may act on it."""
+        """The producer that may act on the transaction."""
         return (
             Producer(self.next_producer_id, self.next_producer_epoch)
             if self.is_kept
@@ -120,7 +118,10 @@ class Transaction:
         )
 
     def is_timed_out(self, steady_ms: int, loaded_ms: int) -> bool:
-        """`loaded_ms` is since when this clock measures: a later beginning was noted by another one, which was ahead."""
+        """Whether an ongoing transaction has exceeded its timeout.
+
+        A start time in the future comes from another clock, which was ahead. `loaded_ms` replaces it.
+        """
         started_ms = self.start_ms if self.start_ms <= steady_ms else loaded_ms
         return (
             self.state is TransactionState.ONGOING
@@ -133,7 +134,7 @@ class Transaction:
     def initialized(
         self, producer_id: int, producer_epoch: int, timeout_ms: int, steady_ms: int
     ) -> Transaction:
-        """A producer takes over, or goes on with a new epoch."""
+        """Returns the value after InitProducerId: a new producer, or the same one with a new epoch."""
         return replace(
             self,
             state=TransactionState.EMPTY,
@@ -147,7 +148,7 @@ class Transaction:
         )
 
     def kept(self, client: Producer, timeout_ms: int, steady_ms: int) -> Transaction:
-        """Another producer takes over the right to end what is under way. That never leaves it less time."""
+        """Returns the value after another producer has taken over the ongoing transaction. Its timeout never shrinks."""
         return replace(
             self,
             next_producer_id=client.producer_id,
@@ -159,7 +160,7 @@ class Transaction:
     def with_partitions(
         self, partitions: dict[TopicPartition, None], client_version: int, steady_ms: int
     ) -> Transaction:
-        """The transaction begins, or grows."""
+        """Returns the value with more partitions; the transaction may begin with them."""
         return replace(
             self,
             state=TransactionState.ONGOING,
@@ -179,9 +180,9 @@ class Transaction:
         client_version: int,
         steady_ms: int,
     ) -> Transaction:
-        """It is decided; `following` is who the producer is afterwards, if not the one it is now.
+        """Returns the decided transaction. `following` is the producer afterwards, if it changes.
 
-        An abort of nothing (version 2) begins and ends now.
+        An abort without a transaction (version 2) begins and ends now.
         """
         next_producer_id, next_producer_epoch = following or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         return replace(
@@ -197,7 +198,7 @@ class Transaction:
         )
 
     def completed(self, steady_ms: int) -> Transaction:
-        """All markers are written. The producer goes on under its next id, if it has one."""
+        """Returns the completed transaction: all markers are written. The producer continues with its next id, if any."""
         assert self.is_prepared, self.state
         has_next_id = self.next_producer_id != NO_PRODUCER_ID
         return replace(
