@@ -59,7 +59,7 @@ def directory(broker_id: int, disk: int = 0) -> bytes:
 
 
 class Cluster:
-    """The controller has no broker of its own unless `node_id` says so."""
+    """A controller with its log, for tests. Its node has no broker unless `node_id` is given."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Cluster:
         return request
 
     def register(self, broker_id: int, **fields: Any) -> int:
-        """As after a crash, unless `previous_broker_epoch` is given."""
+        """Register a broker as after a crash, unless `previous_broker_epoch` is given."""
         reply = self.ask(self.registration(broker_id, **fields))
         assert reply.error_code == ErrorCode.NONE
         epoch: int = reply.broker_epoch
@@ -208,7 +208,7 @@ class Cluster:
     def propose(
         self, isr: Sequence[int], topic: str = "t", index: int = 0, version: int = 3, **fields: Any
     ) -> AlterPartitionResponsePartitionData:
-        """The leader's AlterPartition, with what it knows, except where `fields` say otherwise."""
+        """Send the leader's AlterPartition with the current epochs. `fields` override its values."""
         partition = self.partition(topic, index)
         broker_id = fields.pop("broker_id", partition.leader)
         data = AlterPartitionRequestPartitionData(

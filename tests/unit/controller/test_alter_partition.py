@@ -1,4 +1,4 @@
-"""AlterPartition: which proposals of a leader are taken, and what it hears.
+"""AlterPartition: which proposals of a leader are accepted, and the responses.
 
 All error codes were compared with those of Apache Kafka 4.3's controller.
 """

@@ -1,6 +1,6 @@
 """Brokers come, go, and come back: registrations, sessions, heartbeats, controlled shutdown.
 
-What happens to their partitions is in test_partitions.py.
+The changes of their partitions are tested in test_partitions.py.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class TestUnregistration:
         reply = cluster.ask(UnregisterBrokerRequest(broker_id=1))
         assert reply.error_code == ErrorCode.NONE
         assert list(cluster.image.brokers) == [2]
-        # It is not eligible either: nobody waits for what will not come back.
+        # It is not in the ELR either, because it will not return.
         assert cluster.state() == (2, (2,), ())
 
     def test_a_broker_that_is_alive_stays(self) -> None:

@@ -2,8 +2,8 @@
 
 Most requests were also sent to Apache Kafka 4.3 and got the same codes. Differences: Kafka answers an unknown
 operation with UNKNOWN_SERVER_ERROR, and gives no answer at all to an AlterConfigs in which a resource occurs
-twice. For a broker that is not the one asked it says INVALID_REQUEST, which is the handler's to check;
-BROKER_ID_NOT_REGISTERED is the controller's own answer.
+twice. Kafka returns INVALID_REQUEST for another broker than the one that got the request. Here the handler checks that,
+and the controller returns BROKER_ID_NOT_REGISTERED.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.protocol.api.admin import (
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, BROKER = 2, 4
 BROKER_1 = ConfigResource(ResourceType.BROKER, "1")
-# What the first controller of a cluster sets.
+# The settings that the first controller of a cluster writes.
 AT_FIRST = {CLUSTER_DEFAULT: {"min.insync.replicas": "1"}}
 Op = tuple[str, int, str | None]
 

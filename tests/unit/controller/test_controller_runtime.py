@@ -1,4 +1,4 @@
-"""The controller in its runtime, over a log that commits, fails and is lost when the test says so."""
+"""The controller in its runtime, over a log whose commits, failures and losses the test controls."""
 
 from __future__ import annotations
 

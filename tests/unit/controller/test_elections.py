@@ -1,4 +1,4 @@
-"""ElectLeaders: preferred and unclean elections that somebody asks for."""
+"""ElectLeaders: preferred and unclean elections on request."""
 
 from __future__ import annotations
 

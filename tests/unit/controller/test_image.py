@@ -1,4 +1,4 @@
-"""Images share what did not change; deltas say what did."""
+"""Images share their unchanged parts; deltas name the changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who is in sync, who is eligible, who leads: as brokers come, go, crash and lose their disks (KIP-966).
+"""ISR, ELR and leader of partitions while brokers start, stop, crash and lose their disks (KIP-966).
 
-The rules were run in random lives side by side with the controller of Apache Kafka 4.3, with the same outcome but for what
-is said at the rule.
+The rules were compared with the controller of Apache Kafka 4.3 in random histories. The outcome was the same, except for
+the differences that are named at the rules.
 """
 
 from __future__ import annotations
@@ -199,7 +199,9 @@ def test_failure_03_after_unclean_stops_of_all_nobody_leads_unasked() -> None:
 
 
 def test_failure_03_the_last_in_sync_replica_loses_its_page_cache() -> None:
-    """A follower that was in sync at the minimum leads, or nobody does: never the one that may have lost records."""
+    """A follower that was in sync at `min.insync.replicas` is elected, or none: never a replica that may have lost
+    records.
+    """
     cluster = three(min_isr=2)
     cluster.propose([1, 2])
     cluster.propose([1])
@@ -242,7 +244,7 @@ class TestLostDisk:
         cluster.join(2, log_dirs=[directory(2, disk=1)])
         result = cluster.propose([1, 2, 3])
         assert result.error_code == ErrorCode.NONE
-        # What the leader decided before it heard of the new registration names the old epoch.
+        # A proposal from before the new registration has the old broker epoch.
         cluster.propose([1, 3])
         states = [(1, None), (2, old_epoch), (3, None)]
         refused = propose_with_epochs(cluster, states)
@@ -250,7 +252,7 @@ class TestLostDisk:
         assert cluster.partition().isr == (1, 3)
 
     def test_failure_04_an_empty_last_known_leader_does_not_lead(self) -> None:
-        """Its followers would throw away what they have. Only an unclean election, asked for, may do that."""
+        """Its followers would truncate their records. Only a requested unclean election may do that."""
         cluster = three(min_isr=1)
         cluster.propose([1])
         crash(cluster, 1)
@@ -320,7 +322,7 @@ class TestMinIsrChanges:
         set_config(cluster, "min.insync.replicas", "1")
         assert cluster.state() == (NOBODY, (), (2, 1))
         cluster.beat(1)
-        # One is enough now: it goes on alone.
+        # One in-sync replica is enough now, so it stays leader.
         assert cluster.state() == (1, (1,), ())
 
 

@@ -96,7 +96,7 @@ def test_only_reordering_completes_at_once(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("target", "isr", "is_complete"),
     [
-        # As many replicas as before: those that were added must be in sync.
+        # With as many replicas as before, the added ones must be in sync.
         ([1, 2, 4], [1, 4], True),
         ([1, 2, 4], [1, 2, 3], False),
         ([4, 5, 3], [1, 2, 3, 5], False),
@@ -105,12 +105,12 @@ def test_only_reordering_completes_at_once(cluster: Cluster) -> None:
         ([2, 4], [1, 4], False),
         ([2, 4], [1, 2, 4], True),
         ([4], [1, 4], True),
-        # Nobody would be left.
+        # The ISR would be empty.
         ([2, 3], [1], False),
     ],
 )
 def test_when_it_is_complete(cluster: Cluster, target: list[int], isr: list[int], is_complete: bool) -> None:
-    """Found out by asking Apache Kafka."""
+    """The expectations are what Apache Kafka does."""
     cluster.propose([1])
     reassign(cluster, target)
     cluster.propose(isr)

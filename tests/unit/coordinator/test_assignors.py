@@ -23,7 +23,7 @@ Assignment = dict[str, Partitions]
 
 
 def flat(assignment: Assignment) -> dict[tuple[TopicId, int], str]:
-    """Who holds each partition; fails when two do."""
+    """Returns the owner of each partition. Fails when a partition has two."""
     owners: dict[tuple[TopicId, int], str] = {}
     for member_id, topics in assignment.items():
         for topic_id, partitions in topics.items():
@@ -42,8 +42,9 @@ def same_for_all(members: list[str], counts: dict[TopicId, int], current: Assign
 
 
 def least_moves(members: list[str], total: int, kept: Counter[str]) -> int:
-    """How many partitions must move at least, if each member is to have its share: tried out for every choice of who
-    gets one more."""
+    """Returns the smallest number of moves that gives each member its share, over every choice of the members that get
+    one more.
+    """
     share, extras = divmod(total, len(members))
     best = total
     for lucky in itertools.combinations(members, extras):

@@ -1,4 +1,4 @@
-"""What matters most about classic groups, each under its own name; the transcripts tell the rest."""
+"""The most important behaviours of classic groups, one test each. The transcripts cover the rest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_failure_21_offsets_of_a_deleted_topic_are_not_those_of_its_successor() 
     world = World()
     world.topics.create("t", 1)
     assert commit(world, 100) == 0
-    # The coordinator hears of the deletion only after the new topic is there.
+    # The deletion reaches the coordinator only after the new topic exists.
     old_id = world.topics.delete("t")
     world.topics.create("t", 1)
     assert fetch(world) == -1
@@ -93,12 +93,12 @@ def test_failure_22_a_commit_that_overlaps_a_rebalance_leaves_the_group_able_to_
     world.topics.create("t", 1)
     joined = stable_group(world, "a")["a"]
     world.ask("b", join_request(), 3)
-    # Join phase: the old generation still owns its partitions, and commits what it has done.
+    # Join phase: the old generation still owns its partitions and may commit.
     assert commit(world, 1, member_id=joined.member_id, generation=joined.generation_id) == 0
     world.ask("a", join_request(member_id=joined.member_id))
     answers = {asked.client: response for asked, response in world.take_answers()}
     again = answers["a"]
-    # Sync phase: neither generation may commit, and each is told what to do about it.
+    # Sync phase: neither generation may commit. The error tells the member how to continue.
     for generation, error in ((1, ErrorCode.ILLEGAL_GENERATION), (2, ErrorCode.REBALANCE_IN_PROGRESS)):
         assert commit(world, 2, member_id=joined.member_id, generation=generation) == error
     assert fetch(world) == 1

@@ -33,7 +33,7 @@ from tidemill.protocol.schema import encode
 from tidemill.protocol.wire import INT16
 from tidemill.types import TopicId
 
-# What the first member of a new group gets, as from Kafka.
+# The epoch of the first member of a new group, as in Kafka.
 FIRST_EPOCH = 2
 
 

@@ -1,4 +1,4 @@
-"""Every group API can say every error, in every version, in bytes that its clients understand."""
+"""Every group API can return every error in every version, and the bytes can be decoded."""
 
 from __future__ import annotations
 

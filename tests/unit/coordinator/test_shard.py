@@ -69,7 +69,7 @@ class Counter:
         if not due:
             return None
         self.alarms.remove(due[0])
-        # Each sees what the one before it wrote.
+        # Each decision sees the record of the one before it.
         return Decision([self.total + 1])
 
     def replay(self, record: int, writer: Writer | None = None) -> None:

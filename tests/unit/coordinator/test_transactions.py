@@ -1,4 +1,4 @@
-"""The transactions machine where a transcript does not say it well: failures by number, tables, formats, limits."""
+"""The transactions machine, where a transcript is no good form: numbered failures, tables, formats, limits."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_ends_that_bump_the_epoch(
 
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_an_end_under_the_epoch_before_is_no_retry_when_the_last_end_did_not_bump(is_commit: bool) -> None:
-    """The last transaction was an old client's: whoever has the epoch before was shut out when that began."""
+    """The last transaction was an old client's. A producer with the epoch before was fenced when it began."""
     state = TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT
     transaction = Transaction("tx", 7, 3, 60_000, 0, state=state, start_ms=0, client_version=0)
     with pytest.raises(ApiError) as raised:
@@ -204,7 +204,7 @@ def test_an_end_under_the_epoch_before_is_no_retry_when_the_last_end_did_not_bum
 
 
 def test_records_are_kafkas() -> None:
-    """Byte by byte what the schema of Kafka 4.3 says."""
+    """The bytes are those of the schema of Kafka 4.3."""
     partitions = {TopicPartition("orders", 1): None, TopicPartition("orders", 3): None}
     transaction = Transaction(
         "t",

@@ -23,7 +23,7 @@ def batch(
     codec: int = 0,
     attributes: int = 0,
 ) -> bytearray:
-    """As a client sends it: offsets from zero. `producer` is (id, epoch, first sequence)."""
+    """Returns a batch as a client sends it, with offsets from zero. `producer` is (id, epoch, first sequence)."""
     times = timestamps if timestamps is not None else [T0 + number for number in range(count)]
     records = [Record(n, t, b"k%d" % n, value) for n, t in enumerate(times)]
     producer_id, epoch, sequence = producer or (-1, -1, -1)
@@ -42,7 +42,7 @@ def transactional(producer_id: int, epoch: int, sequence: int, count: int = 2, *
 
 
 def append(log: Log, data: bytearray, *, leader_epoch: int = 0, wall_ms: int = T0) -> int:
-    """The offset that the batch got."""
+    """Append a batch. Returns its offset."""
     return log.append(memoryview(data), (header_at(data),), leader_epoch, wall_ms)
 
 

@@ -89,7 +89,7 @@ def prepare(
     limit: int | None = None,
     map_bytes: int = LARGE_MAP_BYTES,
 ) -> tuple[SegmentSwap, CleaningResult]:
-    """Everything up to the swap."""
+    """Run a cleaning up to the swap."""
     dirt = find_dirt(log, first_dirty, wall_ms, log.log_end_offset if limit is None else limit)
     swap = SegmentSwap(files, log)
     cleaning = plan_cleaning(log, dirt, wall_ms, map_bytes=map_bytes)
@@ -97,7 +97,7 @@ def prepare(
 
 
 def swap_in(files: Files, log: Log, swap: SegmentSwap, result: CleaningResult) -> None:
-    """What the broker does, in its order."""
+    """Swap the segments in the same steps as the broker."""
     swap.begin(result)
     files.sync_folder(log.folder)
     removed = swap.switch()
@@ -116,7 +116,7 @@ def compact(files: Files, log: Log, first_dirty: int | None = None, **how: Any) 
 
 
 def batches(log: Log, *, max_bytes: int = 1) -> list[tuple[BatchHeader, bytes]]:
-    """What a consumer is sent that reads from the log's start, and goes on behind each batch that it got."""
+    """Returns the batches that a consumer gets which reads from the log start and continues after each batch."""
     offset, found = log.log_start_offset, []
     while (piece := log.read(offset, max_bytes, log.log_end_offset)) is not None:
         data = piece.read()
@@ -129,7 +129,7 @@ def batches(log: Log, *, max_bytes: int = 1) -> list[tuple[BatchHeader, bytes]]:
 
 
 def records(log: Log) -> list[Record]:
-    """Every record that a consumer gets."""
+    """Returns every record that a consumer gets."""
     return [
         record._replace(headers=tuple(record.headers))
         for header, data in batches(log)

@@ -195,7 +195,7 @@ def test_the_horizon_waits_until_the_whole_batch_is_cleaned(disk: SimulatedDisk)
 
 
 def test_swap_replaces_records_only_by_synced_successors(disk: SimulatedDisk) -> None:
-    """An old value goes for a newer one, whose segment may be swapped later or never: it must be on disk by then."""
+    """A record is dropped for a newer one, whose segment may be swapped in later or never. The newer one must be synced."""
     log = open_log(disk)
     for number in range(12):
         put(log, (b"a", b"v" * 60), (b"%d" % number, b"x"))
@@ -321,7 +321,7 @@ def test_reader_continues_during_segment_swap(disk: SimulatedDisk) -> None:
     before = held.read()
     swap_in(disk, log, swap, result)
     assert held.read() == before
-    # In the middle of what was removed: the next batch that exists.
+    # A read at a removed offset returns the next batch that exists.
     for offset in range(26):
         found = log.read(offset, 1, log.log_end_offset)
         assert found is not None

@@ -106,7 +106,7 @@ def test_the_map_is_no_larger_than_its_keys_need() -> None:
 
 def test_similar_keys_have_different_fingerprints() -> None:
     keys = [b"a" * count + b"\0" * zeros for count in range(18) for zeros in range(18)]
-    # What a long key's fingerprint is made of, as a key of its own.
+    # A key that equals the input of a long key's fingerprint.
     keys += [fingerprint(b"a" * 16), fingerprint(b"a" * 16)[:15], fingerprint(b"a")]
     assert len(set(keys)) == len(keys) == len({fingerprint(key) for key in keys})
     assert {len(fingerprint(key)) for key in keys} == {16}

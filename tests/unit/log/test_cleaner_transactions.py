@@ -1,4 +1,4 @@
-"""Compaction of logs with transactions: what was aborted goes, markers stay for as long as somebody needs them."""
+"""Compaction of logs with transactions: aborted records are removed, markers stay as long as they are needed."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_the_tracker_tells_transactions_of_one_producer_apart() -> None:
 
 @dataclass
 class Model:
-    """What is committed, in the order of the log, and who has what open."""
+    """The committed records in the order of the log, and the open transactions of each producer."""
 
     committed: list[Record] = field(default_factory=list)
     open: dict[int, list[Record]] = field(default_factory=dict)
@@ -284,7 +284,7 @@ def test_readers_of_committed_records_notice_no_cleaning(history: list[tuple[obj
                 first_dirty = compact(disk, log, first_dirty, wall_ms=wall_ms, limit=stable).end_offset
             case ("expire",):
                 log.producers.expire(wall_ms)
-                # Who was forgotten begins anew; a marker alone makes it known again, without its sequence.
+                # An expired producer starts again. A marker alone restores its entry, without its sequence.
                 forgotten = [pid for pid in model.sequences if log.producers.get(pid) is None]
                 for pid in forgotten:
                     del model.sequences[pid]

@@ -1,4 +1,4 @@
-"""A data directory: who may open it, what it says of itself, and the folders in it."""
+"""A data directory: its lock, its identity and its folders."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_deleted_folder_frees_its_name_and_is_found_again(disk: SimulatedDisk)
 
 
 def test_a_folder_that_is_deleted_twice_has_two_names(disk: SimulatedDisk) -> None:
-    """What is in the first, which may be half removed, is not mixed with what is in the second."""
+    """The files of the first folder, which may be half removed, are not mixed with those of the second."""
     data_dir = DataDir(disk, "/data", 1)
     renamed = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A log as a follower writes it: batches that have their offsets and epochs, cuts, new beginnings."""
+"""A log as a follower writes it: batches with their offsets and epochs, truncation, restart at an offset."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def log() -> Log:
 
 
 def _produce(log: Log, count: int, sequence: int, *, pid: int = 7, epoch: int = 0) -> int:
-    """As the partition does it: the offset of the batch, or of the one it repeats."""
+    """Append as the partition does. Returns the offset of the batch, or of the one that it repeats."""
     data = batch(count, producer=(pid, epoch, sequence))
     duplicate = log.producers.duplicate_of(header_at(data))
     return duplicate.base_offset if duplicate is not None else append(log, data)

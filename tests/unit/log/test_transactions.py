@@ -1,4 +1,4 @@
-"""Transactions at the level of one log: markers, what is open, the last stable offset, aborted ones, restarts."""
+"""Transactions in one log: markers, open transactions, the last stable offset, aborted transactions, restarts."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_truncation_back_to_a_snapshot_forgets_the_aborts_behind_it(log: Log) ->
 
 
 def test_deleted_records_do_not_end_a_transaction(log: Log) -> None:
-    """As Kafka: the last stable offset is the log's start then."""
+    """As in Kafka, the last stable offset is then the log start offset."""
     for number in range(12):
         write(log, 1, number)
     for path in log.move_start(9):
@@ -310,7 +310,7 @@ def test_a_marker_of_the_same_epoch_keeps_the_sequence_and_of_a_new_one_restarts
 
 
 def test_bumped_epoch_continues_open_transaction(log: Log) -> None:
-    """As Kafka: only a marker ends it."""
+    """As in Kafka, only a marker ends the transaction."""
     write(log, 1, 0)
     write(log, 1, 0, epoch=1)
     assert log.last_stable_offset(2) == 0

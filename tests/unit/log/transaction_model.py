@@ -1,4 +1,4 @@
-"""What raw batches say of producers and transactions, found out the dumb way: by the bytes, over and over again."""
+"""A model of producers and transactions: a slow, simple twin that reads them from the raw bytes of all batches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def transactions(batches: Sequence[Batch]) -> list[Transaction]:
             continue
         before = [b for b in batches[:number] if b.producer_id == begin.producer_id and b.is_transactional]
         if before and before[-1].marker is None:
-            continue  # it goes on with what is open
+            continue  # the open transaction continues
         ends = [b for b in batches[number:] if b.producer_id == begin.producer_id and b.marker is not None]
         if ends:
             assert ends[0].marker is not None

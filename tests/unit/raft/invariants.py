@@ -1,4 +1,4 @@
-"""What must be true of a quorum after every step, by the names that Raft gives it."""
+"""The invariants of a quorum after every step, with the names that Raft gives them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Invariants:
         self._votes_asked: dict[Token, VoteRequested] = {}
         self._high_watermarks: dict[int, int] = {}
         self._committed_when_lost: dict[int, int] = {}
-        # The one log of everything that anybody ever called committed.
+        # The log of all entries that any replica ever counted as committed.
         self.committed_entries: list[Entry] = []
 
     def started(self, node_id: int) -> None:
@@ -85,7 +85,7 @@ class Invariants:
         holders = [
             voter
             for voter in voters.ids
-            # One that lost its log may have been counted before: it elects nobody until it has everything again.
+            # A voter that lost its log may have been counted before. It grants no vote until it has everything again.
             if self._nodes[voter].disk.entries[:end] == entries or self._nodes[voter].disk.is_incomplete
         ]
         if not voters.is_majority(holders):

@@ -1,7 +1,7 @@
-"""A replica's disk for tests: a log of (epoch, value) with what of it is synced, the quorum state, a snapshot.
+"""A replica's disk for tests: a log of (epoch, value) with its synced part, the quorum state, a snapshot.
 
-The list of entries always reaches back to offset 0, so that logs can be compared whole; `log_start_offset` only
-says from where on the machine may believe that it has them. A snapshot's bytes are the entries before its end.
+The list of entries always starts at offset 0, so that logs can be compared whole. `log_start_offset` is only the first
+offset that the machine sees. A snapshot's bytes are the entries before its end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def control_value(record: LeaderChangeMessage | VotersRecord) -> str:
 
 
 class SimLog:
-    """What the machine sees: the page cache's view."""
+    """The log as the machine sees it, with the content of the page cache."""
 
     def __init__(
         self, bootstrap: VoterSet, entries: list[Entry], start: int, snapshot: SnapshotKey | None
@@ -115,7 +115,7 @@ class SimLog:
 
 @dataclass
 class Disk:
-    """What survives a crash."""
+    """The part that survives a crash."""
 
     election: ElectionState = field(default_factory=ElectionState)
     entries: list[Entry] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Disk:
             self.entries = log.entries[: self.start]
 
     def crash(self, log: SimLog, random: Random) -> None:
-        """Of what was not synced, any part may have reached the disk all the same."""
+        """Crash. Any part of the unsynced entries may have reached the disk."""
         synced = len(self.entries)
         if log.entries[:synced] == self.entries:
             kept = random.randint(synced, len(log.entries))

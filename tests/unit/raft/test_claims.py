@@ -1,4 +1,4 @@
-"""What a replica does not believe, whoever says it: epochs out of all reason, and strangers that claim to lead."""
+"""Claims that a replica rejects: epochs beyond the limit, and leaders that are not voters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_leader_claim_of_unknown_replica_is_rejected(claim: object) -> None:
 
 
 def test_leader_claim_of_unknown_voter_with_our_vote_is_accepted() -> None:
-    """Of two voters and a third, the one that lags may be needed for the majority that elects the third."""
+    """The third voter is new. Its election may need the vote of a replica that does not know it yet."""
     bench = Bench(voters=voter_set(1, 2))
     assert vote_part(bench.step(vote_event(3, 5))).vote_granted
     assert error_of(bench.step(begin(3, 5))) == ErrorCode.NONE
@@ -88,13 +88,13 @@ def test_vote_request_of_unknown_replica_does_not_end_leadership() -> None:
     assert bench.machine.is_leader
     bench.step(vote_event(9, epoch + 5, (epoch, 100)))
     assert (bench.machine.is_leader, bench.machine.epoch) == (True, epoch)
-    # One that votes does.
+    # A request of a voter does.
     bench.step(vote_event(2, epoch + 5, (epoch, 100)))
     assert (bench.machine.is_leader, bench.machine.epoch) == (False, epoch + 5)
 
 
 def test_elections_continue_below_the_largest_epoch() -> None:
-    """The room above what is believed is for elections of our own."""
+    """Epochs above the limit for claims are left for this replica's own elections."""
     bench = Bench(election=ElectionState(CLAIMED_EPOCH_MAX, None, None))
     bench.elect()
     assert (bench.machine.is_leader, bench.machine.epoch) == (True, CLAIMED_EPOCH_MAX + 1)

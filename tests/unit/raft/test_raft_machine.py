@@ -1,4 +1,4 @@
-"""One machine, driven by hand: what it answers to whom, and in which order it wants things done."""
+"""One machine, driven by hand: its responses and the order of its effects."""
 
 from __future__ import annotations
 

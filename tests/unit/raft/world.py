@@ -1,8 +1,7 @@
-"""A whole quorum in one process: machines, a network, disks, virtual time, from one seed. And its invariants.
+"""A whole quorum in one process: machines, a network, disks, virtual time, from one seed; with its invariants.
 
-Every effect of a machine is carried out here, one by one; a crash may come between any two. `Faults` says
-what the network and the disks may do; what it says nothing of (partitions, crashes, restarts, appends) is done
-by whoever owns the world.
+Every effect of a machine is carried out here, one by one; a crash may come between any two. `Faults` sets the faults of
+the network and the disks. The test itself causes partitions, crashes, restarts and appends.
 """
 
 from __future__ import annotations
@@ -310,7 +309,7 @@ class World:
     def _receive(self, receiver: Node, token: Token, event: Event) -> None:
         sender = self.nodes[token.node_id]
         if not receiver.is_up and sender.generation == token.generation:
-            # Nobody listens there: the sender hears that at once.
+            # The connection is refused, so the request fails at once.
             self.step(sender, on.RequestFailed(token.number))
         elif token.generation >= self.lost_generations.get(token.node_id, 0):
             self.step(receiver, event)

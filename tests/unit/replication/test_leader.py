@@ -1,4 +1,4 @@
-"""The leader of a partition: what is committed, and who is in sync."""
+"""The leader of a partition: the high watermark and the ISR."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_follower_joins_isr_when_it_reached_high_watermark() -> None:
 
 
 def test_follower_joins_isr_only_after_start_of_leader_epoch() -> None:
-    """The leader's high watermark may be behind: reaching it says nothing yet."""
+    """The leader's high watermark may be behind, so reaching it does not suffice."""
     led = Led(isr=(1, 2), end_offset=10, high_watermark=4)
     assert led.fetch(3, 5) == []
     assert led.fetch(3, 9) == []
