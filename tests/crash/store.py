@@ -1,8 +1,8 @@
 """A broker's storage without the broker: what `broker/partitions/replicas.py` does with a data directory, in the same order.
 
 `Store` writes down in a `History` what it is about to do and what is done, so that the survivor of a crash can be judged
-by `judge`: everything synced is there byte for byte, what is there is a prefix of what was appended, and all that is
-derived (indexes, producers, transactions, epochs) equals what a dumb replay of the surviving batches gives.
+by `judge`: every synced byte is there, the surviving batches are a prefix of the appended ones, and all derived state
+(indexes, producers, transactions, epochs) equals a simple replay of the surviving batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PartitionHistory:
     topic_id: bytes
     # More than one while a truncation is under way: either may be found.
     timelines: list[Timeline] = field(default_factory=lambda: [Timeline()])
-    # The log may begin anywhere up to here: retention and DeleteRecords asked for it.
+    # The largest log start offset that retention and DeleteRecords allow.
     start_max: int = 0
     # Checkpointed: nothing below is served again.
     start_min: int = 0
@@ -141,7 +141,7 @@ class Store:
         self.history.partitions[tp].now.synced_end = work.end_offset
 
     def truncate(self, tp: TopicPartition, end_offset: int) -> None:
-        """The recovery point is lowered first, as `truncate_to` asks."""
+        """Truncate the log. The recovery point is lowered first, as `truncate_to` requires."""
         log, known = self.logs[tp], self.history.partitions[tp]
         known.timelines.append(known.now.truncated(end_offset))
         known.timelines[0].synced_end = known.now.synced_end
@@ -227,7 +227,7 @@ def surviving_batches(disk: SimulatedDisk, log: Log) -> list[ParsedBatch]:
 
 
 def _is_run_of(surviving: list[ParsedBatch], line: Timeline, log: Log) -> bool:
-    """What is there is a run of what was appended, without a hole, up to the log's end."""
+    """Whether the surviving batches are appended ones, in order and without a hole, up to the log end offset."""
     first = surviving[0].base_offset if surviving else log.log_end_offset
     expected = [
         b
@@ -274,7 +274,7 @@ def _check_producers(log: Log, line: Timeline) -> None:
 
 
 def _check_transactions(log: Log, line: Timeline, surviving: list[ParsedBatch], high_watermark: int) -> None:
-    """What is open, stable and aborted; where retention took batches, what the rest of them needs."""
+    """Check open, stable and aborted transactions. Where retention removed batches, check only what the others need."""
     end_offset = log.log_end_offset
     batches = _batches(line, log)
     found = [tuple(entry) for entry in log.aborted_between(0, end_offset)]

@@ -1,4 +1,4 @@
-"""Stop a compaction at every step it takes on the disk: what is found afterwards is the log before it or after it.
+"""Stop a compaction at every disk operation: afterwards the log is as before it or as after it.
 
 Cleaned segments come in one by one, so "before or after" holds for each of them; for the whole log it means: each record
 is one that was there before, everything that the cleaning keeps is there, and a reader's table of last values is the same.
@@ -73,14 +73,14 @@ def scenario(disk: SimulatedDisk, history: History) -> None:
 
 @pytest.fixture(scope="module")
 def cuts() -> list[CutPoint[History]]:
-    """Those after everything was written and synced, the whole run first."""
+    """The cuts after everything was written and synced, the complete run first."""
     found = [cut for cut in every_cut_point(scenario, History, torn_writes=()) if cut.history.before]
     assert len(found) > 50
     return found
 
 
 def survivors(cut: CutPoint[History]) -> Iterator[SimulatedDisk]:
-    # A crash and a kill make a new disk of the old; the old one can be asked again.
+    # A crash or a kill returns a new disk; the old one can be used for another.
     yield cut.disk.kill()
     yield cut.disk.crash(Random(0), keep="nothing")
     yield cut.disk.crash(Random(0), keep="everything")

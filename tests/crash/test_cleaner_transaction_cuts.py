@@ -1,7 +1,7 @@
 """Stop a compaction of a log with transactions at every step: no reader takes an aborted record for a committed one.
 
-The index of aborted transactions is swapped with its segment. Found with the wrong one, a log would show what was aborted,
-or hide what was committed by the same producer later.
+The index of aborted transactions is swapped with its segment. With the wrong index a log would return aborted records,
+or hide records that the same producer committed later.
 """
 
 from __future__ import annotations

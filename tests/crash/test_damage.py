@@ -1,4 +1,4 @@
-"""What is no torn tail: damage below the recovery point, a crash during recovery, a full disk, a failing one."""
+"""Cases that are no torn tail: damage below the recovery point, a crash during recovery, a full disk, a failing disk."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_segment_that_ends_too_early_between_two_batches_is_refused(is_clean: 
 
 
 def test_a_hole_between_unsynced_segments_is_where_the_log_ends() -> None:
-    """A power failure emptied one segment and spared the next: what follows the hole is set aside."""
+    """A power failure emptied one segment and not the next: the segments after the hole are set aside."""
     disk = SimulatedDisk()
     store, history = _synced_store(disk, batches=9, synced=1)
     bases = [segment.base_offset for segment in store.logs[TP].segments]
@@ -103,7 +103,7 @@ def _logs(disk: SimulatedDisk) -> dict[str, bytes]:
 
 
 def _without_a_segment(number: int, *, is_clean: bool) -> tuple[SimulatedDisk, History, int]:
-    """A disk whose owner removed a file, the history of it, and the offset at which that began."""
+    """Returns a disk without one segment, its history, and the base offset of that segment."""
     disk = SimulatedDisk()
     store, history = _synced_store(disk, batches=15, synced=15)
     base_offset = store.logs[TP].segments[number].base_offset
@@ -126,7 +126,7 @@ def test_a_missing_segment_is_damage_and_changes_nothing(number: int, is_clean: 
 
 
 def test_a_missing_first_segment_is_damage_after_a_clean_shutdown() -> None:
-    """After a crash it may be what retention removed: the checkpoint of the log's start is written later."""
+    """After a crash retention may have removed it: the checkpoint of the log start offset is written later."""
     disk, history, _ = _without_a_segment(0, is_clean=True)
     before = _logs(disk)
     with pytest.raises(StorageError, match="but the log began at 0 when it was closed"):
@@ -255,7 +255,7 @@ def test_failure_27_the_partition_recovers_when_space_returns(free_bytes: int) -
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_failure_27_a_roll_that_fails_leaves_no_segment_behind(is_clean: bool) -> None:
-    """An empty segment at the log's end would hide what a smaller batch adds to the one before it."""
+    """An empty segment at the log's end would hide a smaller batch that the segment before it takes."""
     disk = SimulatedDisk()
     history = History()
     store = Store(disk, history, CONFIG)

@@ -1,4 +1,4 @@
-"""The simulated disk keeps its own promises: what is durable, what may be lost, and when it stops."""
+"""The rules of the simulated disk: which data is durable, which may be lost, and when it stops."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The metadata log and the quorum of one node, dead at every step: what was promised is there, nothing is invented.
+"""The metadata log and the quorum of one node, stopped at every step: acknowledged data is there, nothing is invented.
 
-`kill -9` keeps what was written; a power failure keeps what was synced and any part of the rest.
+`kill -9` keeps all written data; a power failure keeps the synced data and any part of the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class History:
 
 
 class Store:
-    """What `Quorum` does to its log, writing down beforehand what may be found."""
+    """Runs the operations of `Quorum` on its log. The history first records what may be found after a crash."""
 
     def __init__(self, disk: SimulatedDisk, history: History) -> None:
         disk.make_folder(FOLDER)
@@ -138,7 +138,7 @@ def _installing(disk: SimulatedDisk, history: History) -> None:
     store.append(1, *_values("a", 3))
     store.sync()
     store.snapshot(3)
-    # Longer than what the leader has, and of an epoch that came to nothing.
+    # Longer than the leader's log, with an epoch that committed nothing.
     store.append(2, *_values("lost", 30))
     store.sync()
     key, values = SnapshotKey(20, 5), _values("leader ", 20)
@@ -181,7 +181,7 @@ def _judge(cut: CutPoint[History], disk: SimulatedDisk) -> None:
             assert log.epoch_before(offset) == cut.history.epoch_of[found[offset - 1]], str(cut)
         assert not log.is_incomplete
         log.release()
-        # What was found once is found again: opening it has made it durable.
+        # The second open finds the same: the first one has made it durable.
         disk = disk.crash(Random(1), keep="nothing")
 
 

@@ -1,4 +1,4 @@
-"""What offsets a log of group records holds, found out in another way than the machine's.
+"""The offsets in a log of group records, computed in another way than the machine does.
 
 The machine replays records and markers as they come. The ledger knows the fate of each transaction beforehand, and
 takes the last record that counts.
@@ -17,7 +17,7 @@ Place = tuple[str, str, int]
 
 
 class Ledger:
-    """The offsets as the records of a log tell them, the end of each transaction known from the beginning."""
+    """Reads the offsets from the records of a log, with the end of each transaction known in advance."""
 
     def __init__(self, log: Sequence[Written]) -> None:
         self.committed: dict[Place, int] = {}
@@ -42,7 +42,7 @@ class Ledger:
 
     @staticmethod
     def _end_of(log: Sequence[Written], position: int) -> TransactionEnd | None:
-        """How the transaction of the record at `position` ended; None while it has not."""
+        """Returns how the transaction of the record at `position` ended; None while it is open."""
         writer = log[position].writer
         if writer is None:
             return None
@@ -53,7 +53,7 @@ class Ledger:
 
 
 def committed_offsets(world: World) -> dict[Place, int]:
-    """As the machine has them."""
+    """Returns the offsets in the form of the machine."""
     return {
         (group, topic, partition): each.offset
         for group in world.groups.groups

@@ -1,5 +1,5 @@
-"""Random lives of consumer groups: nobody ever holds what another holds, everybody gets what the target gives them,
-and the log alone tells the same story."""
+"""Random histories of consumer groups: no partition has two owners, every member reaches its target assignment, and a
+replay of the log gives the same state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Life:
         self.check()
 
     def check(self) -> None:
-        """The truth that matters is what the consumers hold, not what the coordinator thinks they do."""
+        """Checks the partitions that the consumers own, not those that the coordinator records for them."""
         held: dict[tuple[TopicId, int], str] = {}
         for consumer in self.consumers:
             for partition in consumer.owned:
@@ -116,7 +116,7 @@ class Life:
         self.world.log.refuse_with = None
 
     def settle(self) -> None:
-        """Everybody goes on as usual for a while."""
+        """All consumers run normally for a while."""
         for _ in range(30):
             self.world.advance(3_000)
             for consumer in self.consumers:
@@ -219,7 +219,7 @@ class Migration(Life):
             consumer.leave()
             consumer.owned, consumer.epoch = set(), 0
         for index in range(3):
-            # A leader that starts anew sees the topics as they are.
+            # A leader that starts again sees the present topics.
             self.do_classic_crash(index)
         for _ in range(80):
             self.do_advance(2_000)

@@ -2,12 +2,12 @@
 
 Beside the controller lives a dumb twin of the brokers: which processes are alive, and how many of the committed
 records each replica holds. A record is committed when every member of the ISR is alive and has it, and enough
-are in the ISR. A process that crashes loses what it did not sync, which is everything here; a disk that is
-replaced is empty. A replica that joins the ISR has what the leader has.
+are in the ISR. A process that crashes loses its unsynced records, which are all of them here; a disk that is
+replaced is empty. A replica that joins the ISR has the leader's records.
 
-What must hold: a leader that was elected cleanly has every committed record; an unclean election happens only where
-somebody allowed it or asked for it, or with a sole replica, than which nobody could have more; one leader for each leader
-epoch; epochs never go back, and the log alone gives the same image.
+Invariants: a leader that was elected cleanly has every committed record. An unclean election happens only where it is
+allowed or requested, or with a sole replica, since no other can have more. Each leader epoch has one leader. Epochs never
+go back, and a replay of the log gives the same image.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ indexes = st.integers(0, PARTITIONS - 1)
 
 
 class Replicas:
-    """What the replicas of one partition hold of its committed records, which are a prefix of them."""
+    """The prefix of the committed records that each replica of one partition has."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -83,7 +83,7 @@ class PartitionLife(RuleBasedStateMachine):
         self.asked_unclean = False
         self.judged = 0
         self.leaders: dict[tuple[int, int], int] = {}
-        # What each leader has proposed and not heard of yet, and what was under way at some time.
+        # The unanswered proposals of each leader, and all proposals so far.
         self.pending: dict[int, Proposal] = {}
         self.proposals: list[Proposal] = []
         # Replicas whose disk was replaced since they were last in sync.
@@ -255,7 +255,7 @@ class PartitionLife(RuleBasedStateMachine):
 
     @rule()
     def heal(self) -> None:
-        """Everybody runs, everybody is in sync."""
+        """All brokers run, and all replicas are in sync."""
         self.cluster.pass_time(9_000, beating=[each for each in BROKERS if self.is_known(each)])
         for broker_id in BROKERS:
             self.start(broker_id, wiped=False)
@@ -347,7 +347,7 @@ class PartitionLife(RuleBasedStateMachine):
             is_last_known = before.last_known_elr == (after.leader,) and not before.isr and not after.elr
             is_sole = is_last_known and after.replicas == (after.leader,)
             assert is_sole or self.allows_unclean or self.asked_unclean
-            # From here on what it has is the log, however little that is.
+            # From here on its records are the log, however few they are.
             self.empty.discard((index, after.leader))
             replicas = self.replicas[index]
             replicas.committed = replicas.held[after.leader]
@@ -363,7 +363,7 @@ class PartitionLife(RuleBasedStateMachine):
             if self.serves(partition):
                 assert replicas.held[partition.leader] == replicas.committed
             for each in (*partition.isr, *partition.elr):
-                # Who has crashed since is still believed in; nobody writes until its session is over.
+                # A broker that has crashed since still counts as in sync. No write succeeds until its session ends.
                 if self.is_known(each) or self.is_stopped(each):
                     assert replicas.held[each] == replicas.committed
 

@@ -1,4 +1,4 @@
-"""Random lives of groups: what is live is what the log says, nobody is forgotten, nothing is owned twice.
+"""Random histories of groups: the live state equals a replay, every request is answered, no partition has two owners.
 
 Clients join, sync, heartbeat, leave, commit and restart in any order, also in transactions that overlap, while time
 passes, writes fail, commits are held back and the coordinator moves. After every step the machine agrees with itself
@@ -74,7 +74,7 @@ class GroupLives(RuleBasedStateMachine):
         self.world = World(config=config)
         self.world.topics.create("t", PARTITIONS)
         self.clients: dict[tuple[str, str], Client] = {}
-        # Who was told to consume what, in which generation; a static member is the same under every id.
+        # The assignments that members got, by generation. A static member is the same under every member id.
         self.owners: dict[tuple[str, int, str], str] = {}
 
     def client(self, name: str, group: str) -> Client:
@@ -271,7 +271,7 @@ class GroupLives(RuleBasedStateMachine):
                 assert len(owned) == len(set(owned)), group.group_id
 
     def teardown(self) -> None:
-        """Whoever still waits is answered when the coordinator goes; a second answer fails in `World`."""
+        """Requests that still wait are answered when the coordinator moves. A second answer fails in `World`."""
         self.world.shard.fail(ErrorCode.NOT_COORDINATOR)
         assert not self.world.asked, "a request was never answered"
 

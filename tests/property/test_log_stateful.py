@@ -38,7 +38,7 @@ class LogMachine(RuleBasedStateMachine):
         self.leader_epoch = 0
         self.sequences: dict[int, int] = {}
         self.epochs: dict[int, int] = {}
-        # What readers were told: markers below it are known to be committed.
+        # The high watermark that readers saw: markers below it are known to be committed.
         self.high_watermark = 0
 
     def make_files(self) -> tuple[Files, str]:
@@ -99,7 +99,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(where=st.floats(0, 1))
     def commit(self, where: float) -> None:
-        """The high watermark rises over what is synced."""
+        """Advance the high watermark to the synced end."""
         self.sync()
         rise = int((self.end - self.high_watermark) * where)
         self.high_watermark = max(self.high_watermark, self.log_start, self.high_watermark + rise)
@@ -206,7 +206,7 @@ class LogMachine(RuleBasedStateMachine):
         )
 
     def _recount_sequences(self) -> None:
-        """A producer goes on from what the log still knows of it."""
+        """A producer continues with the state that the log still has of it."""
         self.sequences = {s.producer_id: s.last_sequence + 1 for s in self.log.producers.states()}
         self.epochs = {s.producer_id: s.epoch for s in self.log.producers.states()}
 
@@ -267,7 +267,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @property
     def end(self) -> int:
-        """After everything was deleted the model has no batch to tell."""
+        """After all records were deleted the model has no batches."""
         newest = header_at(self.batches[-1]).next_offset if self.batches else 0
         return max(newest, self.log_start)
 
@@ -302,7 +302,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def knows_its_transactions(self) -> None:
-        """Exactly, until deletions take batches; then a log that was replayed may know no more than what is left."""
+        """The state is exact until deletions remove batches. A replayed log may then know only the remaining ones."""
         if not hasattr(self, "log"):
             return
         hw = max(self.high_watermark, self.log_start)
@@ -330,7 +330,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 class RealDiskMachine(LogMachine):
-    """The same on the real file system, without the power failures."""
+    """The same test on the real file system, without power failures."""
 
     def make_files(self) -> tuple[Files, str]:
         self._temporary = tempfile.TemporaryDirectory()

@@ -60,7 +60,7 @@ class LeaderAndController(RuleBasedStateMachine):
 
     @rule(follower=FOLLOWERS, count=st.integers(0, 5))
     def fetch(self, follower: int, count: int) -> None:
-        """The follower asks with what it has, and gets some more."""
+        """The follower fetches at its log end offset and gets more records."""
         effects = self.leader.follower_fetched(
             follower, self.epochs[follower], self.ends[follower], 0, self.now_ms
         )

@@ -180,7 +180,7 @@ PLANTED = [
 
 
 def find(seed: int) -> str | None:
-    """What went wrong with this seed, if anything."""
+    """Returns the failure of this seed; None when there is none."""
     try:
         chaos = Chaos(seed)
         chaos.run()

@@ -132,7 +132,7 @@ class Chaos:
                 self.world.step(node, on.AddVoterRequested(f"add {self.world.steady_ms}", addition))
 
     def recover(self) -> bool:
-        """No more faults: before long one leader, and everybody has its records."""
+        """Without faults there is soon one leader, and every replica has its records."""
         self.is_over = True
         self.world.faults = Faults(delay_ms=(1, 20), sync_ms=(1, 10))
         self._heal()

@@ -1,9 +1,9 @@
-"""Random lives of transactional ids: what is live is what the log says, and what was confirmed happens.
+"""Random histories of transactional ids: the live state equals a replay, and every confirmed decision is carried out.
 
 Clients of both kinds (those that end with a bumped epoch, and older ones) initialize, take transactions over, add partitions
 and end, also with producers that they were before; time passes, writes fail, commits are held back, the coordinator moves
 and loses what was not committed. After every step the machine agrees with itself (`World` checks that) and with a machine
-rebuilt from the log. What clients were told is kept here, and compared with the decisions that the log holds.
+rebuilt from the log. The responses to clients are kept here and compared with the decisions in the log.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Lives:
             transactional_id_expiration_ms=60_000,
         )
         self.world = World(config=config)
-        # Every producer that a client was told to be, by transactional id, the last one last.
+        # Every producer id and epoch that clients got, by transactional id, in order.
         self.told: dict[str, list[Producer]] = {}
         self.added: dict[Producer, set[TopicPartition]] = {}
         self.ended: dict[Producer, bool] = {}
         self.markers: dict[Producer, End] = {}
-        # Who took a transaction over, and who wrote it.
+        # The producer that took a transaction over, and its writer.
         self.kept: dict[Producer, Producer] = {}
 
     def producer(self, transactional_id: str, back: int = 0) -> Producer:
-        """Who the id's client is, or was some time back."""
+        """Returns the present or an earlier producer of the id."""
         told = self.told.get(transactional_id, [])
         return told[-1 - back] if back < len(told) else Producer(5, 0)
 
@@ -181,7 +181,7 @@ class Lives:
         self.ask(transactional_id, request, 4 if transactional_id in OLD_IDS else 5)
 
     def whole_transaction(self, transactional_id: str, partitions: int, is_commit: bool) -> None:
-        """What most lives consist of, so that the rest meets a transaction before it and one after it."""
+        """The most frequent step, so that the others come between two transactions."""
         self.write_markers()
         if not self.told.get(transactional_id):
             self.init(transactional_id, goes_on=False, back=0)
@@ -196,7 +196,7 @@ class Lives:
         self.note()
 
     def hear_of_other_markers(self, transactional_id: str, back: int) -> None:
-        """Markers that were written long ago, or of nobody; those that are wanted now are not among them."""
+        """Report markers of earlier or unknown transactions, but not the ones that are due now."""
         producer = self.producer(transactional_id, back)
         told = MarkersWritten(transactional_id, *producer)
         wanted = self.world.markers.get(transactional_id)
@@ -233,7 +233,7 @@ class Lives:
         self.note()
         self.told.setdefault(transactional_id, []).append(Producer(later.producer_id, later.producer_epoch))
 
-    # What must hold.
+    # Invariants.
 
     def live_state_is_what_the_log_says(self) -> None:
         assert self.world.rebuilt().replicated_state() == self.world.machine.replicated_state()
@@ -260,7 +260,7 @@ class Lives:
                 assert partitions <= known.partitions, "a confirmed partition gets no marker"
 
     def prepared_in_log(self) -> list[Transaction]:
-        """Those whose epoch was bumped with their end."""
+        """Returns the decided transactions in the log whose end bumped the epoch."""
         decoded = [decode(key, value) for key, value in self.world.log.records]
         transactions = [each.transaction for each in decoded if each is not None]
         return [
@@ -270,7 +270,7 @@ class Lives:
         ]
 
     def teardown(self) -> None:
-        """Whoever still waits is answered when the coordinator goes; a second answer fails in `World`."""
+        """Requests that still wait are answered when the coordinator moves. A second answer fails in `World`."""
         self.world.shard.fail(ErrorCode.NOT_COORDINATOR)
         assert not self.world.asked, "a request was never answered"
 

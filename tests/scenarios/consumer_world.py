@@ -1,4 +1,4 @@
-"""A groups machine that knows the consumer protocol, and consumers that behave as KIP-848 asks them to.
+"""A groups machine that knows the consumer protocol, and consumers that behave as KIP-848 requires.
 
 A `Consumer` holds what the coordinator gave it: it gives partitions up as soon as it hears that it must, says so in its next
 heartbeat, and drops everything when it is fenced. A response can get lost on its way.
@@ -122,7 +122,7 @@ class Consumer:
     epoch: int = 0
     owned: Owned = field(default_factory=set)
     heard_at_ms: int = 0
-    # It is not sure what the coordinator knows, so it sends everything and asks for everything.
+    # It does not know the coordinator's state, so it sends all fields and requests a full response.
     is_unsure: bool = False
 
     def heartbeat(self, *, full: bool = False, loses_response: bool = False) -> ErrorCode:
@@ -153,7 +153,7 @@ class Consumer:
         return code
 
     def leave(self) -> ErrorCode:
-        """For good; a static member says that it will be back."""
+        """Leave for good. A static member announces that it will return."""
         epoch = -1 if self.instance_id is None else -2
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group_id,
@@ -179,7 +179,7 @@ class ClassicConsumer:
     generation: int = -1
     owned: Owned = field(default_factory=set)
     heard_at_ms: int = 0
-    # What it does next: join, sync, heartbeat; or wait for the answer to that.
+    # The next step: join, sync, heartbeat, or wait for the response to one of them.
     state: str = "join"
     _members: list[JoinGroupResponseMember] = field(default_factory=list)
 
@@ -220,7 +220,7 @@ class ClassicConsumer:
         self.world.ask(self.name, request)
 
     def _assign(self) -> list[SyncGroupRequestAssignment]:
-        """As the leader: each partition to one of its topic's subscribers, in turn."""
+        """As the leader, assign each partition to one of its topic's subscribers, in turn."""
         topics = self.world.topics
         held: dict[str, dict[TopicId, list[int]]] = {each.member_id: {} for each in self._members}
         for name in sorted(topics.names()):

@@ -70,7 +70,7 @@ def subscription(topics: list[str]) -> bytes:
 
 
 class Script:
-    """Executes commands on a world and tells everything that came of each."""
+    """Executes commands on a world and prints everything that each one causes."""
 
     def __init__(self) -> None:
         self.world = World()

@@ -1,4 +1,4 @@
-"""A groups machine in its shard, with clients that remember what they were told, for transcripts and tests.
+"""A groups machine in its shard, with clients that keep the responses they got, for transcripts and tests.
 
 Clients are named by the transcript. A client keeps the member id and generation of its last answer and uses
 them in its next request, unless the command sets them. Time stands still until `advance`. Records are committed as
@@ -65,7 +65,7 @@ class Written(NamedTuple):
 
 
 class MemoryLog:
-    """The partition: keeps all records and markers and can be told to refuse the next appends."""
+    """The partition: keeps all records and markers, and can refuse the next appends."""
 
     def __init__(self) -> None:
         self.records: list[Written] = []
@@ -171,7 +171,7 @@ class World:
         self._settle()
 
     def rebuilt(self) -> Groups:
-        """What a machine that knows only the log would be."""
+        """Returns a machine that is rebuilt from the log."""
         machine = self._new_machine()
         for raw, writer, end in self.log.records:
             if end is not None:

@@ -6,11 +6,11 @@
     advance 2s | 100ms        let time pass; `until-leads 3`: just until 3 is elected
     partition 1|2,3           cut these groups off from each other; `heal` undoes it
     slow-disk 1s              from now on, how long a sync takes
-    crash 1, restart 1        what was not synced is lost
+    crash 1, restart 1        unsynced data is lost
     append 1 x y              give records to node 1; `resign 1`; `snapshot 1`; `add-voter 1 4`; `remove-voter 1 3`
-    status, logs              how everybody stands
+    status, logs              the state of every node
 
-A line of output is what a node did, with the time since the command. Fetches that go as they should are not shown.
+A line of output is an action of a node, with the time since the command. Successful fetches are not shown.
 """
 
 from __future__ import annotations

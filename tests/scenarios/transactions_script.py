@@ -1,6 +1,6 @@
 """The commands of transaction transcripts, and how answers, records and markers read in them.
 
-A client keeps its transactional id and the producer id and epoch that it was told last, unless a command sets them:
+A client keeps its transactional id and the producer id and epoch that it got last, unless a command sets them:
 `end c commit producer=1000:3`. Producers read `1000:3`: the id and the epoch.
 """
 
@@ -40,7 +40,7 @@ class Client:
 
 
 class Script:
-    """Executes commands on a world and tells everything that came of each."""
+    """Executes commands on a world and prints everything that each one causes."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -137,7 +137,7 @@ class Script:
     # Requests.
 
     def do_init(self, command: Command) -> list[str]:
-        """`go-on=yes` names the client's producer (KIP-360); else the client starts anew."""
+        """`go-on=yes` names the client's producer (KIP-360). Otherwise the client starts as a new producer."""
         client = self._client(command)
         goes_on = command.options.get("go-on") == "yes" or "producer" in command.options
         request = InitProducerIdRequest(

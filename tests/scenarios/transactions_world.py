@@ -27,7 +27,7 @@ from tidemill.protocol.schema import Request
 
 
 class MemoryLog:
-    """The partition: keeps all records and can be told to refuse the next appends."""
+    """The partition: keeps all records, and can refuse the next appends."""
 
     def __init__(self) -> None:
         self.records: list[RawRecord] = []
@@ -82,7 +82,7 @@ class World:
         return self.load(committed_offset=len(self.log.records))
 
     def load(self, committed_offset: int) -> Shard[TransactionRecord]:
-        """A shard with a machine of what the log holds, of which so much is committed."""
+        """Returns a shard with a machine that is loaded from the log, which is committed up to this offset."""
         self.committed_offset = committed_offset
         shard = Shard(self._new_machine(), self.log, self._respond, self._report)
         shard.load(list(self.log.records), len(self.log.records), committed_offset, self.steady_ms)
@@ -126,7 +126,7 @@ class World:
         self._settle()
 
     def write_markers(self) -> None:
-        """All markers that the machine asked for are written."""
+        """Report that all requested markers are written."""
         for wanted in list(self.markers.values()):
             self.markers_written(wanted.written)
 
@@ -158,7 +158,7 @@ class World:
         self._settle()
 
     def rebuilt(self) -> Transactions:
-        """What a machine that knows only the log would be."""
+        """Returns a machine that is rebuilt from the log."""
         machine = self._new_machine()
         for key, value in self.log.records:
             record = machine.decode(key, value)

@@ -1,4 +1,4 @@
-"""server.properties: what is accepted, what is refused and with which text, what is only warned about."""
+"""server.properties: accepted settings, refusals with their messages, and warnings."""
 
 from __future__ import annotations
 

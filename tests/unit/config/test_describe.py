@@ -133,7 +133,7 @@ def test_effective_configs_name_the_layer_and_keep_own_text() -> None:
 
 
 def test_replication_throttles_are_listed_only_when_set() -> None:
-    """As Apache Kafka 4.3 does it."""
+    """The behaviour is that of Apache Kafka 4.3."""
     name = "leader.replication.throttled.rate"
     assert name not in by_name(describe_broker_configs({}, {}, {}))
     entry = by_name(describe_broker_configs({}, {name: "78"}, {name: "77"}))[name]

@@ -1,4 +1,4 @@
-"""What is in force for a topic, and the limits that span several keys."""
+"""The effective configuration of a topic, and limits that involve several keys."""
 
 from __future__ import annotations
 
