@@ -23,7 +23,7 @@ LAG_MS = 100
 class LeaderAndController(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.now_ms = 0
+        self.steady_ms = 0
         self.ends = dict.fromkeys(REPLICAS, 0)
         self.epochs = dict.fromkeys(REPLICAS, 10)
         self.is_fenced = dict.fromkeys(REPLICAS, False)
@@ -44,7 +44,7 @@ class LeaderAndController(RuleBasedStateMachine):
             min_insync_replicas=2,
             lag_time_max_ms=LAG_MS,
             eligible_epoch=lambda b: None if self.is_fenced[b] else self.epochs[b],
-            now_ms=0,
+            steady_ms=0,
         )
 
     def _take(self, effects: Sequence[Effect]) -> None:
@@ -55,22 +55,22 @@ class LeaderAndController(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def append(self, count: int) -> None:
         self.ends[1] += count
-        self.leader.appended(self.ends[1], self.now_ms)
-        self._take(self.leader.synced(self.ends[1], self.now_ms))
+        self.leader.appended(self.ends[1], self.steady_ms)
+        self._take(self.leader.synced(self.ends[1], self.steady_ms))
 
     @rule(follower=FOLLOWERS, count=st.integers(0, 5))
     def fetch(self, follower: int, count: int) -> None:
         """The follower fetches at its log end offset and gets more records."""
         effects = self.leader.follower_fetched(
-            follower, self.epochs[follower], self.ends[follower], 0, self.now_ms
+            follower, self.epochs[follower], self.ends[follower], 0, self.steady_ms
         )
         self._take(effects)
         self.ends[follower] = min(self.ends[1], self.ends[follower] + count)
 
     @rule(ms=st.integers(1, LAG_MS))
     def pass_time(self, ms: int) -> None:
-        self.now_ms += ms
-        self._take(self.leader.reconsidered(self.now_ms))
+        self.steady_ms += ms
+        self._take(self.leader.reconsidered(self.steady_ms))
 
     @rule(follower=FOLLOWERS, end=st.integers(0, 10))
     def restart_with_less(self, follower: int, end: int) -> None:
@@ -118,13 +118,13 @@ class LeaderAndController(RuleBasedStateMachine):
         if code:
             self._take(self.leader.isr_refused(request, code))
         else:
-            self._take(self.leader.isr_committed(request, isr, partition_epoch, self.now_ms))
+            self._take(self.leader.isr_committed(request, isr, partition_epoch, self.steady_ms))
 
     @precondition(lambda self: self.images)
     @rule()
     def hear_the_image(self) -> None:
         isr, partition_epoch = self.images.pop(0)
-        self._take(self.leader.image_changed(REPLICAS, isr, partition_epoch, self.now_ms))
+        self._take(self.leader.image_changed(REPLICAS, isr, partition_epoch, self.steady_ms))
 
     @invariant()
     def everybody_who_may_lead_has_what_was_shown(self) -> None:

@@ -76,7 +76,7 @@ def ack_before_replication(replace: Replace) -> None:
 
 
 def high_watermark_is_the_leaders_end(replace: Replace) -> None:
-    def _advance(self: leader.PartitionLeader, now_ms: int) -> Sequence[leader.Effect]:
+    def _advance(self: leader.PartitionLeader, steady_ms: int) -> Sequence[leader.Effect]:
         if self.synced_end_offset <= self.high_watermark:
             return leader.NOTHING
         self.high_watermark = self.synced_end_offset

@@ -102,17 +102,17 @@ class PartitionFollower:
         """When a back-off ends; None when no time is waited for."""
         return self._retry_ms if self.state is FetchState.BACKING_OFF else None
 
-    def is_ready(self, now_ms: int) -> bool:
+    def is_ready(self, steady_ms: int) -> bool:
         """Whether the next fetch may name this partition."""
         return self.state is FetchState.FETCHING or (
-            self.state is FetchState.BACKING_OFF and now_ms >= self._retry_ms
+            self.state is FetchState.BACKING_OFF and steady_ms >= self._retry_ms
         )
 
     # -- events ----------------------------------------------------------------------------------------------
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, steady_ms: int) -> None:
         """Time passed: a back-off that is over ends."""
-        if self.is_ready(now_ms):
+        if self.is_ready(steady_ms):
             self.state = FetchState.FETCHING
 
     def expects(self, fetch_offset: int) -> bool:
@@ -149,7 +149,7 @@ class PartitionFollower:
         return [TruncateTo(offset)]
 
     def refused(
-        self, code: ErrorCode, fetch_offset: int, log_start_offset: int, now_ms: int
+        self, code: ErrorCode, fetch_offset: int, log_start_offset: int, steady_ms: int
     ) -> Sequence[Effect]:
         """The leader answered with an error."""
         if self.state is not FetchState.FETCHING:
@@ -161,15 +161,15 @@ class PartitionFollower:
         elif code is ErrorCode.FENCED_LEADER_EPOCH:
             self.state = FetchState.AWAITING_IMAGE
             return NOTHING
-        self.failed(now_ms)
+        self.failed(steady_ms)
         if code in _LEADER_IS_BEHIND:
-            self._retry_ms = now_ms + min(self._backoff_ms, _LEADER_RETRY_MS)
+            self._retry_ms = steady_ms + min(self._backoff_ms, _LEADER_RETRY_MS)
         return NOTHING
 
-    def failed(self, now_ms: int) -> None:
+    def failed(self, steady_ms: int) -> None:
         """The response could not be used, or the leader could not serve: back off."""
         self.state = FetchState.BACKING_OFF
-        self._retry_ms = now_ms + self._backoff_ms
+        self._retry_ms = steady_ms + self._backoff_ms
 
     def held_back(self, until_ms: int) -> None:
         """A throttle forbids fetches until then."""

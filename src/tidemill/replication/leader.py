@@ -87,8 +87,8 @@ class FollowerState:
     # The leader's end when the follower last fetched. A fetch from there or beyond proves that it had everything then.
     end_at_last_fetch: int = UNKNOWN_OFFSET
 
-    def is_caught_up(self, end_offset: int, now_ms: int, lag_time_max_ms: int) -> bool:
-        return self.log_end_offset == end_offset or now_ms - self.caught_up_ms <= lag_time_max_ms
+    def is_caught_up(self, end_offset: int, steady_ms: int, lag_time_max_ms: int) -> bool:
+        return self.log_end_offset == end_offset or steady_ms - self.caught_up_ms <= lag_time_max_ms
 
 
 class _Proposal(NamedTuple):
@@ -98,7 +98,7 @@ class _Proposal(NamedTuple):
 
 
 class PartitionLeader:
-    """`now_ms` is steady time; it is compared with itself only."""
+    """`steady_ms` is steady time; it is compared with itself only."""
 
     __slots__ = (
         "_broker_id",
@@ -131,7 +131,7 @@ class PartitionLeader:
         min_insync_replicas: int,
         lag_time_max_ms: int,
         eligible_epoch: Callable[[int], int | None],
-        now_ms: int,
+        steady_ms: int,
     ) -> None:
         """`synced_end_offset` is what this replica vouches for: its end, or less where acks wait for the disk.
 
@@ -151,9 +151,9 @@ class PartitionLeader:
         self.isr = tuple(isr)
         self.replicas = tuple(replicas)
         self.followers: dict[int, FollowerState] = {}
-        self._keep_followers(now_ms)
+        self._keep_followers(steady_ms)
 
-    def _keep_followers(self, now_ms: int) -> None:
+    def _keep_followers(self, steady_ms: int) -> None:
         """Keep one state for each other replica. A new one in the ISR gets the whole lag time for its first fetch."""
         known = self.followers
         self.followers = {}
@@ -164,7 +164,7 @@ class PartitionLeader:
             if state is None:
                 state = FollowerState(broker_id)
                 if broker_id in self.isr:
-                    state.caught_up_ms = now_ms
+                    state.caught_up_ms = steady_ms
             self.followers[broker_id] = state
 
     @property
@@ -192,15 +192,15 @@ class PartitionLeader:
 
     # -- events ----------------------------------------------------------------------------------------------
 
-    def configured(self, min_insync_replicas: int, now_ms: int) -> Sequence[Effect]:
+    def configured(self, min_insync_replicas: int, steady_ms: int) -> Sequence[Effect]:
         self._min_insync_replicas = min_insync_replicas
-        return self._advance(now_ms)
+        return self._advance(steady_ms)
 
-    def appended(self, end_offset: int, now_ms: int) -> None:
+    def appended(self, end_offset: int, steady_ms: int) -> None:
         """The log grew. A follower that had all of it was caught up until now."""
         for state in self.followers.values():
             if state.log_end_offset == self.end_offset:
-                state.caught_up_ms = now_ms
+                state.caught_up_ms = steady_ms
         self.end_offset = end_offset
 
     def appended_alone(self, end_offset: int, synced_end_offset: int, high_watermark: int) -> None:
@@ -208,15 +208,15 @@ class PartitionLeader:
         self.end_offset, self.synced_end_offset = end_offset, synced_end_offset
         self.high_watermark = high_watermark
 
-    def synced(self, end_offset: int, now_ms: int) -> Sequence[Effect]:
+    def synced(self, end_offset: int, steady_ms: int) -> Sequence[Effect]:
         """This replica vouches for everything below `end_offset`."""
         if end_offset <= self.synced_end_offset:
             return NOTHING
         self.synced_end_offset = end_offset
-        return self._advance(now_ms)
+        return self._advance(steady_ms)
 
     def follower_fetched(
-        self, broker_id: int, broker_epoch: int, fetch_offset: int, log_start_offset: int, now_ms: int
+        self, broker_id: int, broker_epoch: int, fetch_offset: int, log_start_offset: int, steady_ms: int
     ) -> Sequence[Effect]:
         """A follower whose epochs match fetched from `fetch_offset`: it has everything before that."""
         state = self.followers[broker_id]
@@ -227,20 +227,20 @@ class PartitionLeader:
             state.broker_epoch = broker_epoch
             state.end_at_last_fetch = UNKNOWN_OFFSET
         if fetch_offset >= self.end_offset:
-            state.caught_up_ms = max(state.caught_up_ms, now_ms)
+            state.caught_up_ms = max(state.caught_up_ms, steady_ms)
         elif fetch_offset >= state.end_at_last_fetch != UNKNOWN_OFFSET:
             state.caught_up_ms = max(state.caught_up_ms, state.last_fetch_ms)
         state.log_end_offset = fetch_offset
         state.log_start_offset = log_start_offset
-        state.last_fetch_ms = now_ms
+        state.last_fetch_ms = steady_ms
         state.end_at_last_fetch = self.end_offset
         effects = self._expanded(state)
-        advanced = self._advance(now_ms)
+        advanced = self._advance(steady_ms)
         if not effects:
             return advanced
         return [*effects, *advanced]
 
-    def reconsidered(self, now_ms: int) -> Sequence[Effect]:
+    def reconsidered(self, steady_ms: int) -> Sequence[Effect]:
         """Time passed or brokers changed: followers that fell behind leave the ISR, others may return."""
         if self._proposal is not None:
             return NOTHING
@@ -248,20 +248,20 @@ class PartitionLeader:
             broker_id
             for broker_id in self.isr
             if broker_id != self._broker_id
-            and not self.followers[broker_id].is_caught_up(self.end_offset, now_ms, self._lag_time_max_ms)
+            and not self.followers[broker_id].is_caught_up(self.end_offset, steady_ms, self._lag_time_max_ms)
         ]
         if lagging:
             kept = tuple(broker_id for broker_id in self.isr if broker_id not in lagging)
             return [self._propose(kept, is_expansion=False)]
-        return self._expanded_at_rest(now_ms) or self._advance(now_ms)
+        return self._expanded_at_rest(steady_ms) or self._advance(steady_ms)
 
     def isr_committed(
-        self, proposal: ProposeIsr, isr: Sequence[int], partition_epoch: int, now_ms: int
+        self, proposal: ProposeIsr, isr: Sequence[int], partition_epoch: int, steady_ms: int
     ) -> Sequence[Effect]:
         """The controller applied the proposal; the image will say the same later."""
         if not self._awaits(proposal) or partition_epoch < self.partition_epoch:
             return NOTHING
-        return self._settled(isr, partition_epoch, now_ms)
+        return self._settled(isr, partition_epoch, steady_ms)
 
     def isr_refused(self, proposal: ProposeIsr, code: ErrorCode) -> Sequence[Effect]:
         if self._proposal is None or not self._awaits(proposal):
@@ -278,18 +278,18 @@ class PartitionLeader:
         return self._proposal is not None and self._proposal.request == proposal
 
     def image_changed(
-        self, replicas: Sequence[int], isr: Sequence[int], partition_epoch: int, now_ms: int
+        self, replicas: Sequence[int], isr: Sequence[int], partition_epoch: int, steady_ms: int
     ) -> Sequence[Effect]:
         """The metadata changed in the same leader epoch. An image that is not newer is ignored."""
         if partition_epoch <= self.partition_epoch:
             return NOTHING
         self.replicas = tuple(replicas)
         self.isr = tuple(isr)
-        self._keep_followers(now_ms)
-        return self._settled(isr, partition_epoch, now_ms)
+        self._keep_followers(steady_ms)
+        return self._settled(isr, partition_epoch, steady_ms)
 
     def new_epoch(
-        self, replicas: Sequence[int], isr: Sequence[int], epochs: tuple[int, int], now_ms: int
+        self, replicas: Sequence[int], isr: Sequence[int], epochs: tuple[int, int], steady_ms: int
     ) -> None:
         """The same leader in a new leader epoch: (leader epoch, partition epoch). The followers' states still hold."""
         self.leader_epoch, self.partition_epoch = epochs
@@ -297,29 +297,29 @@ class PartitionLeader:
         self._proposal = None
         self.replicas = tuple(replicas)
         self.isr = tuple(isr)
-        self._keep_followers(now_ms)
+        self._keep_followers(steady_ms)
         for broker_id in isr:
             if broker_id in self.followers:
-                self.followers[broker_id].caught_up_ms = now_ms
+                self.followers[broker_id].caught_up_ms = steady_ms
 
     # -- deciding --------------------------------------------------------------------------------------------
 
-    def _settled(self, isr: Sequence[int], partition_epoch: int, now_ms: int) -> Sequence[Effect]:
+    def _settled(self, isr: Sequence[int], partition_epoch: int, steady_ms: int) -> Sequence[Effect]:
         self._proposal = None
         self.isr = tuple(isr)
         self.partition_epoch = partition_epoch
-        advanced = self._advance(now_ms)
+        advanced = self._advance(steady_ms)
         # A second follower may have caught up while the first one's proposal was in flight.
-        effects = self._expanded_at_rest(now_ms)
+        effects = self._expanded_at_rest(steady_ms)
         return [*effects, *advanced] if effects else advanced
 
-    def _expanded_at_rest(self, now_ms: int) -> Sequence[Effect]:
+    def _expanded_at_rest(self, steady_ms: int) -> Sequence[Effect]:
         """Expand the ISR by a follower that is caught up: its fetches do not name a partition at rest.
 
         A follower that only has what is committed may be gone; it returns with its next fetch.
         """
         for state in self.followers.values():
-            if state.is_caught_up(self.end_offset, now_ms, self._lag_time_max_ms):
+            if state.is_caught_up(self.end_offset, steady_ms, self._lag_time_max_ms):
                 effects = self._expanded(state)
                 if effects:
                     return effects
@@ -359,7 +359,7 @@ class PartitionLeader:
         epoch = self._eligible_epoch(broker_id)
         return _NO_EPOCH if epoch is None else epoch
 
-    def _advance(self, now_ms: int) -> Sequence[Effect]:
+    def _advance(self, steady_ms: int) -> Sequence[Effect]:
         offset = self.synced_end_offset
         if offset <= self.high_watermark or len(self.isr) < self.min_insync_replicas:
             return NOTHING
@@ -368,7 +368,7 @@ class PartitionLeader:
             if state.log_end_offset < offset and (
                 state.broker_id in maximal_isr
                 or (
-                    state.is_caught_up(self.end_offset, now_ms, self._lag_time_max_ms)
+                    state.is_caught_up(self.end_offset, steady_ms, self._lag_time_max_ms)
                     and self._is_eligible(state)
                 )
             ):

@@ -18,24 +18,24 @@ class RateLimit:
         self._balance = 0.0
         self._last_ms = 0
 
-    def _balance_at(self, now_ms: int) -> float:
+    def _balance_at(self, steady_ms: int) -> float:
         """The bytes that may be sent. What is not used adds up to at most one second's worth."""
         rate = self.bytes_per_s
-        return min(rate, self._balance + (now_ms - self._last_ms) * rate / 1000)
+        return min(rate, self._balance + (steady_ms - self._last_ms) * rate / 1000)
 
-    def wait_ms(self, now_ms: int) -> int:
+    def wait_ms(self, steady_ms: int) -> int:
         """How long nothing may be sent; 0 when something may."""
         rate = self.bytes_per_s
         if rate == UNLIMITED:
             return 0
-        balance = self._balance_at(now_ms)
+        balance = self._balance_at(steady_ms)
         if balance > 0:
             return 0
         if not rate:
             return _RETRY_MS_MAX
         return min(_RETRY_MS_MAX, int(-balance * 1000 / rate) + 1)
 
-    def charge(self, size: int, now_ms: int) -> None:
+    def charge(self, size: int, steady_ms: int) -> None:
         if self.bytes_per_s != UNLIMITED:
-            self._balance = self._balance_at(now_ms) - size
-            self._last_ms = now_ms
+            self._balance = self._balance_at(steady_ms) - size
+            self._last_ms = steady_ms

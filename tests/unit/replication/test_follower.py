@@ -114,14 +114,14 @@ def test_fenced_leader_epoch_waits_for_the_image() -> None:
 @pytest.mark.parametrize("code", [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.OFFSET_OUT_OF_RANGE])
 def test_other_errors_back_off(code: ErrorCode) -> None:
     machine = follower(FakeLog())
-    assert not machine.refused(code, 0, -1, now_ms=500)
+    assert not machine.refused(code, 0, -1, steady_ms=500)
     assert not machine.is_ready(500 + BACKOFF_MS - 1)
     assert machine.is_ready(500 + BACKOFF_MS)
 
 
 def test_back_off_ends_with_a_tick_after_its_deadline_and_not_with_a_question() -> None:
     machine = follower(FakeLog())
-    machine.failed(now_ms=500)
+    machine.failed(steady_ms=500)
     assert machine.deadline_ms == 500 + BACKOFF_MS
     assert machine.is_ready(500 + BACKOFF_MS)
     assert machine.state is FetchState.BACKING_OFF
@@ -142,6 +142,6 @@ def test_time_ends_no_truncation() -> None:
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER])
 def test_leader_that_does_not_know_its_role_is_retried_soon(code: ErrorCode) -> None:
     machine = follower(FakeLog())
-    assert not machine.refused(code, 0, -1, now_ms=500)
+    assert not machine.refused(code, 0, -1, steady_ms=500)
     assert not machine.is_ready(500)
     assert machine.is_ready(500 + BACKOFF_MS // 2)

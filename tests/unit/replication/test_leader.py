@@ -33,7 +33,7 @@ class Led:
         min_insync_replicas: int = 1,
         replicas: Sequence[int] = (1, 2, 3),
     ) -> None:
-        self.now_ms = 1_000
+        self.steady_ms = 1_000
         self.eligible = {1: 10, 2: 20, 3: 30}
         self.machine = PartitionLeader(
             1,
@@ -47,29 +47,29 @@ class Led:
             min_insync_replicas=min_insync_replicas,
             lag_time_max_ms=LAG_MS,
             eligible_epoch=self.eligible.get,
-            now_ms=self.now_ms,
+            steady_ms=self.steady_ms,
         )
 
     def append(self, end_offset: int) -> list[Effect]:
-        self.machine.appended(end_offset, self.now_ms)
-        effects = self.machine.synced(end_offset, self.now_ms)
+        self.machine.appended(end_offset, self.steady_ms)
+        effects = self.machine.synced(end_offset, self.steady_ms)
         self.machine.check_invariants()
         return list(effects)
 
     def fetch(self, broker_id: int, offset: int, epoch: int | None = None) -> list[Effect]:
         epoch = broker_id * 10 if epoch is None else epoch
-        effects = self.machine.follower_fetched(broker_id, epoch, offset, 0, self.now_ms)
+        effects = self.machine.follower_fetched(broker_id, epoch, offset, 0, self.steady_ms)
         self.machine.check_invariants()
         return list(effects)
 
     def check(self, after_ms: int = 0) -> list[Effect]:
-        self.now_ms += after_ms
-        return list(self.machine.reconsidered(self.now_ms))
+        self.steady_ms += after_ms
+        return list(self.machine.reconsidered(self.steady_ms))
 
     def commit(self, proposal: Effect, partition_epoch: int = 8) -> list[Effect]:
         assert isinstance(proposal, ProposeIsr)
         isr = [member.broker_id for member in proposal.isr]
-        return list(self.machine.isr_committed(proposal, isr, partition_epoch, self.now_ms))
+        return list(self.machine.isr_committed(proposal, isr, partition_epoch, self.steady_ms))
 
 
 def isr_of(effect: Effect) -> list[int]:
@@ -129,11 +129,11 @@ def test_min_insync_replicas_is_limited_by_replica_count() -> None:
 
 def test_leader_counts_with_its_synced_end() -> None:
     led = Led()
-    led.machine.appended(10, led.now_ms)
+    led.machine.appended(10, led.steady_ms)
     assert led.fetch(2, 10) == []
     assert led.fetch(3, 10) == []
-    assert led.machine.synced(8, led.now_ms) == [AdvanceHighWatermark(8)]
-    assert led.machine.synced(10, led.now_ms) == [AdvanceHighWatermark(10)]
+    assert led.machine.synced(8, led.steady_ms) == [AdvanceHighWatermark(8)]
+    assert led.machine.synced(10, led.steady_ms) == [AdvanceHighWatermark(10)]
 
 
 def test_failure_02_proposed_member_counts_before_the_controller_decides() -> None:
@@ -144,18 +144,18 @@ def test_failure_02_proposed_member_counts_before_the_controller_decides() -> No
     (proposal,) = led.fetch(3, 10)
     assert isr_of(proposal) == [1, 2, 3]
     led.append(20)
-    led.now_ms += LAG_MS + 1
+    led.steady_ms += LAG_MS + 1
     assert led.fetch(2, 20) == [], "3 may be in the ISR by now, and has only 10"
     assert not led.machine.isr_refused(proposal, ErrorCode.INVALID_UPDATE_VERSION)  # type: ignore[arg-type]
     assert led.fetch(2, 20) == [], "refused as outdated: only the image tells what holds"
-    assert led.machine.image_changed((1, 2, 3), (1, 2), 8, led.now_ms) == [AdvanceHighWatermark(20)]
+    assert led.machine.image_changed((1, 2, 3), (1, 2), 8, led.steady_ms) == [AdvanceHighWatermark(20)]
 
 
 def test_failure_02_leaving_member_counts_until_the_controller_decides() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
-    led.now_ms += LAG_MS + 1
+    led.steady_ms += LAG_MS + 1
     led.fetch(2, 10)
     (proposal,) = led.check()
     assert isr_of(proposal) == [1, 2]
@@ -165,7 +165,7 @@ def test_failure_02_leaving_member_counts_until_the_controller_decides() -> None
 
 def test_failure_11_new_leader_commits_nothing_before_isr_fetched() -> None:
     led = Led(end_offset=10, high_watermark=4)
-    assert not led.machine.configured(1, led.now_ms)
+    assert not led.machine.configured(1, led.steady_ms)
     assert led.fetch(2, 10) == []
     assert led.fetch(3, 10) == [AdvanceHighWatermark(10)]
 
@@ -207,7 +207,7 @@ def test_follower_slightly_behind_stays_in_isr() -> None:
     led.append(10)
     led.fetch(2, 0)
     for end_offset in range(20, 100, 10):
-        led.now_ms += LAG_MS - 1
+        led.steady_ms += LAG_MS - 1
         led.append(end_offset)
         led.fetch(2, end_offset - 10)
         assert led.check() == []
@@ -217,7 +217,7 @@ def test_follower_that_falls_further_behind_leaves_isr() -> None:
     led = Led(isr=(1, 2), replicas=(1, 2))
     proposals: list[Effect] = []
     for number in range(1, 10):
-        led.now_ms += LAG_MS // 4
+        led.steady_ms += LAG_MS // 4
         led.append(100 * number)
         led.fetch(2, number)
         proposals = led.check()
@@ -291,7 +291,7 @@ def test_follower_that_left_isr_does_not_join_without_a_fetch() -> None:
     led.fetch(2, 10)
     led.fetch(3, 10)
     led.append(20)
-    led.now_ms += LAG_MS + 1
+    led.steady_ms += LAG_MS + 1
     led.fetch(2, 10)
     (proposal,) = led.check()
     assert isr_of(proposal) == [1]
@@ -323,11 +323,11 @@ def test_answer_to_earlier_proposal_is_ignored() -> None:
     led.append(10)
     led.fetch(2, 10)
     (first,) = led.fetch(3, 10)
-    led.now_ms += LAG_MS + 1
-    led.machine.image_changed((1, 2, 3), (1, 2, 3), 8, led.now_ms)  # overtook the answer
+    led.steady_ms += LAG_MS + 1
+    led.machine.image_changed((1, 2, 3), (1, 2, 3), 8, led.steady_ms)  # overtook the answer
     led.append(20)
     led.fetch(2, 20)
-    led.now_ms += LAG_MS + 1
+    led.steady_ms += LAG_MS + 1
     led.fetch(2, 20)
     (second,) = led.check()
     assert isr_of(second) == [1, 2]
@@ -339,13 +339,13 @@ def test_answer_to_earlier_proposal_is_ignored() -> None:
 
 def test_old_image_changes_nothing() -> None:
     led = Led()
-    assert not led.machine.image_changed((1, 2, 3), (1,), 7, led.now_ms)
+    assert not led.machine.image_changed((1, 2, 3), (1,), 7, led.steady_ms)
     assert led.machine.isr == (1, 2, 3)
 
 
 def test_image_adds_new_replicas_and_drops_removed_ones() -> None:
     led = Led()
-    led.machine.image_changed((1, 2, 4), (1, 2), 8, led.now_ms)
+    led.machine.image_changed((1, 2, 4), (1, 2), 8, led.steady_ms)
     assert list(led.machine.followers) == [2, 4]
 
 
@@ -353,7 +353,7 @@ def test_appends_of_a_sole_replica_count_when_others_join() -> None:
     led = Led(isr=(1,), replicas=(1,))
     led.machine.appended_alone(10, 8, 8)
     led.machine.check_invariants()
-    led.machine.image_changed((1, 2), (1,), 8, led.now_ms)
+    led.machine.image_changed((1, 2), (1,), 8, led.steady_ms)
     assert led.fetch(2, 7) == []
     (proposal,) = led.fetch(2, 8)
     assert isr_of(proposal) == [1, 2]
@@ -369,6 +369,6 @@ def test_same_leader_in_new_epoch_keeps_follower_state() -> None:
     led = Led()
     led.append(10)
     led.fetch(2, 10)
-    led.machine.new_epoch((1, 2, 3), (1, 2), (6, 9), led.now_ms)
+    led.machine.new_epoch((1, 2, 3), (1, 2), (6, 9), led.steady_ms)
     assert led.machine.leader_epoch_start_offset == 10
-    assert led.machine.configured(1, led.now_ms) == [AdvanceHighWatermark(10)]
+    assert led.machine.configured(1, led.steady_ms) == [AdvanceHighWatermark(10)]

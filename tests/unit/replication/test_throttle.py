@@ -13,13 +13,13 @@ def test_unlimited_rate_never_waits() -> None:
 
 def test_rate_holds_over_time() -> None:
     limit = RateLimit(1_000)
-    now_ms, sent = 1, 0
-    while now_ms < 60_000:
-        wait_ms = limit.wait_ms(now_ms)
+    steady_ms, sent = 1, 0
+    while steady_ms < 60_000:
+        wait_ms = limit.wait_ms(steady_ms)
         if wait_ms:
-            now_ms += wait_ms
+            steady_ms += wait_ms
         else:
-            limit.charge(700, now_ms)
+            limit.charge(700, steady_ms)
             sent += 700
     assert 59_000 <= sent <= 61_700
 
@@ -35,8 +35,8 @@ def test_wait_ms_changes_nothing() -> None:
     asked, silent = RateLimit(1_000), RateLimit(1_000)
     for limit in (asked, silent):
         limit.charge(5_000, 1_000)
-    for now_ms in (1_000, 2_000, 3_000):
-        asked.wait_ms(now_ms)
+    for steady_ms in (1_000, 2_000, 3_000):
+        asked.wait_ms(steady_ms)
     assert asked.wait_ms(3_500) == silent.wait_ms(3_500) > 0
 
 

@@ -146,7 +146,7 @@ class Leadership:
             min_insync_replicas=self._config.min_insync_replicas,
             lag_time_max_ms=self._host.lag_time_max_ms,
             eligible_epoch=self._host.eligible_epoch,
-            now_ms=now_ms,
+            steady_ms=now_ms,
         )
         if synced_end < log.log_end_offset:
             self._flush.request(log)
