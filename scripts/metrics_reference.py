@@ -23,9 +23,9 @@ Names are those that public Kafka dashboards expect: `kafka_server_*`, `kafka_ne
 and `kafka_broker*` as the widespread exporter of offsets and lag has them. What only Tidemill has begins with `tidemill_`.
 
 - Metrics with a `topic` have no further series over all topics: sum over the label.
-- Those of a partition are told by its leader, so that a sum over brokers counts it once; `kafka_log_log_size` is told by
+- Those of a partition are reported by its leader, so a sum over brokers counts it once; `kafka_log_log_size` is reported by
   every broker that has a replica.
-- Those of a group are told by its coordinator. Lag is known to it for partitions that it has a replica of;
+- Those of a group are reported by its coordinator. It knows the lag of partitions that it has a replica of;
   `kafka_topic_partition_current_offset` less `kafka_consumergroup_current_offset` is known for all, and is what the
   dashboard shows.
 - Counters keep their value when a topic is deleted or moves, and start from 0 with the process."""
