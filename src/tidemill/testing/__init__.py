@@ -18,13 +18,23 @@ if TYPE_CHECKING:
     from tidemill.testing.cluster import InProcessCluster
     from tidemill.testing.faults import Faults, UnusedFault
     from tidemill.testing.records import StoredRecord
+    from tidemill.testing.security import Security
 
-__all__ = ["Faults", "InProcessBroker", "InProcessCluster", "StoredRecord", "TravelClock", "UnusedFault"]
+__all__ = [
+    "Faults",
+    "InProcessBroker",
+    "InProcessCluster",
+    "Security",
+    "StoredRecord",
+    "TravelClock",
+    "UnusedFault",
+]
 
 _HOMES = {
     "Faults": "faults",
     "InProcessBroker": "broker",
     "InProcessCluster": "cluster",
+    "Security": "security",
     "StoredRecord": "records",
     "TravelClock": "clock",
     "UnusedFault": "faults",

@@ -24,6 +24,7 @@ from tidemill.testing.network import CLIENT_LISTENER
 from tidemill.testing.node_thread import NodeThread
 from tidemill.testing.ports import HOST, HeldPort
 from tidemill.testing.records import properties_text
+from tidemill.testing.security import Security
 
 # The largest values of these keys: about 24 days, and for ever.
 _INT_MAX_MS, _LONG_MAX_MS = str(2**31 - 1), str(2**63 - 1)
@@ -44,15 +45,23 @@ class InProcessBroker(ClientOperations):
     """One broker that is its own controller. Starts with `start` or the `with` block."""
 
     def __init__(
-        self, settings: Mapping[str, object] | None = None, *, data_dir: str | Path | None = None
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        data_dir: str | Path | None = None,
+        security: Security | str | None = None,
     ) -> None:
-        """`settings` are broker configurations. With `data_dir` the data stays there when the broker is closed."""
-        super().__init__()
+        """`settings` are broker configurations. With `data_dir` the data stays there when the broker is closed.
+
+        `security` is a `Security`, or the name of a protocol with its defaults.
+        """
+        super().__init__(security, [HOST])
         self._settings = properties_text(settings or {})
         self._port = HeldPort()
         self._owns_data = data_dir is None
         self.data_dir = Path(data_dir) if data_dir else Path(tempfile.mkdtemp(prefix="tidemill-"))
         self._thread: NodeThread | None = None
+        self._has_users = False
 
     @property
     def host(self) -> str:
@@ -79,10 +88,17 @@ class InProcessBroker(ClientOperations):
         thread.begin()
         thread.await_started()
         self._thread = thread
+        if not self._has_users:
+            self._add_users()
+            self._has_users = True
 
     def _properties(self) -> dict[str, str]:
+        secured = {} if self._secured is None else self._secured.settings([CLIENT_LISTENER])
         return {
             **DEFAULTS,
+            "listener.security.protocol.map": f"{CLIENT_LISTENER}:PLAINTEXT",
+            "inter.broker.listener.name": CLIENT_LISTENER,
+            **secured,
             **self._settings,
             "listeners": f"{CLIENT_LISTENER}://{self.bootstrap}",
             "log.dirs": str(self.data_dir),
@@ -114,8 +130,13 @@ class InProcessBroker(ClientOperations):
             self.stop()
         finally:
             self._port.release()
+            if self._secured is not None:
+                self._secured.close()
             if self._owns_data:
                 shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def _running_threads(self) -> list[NodeThread]:
+        return [self._thread] if self._thread is not None else []
 
     def run_retention(self) -> None:
         """Delete expired segments now, without waiting for log.retention.check.interval.ms."""

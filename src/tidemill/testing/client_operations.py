@@ -12,18 +12,22 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from tidemill.broker.node import Node
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumer
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.producer import Producer
 from tidemill.client.retry import UnknownTopic
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.client.security import SecurityOptions
+from tidemill.client.security_admin import SecurityAdmin
+from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import Header
 from tidemill.testing.clock import TravelClock
 from tidemill.testing.faults import Faults
 from tidemill.testing.network import HELPER_CLIENT_ID
+from tidemill.testing.node_thread import NodeThread
 from tidemill.testing.records import (
     Headers,
     StoredRecord,
@@ -32,6 +36,7 @@ from tidemill.testing.records import (
     encoded_headers,
     properties_text,
 )
+from tidemill.testing.security import ADMIN, ClientOptions, SecuredListeners, Security, binding
 from tidemill.types import TopicPartition
 
 T = TypeVar("T")
@@ -45,7 +50,10 @@ _TIMEOUT_S = 30.0
 class ClientOperations:
     """The operations that brokers and clusters share."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Security | str | None, hosts: list[str]) -> None:
+        """`hosts` are the names that certificates have."""
+        wanted = Security.of(security)
+        self._secured = None if wanted is None else SecuredListeners(wanted, hosts)
         # The broker's clock, which the test moves.
         self.clock = TravelClock()
         # The faults that the test arms.
@@ -81,7 +89,12 @@ class ClientOperations:
     @property
     def _cluster(self) -> Cluster:
         if self._client is None:
-            self._client = Cluster(self.bootstrap, client_id=HELPER_CLIENT_ID, timeout_s=_TIMEOUT_S)
+            self._client = Cluster(
+                self.bootstrap,
+                client_id=HELPER_CLIENT_ID,
+                timeout_s=_TIMEOUT_S,
+                security=SecurityOptions() if self._secured is None else self.client_options().security,
+            )
         return self._client
 
     def _drop_connections(self) -> None:
@@ -90,6 +103,67 @@ class ClientOperations:
             if self._client is not None:
                 self._client.close()
             self._client = self._producer = None
+
+    # -- users and their rights ------------------------------------------------------------------------------
+
+    def client_options(self, user: str = ADMIN, mechanism: str | None = None) -> ClientOptions:
+        """What a client needs to log in as this user, for each client library."""
+        return self._listeners_with_security().client_options(self.bootstrap, user, mechanism)
+
+    def set_password(self, user: str, password: str) -> None:
+        """Add a SCRAM user, or change its password. Connections that are open stay."""
+        secured = self._listeners_with_security()
+        if not secured.scram_mechanisms:
+            raise ConfigError("passwords of PLAIN are settings; name the users in Security(users=...)")
+        with self._lock:
+            SecurityAdmin(self._cluster).set_password(user, password, secured.scram_mechanisms)
+        secured.passwords[user] = password
+        self._await_metadata()
+
+    def allow(self, user: str, *rules: str) -> None:
+        """Add ACLs such as `write topic:orders`. Returns when every broker goes by them."""
+        self._listeners_with_security()
+        with self._lock:
+            SecurityAdmin(self._cluster).create_acls(binding(user, rule) for rule in rules)
+        self._await_metadata()
+
+    def revoke(self, user: str, *rules: str) -> None:
+        """Remove ACLs. Returns when every broker goes by that."""
+        self._listeners_with_security()
+        with self._lock:
+            SecurityAdmin(self._cluster).delete_acls(binding(user, rule) for rule in rules)
+        self._await_metadata()
+
+    def _listeners_with_security(self) -> SecuredListeners:
+        if self._secured is None:
+            raise ConfigError("the broker is not secured; give it security=Security(...)")
+        return self._secured
+
+    def _add_users(self) -> None:
+        """Write the users and ACLs of the test to the metadata, once it is there."""
+        secured = self._secured
+        if secured is None:
+            return
+        if secured.security.protocol != "SSL" and secured.scram_mechanisms:
+            for user, password in list(secured.passwords.items()):
+                if user != ADMIN:
+                    self.set_password(user, password)
+        if secured.security.acls is not None:
+            with self._lock:
+                SecurityAdmin(self._cluster).create_acls(secured.acl_bindings())
+            self._await_metadata()
+
+    def _await_metadata(self) -> None:
+        """Return when every running broker has the metadata that any of them has."""
+        threads = self._running_threads()
+        end = max(thread.call(_metadata_end) for thread in threads)
+        self.wait_until(
+            lambda: all(thread.call(_metadata_end) >= end for thread in threads),
+            "every broker has the newest metadata",
+        )
+
+    def _running_threads(self) -> list[NodeThread]:
+        raise NotImplementedError
 
     # -- topics ----------------------------------------------------------------------------------------------
 
@@ -258,3 +332,7 @@ class ClientOperations:
                 raise AssertionError(f"not within {timeout_s:g} s: {what}")
             time.sleep(_POLL_S)
         return value
+
+
+def _metadata_end(node: Node) -> int:
+    return node.broker.controller.image.end_offset

@@ -28,6 +28,7 @@ from tidemill.testing.network import CLIENT_LISTENER
 from tidemill.testing.node_thread import NodeThread
 from tidemill.testing.ports import HOST, HeldPort
 from tidemill.testing.records import properties_text
+from tidemill.testing.security import Security
 from tidemill.types import TopicPartition
 
 _NEVER_MS = str(2**31 - 1)
@@ -116,13 +117,20 @@ class ClusterBroker:
 class InProcessCluster(ClientOperations):
     """The brokers 1 to `size`. Starts with `start` or the `with` block."""
 
-    def __init__(self, size: int = 3, settings: Mapping[str, object] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        size: int = 3,
+        settings: Mapping[str, object] | None = None,
+        *,
+        security: Security | str | None = None,
+    ) -> None:
+        super().__init__(security, [HOST])
         self._settings = properties_text(settings or {})
         self._folder = Path(tempfile.mkdtemp(prefix="tidemill-"))
         self.brokers = [
             ClusterBroker(self, number, self._folder / f"broker-{number}") for number in range(1, size + 1)
         ]
+        self._has_users = False
         self._voters = ",".join(f"{each.id}@{HOST}:{each.controller_port.number}" for each in self.brokers)
 
     @property
@@ -146,6 +154,9 @@ class InProcessCluster(ClientOperations):
         for each in starting:
             each.await_started()
         self.wait_until(self._is_whole, "every broker is known to every other", _FAILOVER_S_MAX)
+        if not self._has_users:
+            self._add_users()
+            self._has_users = True
 
     def _is_whole(self) -> bool:
         running = {each.id for each in self.brokers if each.is_running}
@@ -156,8 +167,14 @@ class InProcessCluster(ClientOperations):
         defaults = {key: copies if value == "3" else value for key, value in DEFAULTS.items()}
         if len(self.brokers) < 3:
             defaults |= {"min.insync.replicas": "1", "transaction.state.log.min.isr": "1"}
+        names = (CLIENT_LISTENER, _BROKER_LISTENER, _CONTROLLER_LISTENER)
+        if self._secured is None:
+            secured = {"listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names)}
+        else:
+            secured = self._secured.settings(names)
         return {
             **defaults,
+            **secured,
             **self._settings,
             "node.id": str(broker.id),
             "process.roles": "broker,controller",
@@ -171,9 +188,6 @@ class InProcessCluster(ClientOperations):
             ),
             "inter.broker.listener.name": _BROKER_LISTENER,
             "controller.listener.names": _CONTROLLER_LISTENER,
-            "listener.security.protocol.map": ",".join(
-                f"{name}:PLAINTEXT" for name in (CLIENT_LISTENER, _BROKER_LISTENER, _CONTROLLER_LISTENER)
-            ),
             "controller.quorum.voters": self._voters,
             "log.dirs": str(broker.data_dir),
         }
@@ -190,14 +204,19 @@ class InProcessCluster(ClientOperations):
         finally:
             for each in self.brokers:
                 each.release()
+            if self._secured is not None:
+                self._secured.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _running_threads(self) -> list[NodeThread]:
+        return [each.thread for each in self.brokers if each.thread is not None and each.is_running]
 
     def let_go(self) -> None:
         self._drop_connections()
 
     def announce_crash(self, broker_id: int) -> None:
         """Announce a crash on behalf of the dead broker, until the others know it or have lost their majority."""
-        living = [each.thread for each in self.brokers if each.thread is not None and each.is_running]
+        living = self._running_threads()
         if len(living) * 2 <= len(self.brokers):
             return
         for thread in living:
@@ -272,9 +291,8 @@ class InProcessCluster(ClientOperations):
 
     def run_retention(self) -> None:
         """Delete expired segments on every broker now."""
-        for each in self.brokers:
-            if each.thread is not None and each.is_running:
-                each.thread.run_retention()
+        for thread in self._running_threads():
+            thread.run_retention()
 
 
 def _unfenced(thread: NodeThread) -> set[int]:

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidemill.broker.net.network import Address, Link, Listening, Network, Part, Peer, ServerLimits
+from tidemill.broker.net.network import (
+    OPEN,
+    Address,
+    Entrance,
+    Link,
+    Listening,
+    Network,
+    Part,
+    Peer,
+    ServerLimits,
+)
 from tidemill.broker.requests.dispatch import Call
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
@@ -28,7 +39,7 @@ from tidemill.tls.contexts import TlsContexts
 if TYPE_CHECKING:
     from tidemill.broker.net.network import Reply
 
-CLIENT_LISTENER = "PLAINTEXT"
+CLIENT_LISTENER = "CLIENTS"
 # The client id of the fixture's own operations, which faults do not strike.
 HELPER_CLIENT_ID = "tidemill.testing"
 
@@ -49,7 +60,10 @@ class FaultyNetwork:
         self._clients: dict[Peer, None] = {}
 
     def listen(self, dispatch: Dispatch, limits: ServerLimits) -> Listening:
-        return self._network.listen(lambda peer, frame: self._handle(dispatch, peer, frame), limits)
+        return _FaultyListening(self._network.listen(self._faulty(dispatch), limits), self._faulty)
+
+    def _faulty(self, dispatch: Dispatch) -> Dispatch:
+        return lambda peer, frame: self._handle(dispatch, peer, frame)
 
     def connect(
         self,
@@ -72,7 +86,12 @@ class FaultyNetwork:
         if peer.listener_name != CLIENT_LISTENER:
             dispatch(peer, frame)
             return
-        header = parse_request_header(frame)
+        try:
+            header = parse_request_header(frame)
+        except ProtocolError:
+            # Garbage, or a bare token of an old SASL handshake: both are the broker's to judge.
+            dispatch(peer, frame)
+            return
         if header.client_id == HELPER_CLIENT_ID:
             dispatch(peer, frame)
             return
@@ -117,13 +136,41 @@ def _decoded(api_key: int, version: int, frame: memoryview, position: int) -> Re
         return None
 
 
+class _FaultyListening:
+    """A `Listening` whose listeners with a login have faults, too."""
+
+    def __init__(self, listening: Listening, faulty: Callable[[Dispatch], Dispatch]) -> None:
+        self._listening = listening
+        self._faulty = faulty
+
+    def bind(self, name: str, host: str, port: int, entrance: Entrance = OPEN) -> int:
+        if entrance.dispatch is not None:
+            entrance = replace(entrance, dispatch=self._faulty(entrance.dispatch))
+        return self._listening.bind(name, host, port, entrance)
+
+    def start_accepting(self, name: str) -> None:
+        self._listening.start_accepting(name)
+
+    def stop_listening(self) -> None:
+        self._listening.stop_listening()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
 class _StruckPeer:
-    """A connection whose next response is lost, delayed or changed."""
+    """A connection whose next response is lost, delayed or changed. It equals that connection: a session is found by it."""
 
     def __init__(self, peer: Peer, fault: Fault, version: int) -> None:
         self._peer = peer
         self._fault = fault
         self._version = version
+
+    def __hash__(self) -> int:
+        return hash(self._peer)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._peer
 
     @property
     def peer(self) -> str:

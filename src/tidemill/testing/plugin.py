@@ -5,13 +5,14 @@
     tidemill_session_broker    one broker for the whole run (for each worker, with pytest-xdist)
 
 Settings are broker configurations: `tidemill_settings` in the ini file for all, `@pytest.mark.tidemill(...)` for a test, a
-class or a module. Closer marks come first.
+class or a module. Closer marks come first. `@pytest.mark.tidemill(security="SASL_SSL")` secures the broker or cluster of a
+test; a `tidemill.testing.Security` has users and ACLs, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        'tidemill(settings, **settings): broker settings for the tidemill fixtures, as in **{"log.retention.ms": 1000}',
+        "tidemill(settings, security=None, **settings): broker settings for the tidemill fixtures, as in "
+        '**{"log.retention.ms": 1000}; security is a protocol or a tidemill.testing.Security',
     )
 
 
@@ -41,6 +43,12 @@ def _ini_settings(config: pytest.Config) -> dict[str, object]:
             raise pytest.UsageError(f"{_INI}: {line!r} should be key=value")
         settings[key.strip()] = value.strip()
     return settings
+
+
+def _arguments(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the fixtures of one test give their broker or cluster."""
+    settings = _settings(request)
+    return {"security": settings.pop("security", None), "settings": settings}
 
 
 def _settings(request: pytest.FixtureRequest) -> dict[str, object]:
@@ -56,7 +64,7 @@ def tidemill_broker(request: pytest.FixtureRequest) -> Iterator[InProcessBroker]
     """A Kafka broker in this process, for this test alone; see `tidemill.testing.InProcessBroker`."""
     from tidemill.testing.broker import InProcessBroker
 
-    with InProcessBroker(_settings(request)) as broker:
+    with InProcessBroker(**_arguments(request)) as broker:
         yield broker
     broker.faults.check_all_used()
 
@@ -66,7 +74,7 @@ def tidemill_cluster(request: pytest.FixtureRequest) -> Iterator[InProcessCluste
     """Three brokers in this process, for this test alone; see `tidemill.testing.InProcessCluster`."""
     from tidemill.testing.cluster import InProcessCluster
 
-    with InProcessCluster(settings=_settings(request)) as cluster:
+    with InProcessCluster(**_arguments(request)) as cluster:
         yield cluster
     cluster.faults.check_all_used()
 

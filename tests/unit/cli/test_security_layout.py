@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.failures import CommandError
 from tidemill.cli.main import make_parser
 from tidemill.cli.security import layout, setup
 from tidemill.cli.security.layout import NodeAddress, Passwords
 from tidemill.client.security import SecurityOptions
 from tidemill.config import load_broker_config, parse_properties
+from tidemill.errors import ConfigError
 
 PASSWORDS = Passwords("admin-secret", "node-secret", "app-secret")
 FOLDER = Path("/etc/tidemill")
@@ -90,9 +90,9 @@ def test_init_without_its_extra_names_it_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "tidemill.cli.security.certificates", raising=False)
-    monkeypatch.delattr("tidemill.cli.security.certificates", raising=False)
+    monkeypatch.delitem(sys.modules, "tidemill.tls.certificates", raising=False)
+    monkeypatch.delattr("tidemill.tls.certificates", raising=False)
     words = ["security", "init", str(tmp_path / "safe")]
-    with pytest.raises(CommandError, match=r"pip install 'tidemill\[security\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'tidemill\[security\]'"):
         setup.run(make_parser(words).parse_args(words))
     assert not (tmp_path / "safe").exists()

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _init(arguments: argparse.Namespace) -> int:
     # The package that makes certificates is an extra.
-    from tidemill.cli.security import certificates
+    from tidemill.tls import certificates
 
     folder = arguments.folder.absolute()
     nodes = _addresses(arguments)
@@ -180,7 +180,7 @@ def _report(arguments: argparse.Namespace, folder: Path, nodes: list[NodeAddress
 
 
 def _renew(arguments: argparse.Namespace) -> int:
-    from tidemill.cli.security import certificates
+    from tidemill.tls import certificates
 
     trusted = _read(arguments.folder / "ca" / "ca.pem")
     newest = _certificates(trusted)[0]
@@ -198,7 +198,7 @@ def _renew(arguments: argparse.Namespace) -> int:
 
 
 def _new_authority(arguments: argparse.Namespace) -> int:
-    from tidemill.cli.security import certificates
+    from tidemill.tls import certificates
 
     authority = certificates.new_authority(_CA_DAYS)
     trusted = authority.certificate + _read(arguments.folder / "ca" / "ca.pem")

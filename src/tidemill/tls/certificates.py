@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidemill.cli.failures import CommandError
+from tidemill.errors import ConfigError
 
 try:
     from cryptography import x509
@@ -24,7 +24,7 @@ try:
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise CommandError(
+    raise ConfigError(
         "certificates are made with the package cryptography; install it with `pip install 'tidemill[security]'`"
     ) from None
 
