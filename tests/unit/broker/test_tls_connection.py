@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -243,3 +244,21 @@ def test_channel_logs_in_over_tls_and_again_before_its_session_ends(authority: A
     assert len(connections) == 1
     assert set(principals) == {"User:ANONYMOUS", "User:node"}
     assert principals.count("User:ANONYMOUS") == 1
+
+
+def test_connection_that_is_given_up_before_its_handshake_begins_is_closed_and_not_counted(
+    authority: Authority,
+) -> None:
+    async def case() -> None:
+        server = Server(asyncio.get_running_loop(), lambda *_: None, LIMITS)
+        port = server.bind("SSL", "127.0.0.1", 0, Entrance(tls=contexts(authority)))
+        client = socket.create_connection(("127.0.0.1", port))
+        (listener,) = server._listeners
+        server._accept(listener)
+        server.close()
+        client.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+        assert not server._per_ip
+        client.close()
+
+    run(case)

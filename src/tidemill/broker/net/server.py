@@ -197,8 +197,16 @@ class Server:
         task = self._loop.create_task(self._shake_hands(sock, address, listener, tls))
         number = self._setups.begin(address[0], perf_counter(), lambda _reason: _cancel(task))
         self._handshakes.add(task)
-        task.add_done_callback(lambda _task: self._setups.end(number))
-        task.add_done_callback(self._handshakes.discard)
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            self._setups.end(number)
+            self._handshakes.discard(task)
+            if task.cancelled():
+                # A task that never began has closed nothing. In any other case TLS has taken the socket over.
+                sock.close()
+                self._forget_ip(address[0])
+
+        task.add_done_callback(ended)
 
     async def _shake_hands(
         self, sock: socket.socket, address: tuple[str, int], listener: _Listener, tls: TlsContexts
@@ -212,9 +220,6 @@ class Server:
             self._forget_ip(ip)
             if str(failure):
                 self._refusals.tell(f"refused {ip} at listener {listener.name}: {failure}", perf_counter())
-        except asyncio.CancelledError:
-            self._forget_ip(ip)
-            raise
         else:
             self._open(TlsConnection, secured, address, listener).principal = principal
 
