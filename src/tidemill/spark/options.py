@@ -17,6 +17,7 @@ Our own, which Spark's source does not have:
     scan           `broker`, or `segments`: sealed segments are read as files and never asked of a broker
     segmentsPath   where those files are, when not where the brokers say
     archive        the folder of an archive, which is read before what the topics still hold; read_committed throughout
+    commandConfig  a file with the security properties of Kafka's clients; see `access`
 
 With `segmentsPath` or `archive` a read may do without `kafka.bootstrap.servers`: it ends where the files do.
 """
@@ -26,15 +27,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from tidemill.client.cluster import Cluster, parse_bootstrap
-from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.fetch import FETCH_BYTES
-from tidemill.client.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
+from tidemill.spark.access import COMMAND_CONFIG, SECURITY_PREFIXES, BrokerAccess, security_properties
 from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
 from tidemill.spark.java_regex import finder
 from tidemill.spark.offsets import (
@@ -87,6 +87,7 @@ _SOURCE = (
     "scan",
     "segmentsPath",
     "archive",
+    COMMAND_CONFIG,
 )
 _KAFKA = (
     "kafka.bootstrap.servers",
@@ -96,7 +97,6 @@ _KAFKA = (
     "kafka.max.partition.fetch.bytes",
     "kafka.request.timeout.ms",
 )
-SECURITY_PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 
 STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _BATCH_ONLY = (
@@ -124,40 +124,6 @@ _CANONICAL = {name.lower(): name for name in (*_SOURCE, *_KAFKA, *_REFUSED, *NO_
 
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _DURATION_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-@dataclass(frozen=True)
-class BrokerAccess:
-    """How a process of this query reaches the brokers, and what it may read there. Sent to every task."""
-
-    # Empty when only files are read.
-    bootstrap: str
-    client_id: str = "tidemill-spark"
-    timeout_s: float = 60.0
-    isolation_level: int = READ_UNCOMMITTED
-    fetch_bytes: int = FETCH_BYTES
-    # Kafka's names without `kafka.`; passwords are among them, so they stay out of every text.
-    security: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        SecurityOptions.parse(self.security)
-
-    def cluster(self) -> Cluster:
-        security = SecurityOptions.parse(self.security) if self.security else None
-        return Cluster(self.bootstrap, client_id=self.client_id, timeout_s=self.timeout_s, security=security)
-
-    def reached(self) -> Cluster:
-        """A cluster for a task: whoever planned it has reached the brokers, so one that does not answer is waited for."""
-        cluster = self.cluster()
-        retries = cluster.retries(self.timeout_s)
-        while True:
-            try:
-                cluster.any_broker()
-            except BrokerUnreachable:
-                if not retries.wait():
-                    raise
-            else:
-                return cluster
 
 
 @dataclass(frozen=True)
@@ -325,18 +291,14 @@ class _Parser:
         isolation = self._isolation()
         timeout_ms = self._count("kafkaConsumer.pollTimeoutMs") or self._count("kafka.request.timeout.ms")
         sizes = [self._count("kafka.fetch.max.bytes"), self._count("kafka.max.partition.fetch.bytes")]
-        security = {
-            name.removeprefix("kafka."): value
-            for name, value in self._options.items()
-            if name.startswith(SECURITY_PREFIXES)
-        }
         return BrokerAccess(
             bootstrap=bootstrap or "",
             client_id=self._text("kafka.client.id") or BrokerAccess.client_id,
             timeout_s=timeout_ms / 1000 if timeout_ms else BrokerAccess.timeout_s,
             isolation_level=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
             fetch_bytes=min((size for size in sizes if size), default=FETCH_BYTES),
-            security=security,
+            security=security_properties(self._options),
+            config_file=self._text(COMMAND_CONFIG),
         )
 
     def _isolation(self) -> str:

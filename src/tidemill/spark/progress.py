@@ -37,8 +37,8 @@ from dataclasses import replace
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.spark.access import BrokerAccess
 from tidemill.spark.offsets import Offsets, Place
-from tidemill.spark.options import BrokerAccess
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger("tidemill.spark")

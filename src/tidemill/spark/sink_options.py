@@ -14,6 +14,7 @@ Our own options:
                        false: as Spark's sink, a task that is repeated writes again
     queryName,         of a batch write, as in `foreachBatch`: who writes, and which batch it is. A batch that this name
     batchId            has committed is not committed again
+    commandConfig      a file with the security properties of Kafka's clients; see `access`
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from pyspark.sql.types import (
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.errors import ConfigError
 from tidemill.protocol.compression import CompressionType
+from tidemill.spark.access import COMMAND_CONFIG, SECURITY_PREFIXES, BrokerAccess, security_properties
 from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
-from tidemill.spark.options import SECURITY_PREFIXES, BrokerAccess
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 REQUEST_BYTES_MAX = 1 << 20
@@ -64,6 +65,7 @@ _KNOWN = (
     "kafka.request.timeout.ms",
     "kafka.delivery.timeout.ms",
     "kafka.transaction.timeout.ms",
+    COMMAND_CONFIG,
 )
 _BYTES = "keys and values are bytes; convert them with DataFrame functions"
 _REFUSED = {
@@ -187,16 +189,12 @@ class _Parser:
             )
         parse_bootstrap(bootstrap)
         timeout_ms = self._count("kafka.request.timeout.ms")
-        security = {
-            name.removeprefix("kafka."): value
-            for name, value in self._options.items()
-            if name.startswith(SECURITY_PREFIXES)
-        }
         return BrokerAccess(
             bootstrap=bootstrap,
             client_id=self._options.get("kafka.client.id") or BrokerAccess.client_id,
             timeout_s=timeout_ms / 1000 if timeout_ms else BrokerAccess.timeout_s,
-            security=security,
+            security=security_properties(self._options),
+            config_file=self._options.get(COMMAND_CONFIG) or None,
         )
 
     def _codec(self) -> int:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import InputPartition
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import Batch, OffsetsLost, fetch_range
 from tidemill.errors import TidemillError
-from tidemill.spark.options import BrokerAccess
+from tidemill.spark.access import BrokerAccess
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:

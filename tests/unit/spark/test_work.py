@@ -13,7 +13,7 @@ from tidemill.client.connection import BrokerUnreachable
 from tidemill.client.fetch import Batch, OffsetsLost, RangeAnswer
 from tidemill.protocol.records import Record, build_batch, header_at
 from tidemill.spark import work
-from tidemill.spark.options import BrokerAccess
+from tidemill.spark.access import BrokerAccess
 from tidemill.spark.work import BrokerWork, DataLost, arrow_batches
 from tidemill.types import TopicPartition
 

@@ -17,7 +17,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from tidemill.cli.failures import CommandError
+from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import (
     add_examples,
     add_verbs,
@@ -25,11 +25,11 @@ from tidemill.cli.options import (
     key_values,
     print_json,
     properties_file,
-    security_properties,
 )
 from tidemill.cli.progress import Progress as Display
 from tidemill.cli.table import Cell, Quantity, print_fields, print_table, size_text
 from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.security import PREFIXES
 from tidemill.spark import pipelines, session
 from tidemill.spark.pipelines import Bytes, Pipeline, Status, Summary
 from tidemill.spark.pipelines.connecting import open_cluster, parse_words
@@ -193,9 +193,15 @@ def _options(pipeline: Pipeline, arguments: argparse.Namespace) -> argparse.Name
     _add_common_arguments(parser)
     # --bootstrap and similar options may also precede the name; they are kept as defaults.
     options = parse_words(pipeline, parser, arguments.words, argparse.Namespace(**vars(arguments)))
+    if options.command_config is not None and options.kafka_file is not None:
+        raise UsageError("--command-config and --kafka-file are the same; give one of them")
+    file = options.kafka_file or options.command_config
+    given = properties_file(file)
+    # What secures the connection stays in the file; --kafka-file may also have what tunes it.
+    tuning = {key: value for key, value in given.items() if not key.startswith(PREFIXES)}
+    options.security_file = None if file is None else file.absolute()
     options.kafka = {
-        **security_properties(options),
-        **properties_file(options.kafka_file),
+        **(tuning if options.kafka_file is not None else {}),
         **key_values(options.kafka, "--kafka"),
     }
     options.conf = key_values(options.conf, "--conf")
@@ -245,6 +251,9 @@ def _run_on_spark(pipeline: Pipeline, options: argparse.Namespace, report: pipel
         conf=options.conf,
         sends_package=options.package,
     ) as spark:
+        if options.security_file is not None:
+            # For executors on other machines, which have no file of that path.
+            spark.sparkContext.addFile(str(options.security_file))
         return pipeline.run(spark, options, report)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
-from tidemill.client.security import PREFIXES, SecurityOptions
+from tidemill.spark.access import COMMAND_CONFIG, BrokerAccess, security_properties
 from tidemill.spark.pipelines import Pipeline, PipelineError
 from tidemill.spark.session import state_dir
 
@@ -25,26 +25,29 @@ _NAME_CHARS_MAX = 80
 
 
 def connection_options(options: argparse.Namespace) -> dict[str, str]:
-    """For `spark.read.format("tidemill").options(**…)` and the same of writers: the address, and security."""
-    return {"kafka.bootstrap.servers": options.bootstrap, **kafka_options(options)}
+    """For `spark.read.format("tidemill").options(**…)` and the same of writers: the address, and security.
 
-
-def kafka_options(options: argparse.Namespace) -> Mapping[str, str]:
-    """What the user gave with --kafka, by the names of Spark's Kafka source."""
+    Secrets stay in the user's file: what is an option of Spark is shown by Spark.
+    """
     given: Mapping[str, str] = getattr(options, "kafka", None) or {}
-    return {f"kafka.{key}": value for key, value in given.items()}
+    file = getattr(options, "security_file", None)
+    return {
+        "kafka.bootstrap.servers": options.bootstrap,
+        **{f"kafka.{key}": value for key, value in given.items()},
+        **({COMMAND_CONFIG: str(file)} if file is not None else {}),
+    }
 
 
 def open_cluster(options: argparse.Namespace) -> Cluster:
     """Use as a context manager."""
-    given: Mapping[str, str] = getattr(options, "kafka", None) or {}
-    security = {key: value for key, value in given.items() if key.startswith(PREFIXES)}
-    return Cluster(
+    given = connection_options(options)
+    return BrokerAccess(
         options.bootstrap,
         client_id=CLIENT_ID,
         timeout_s=getattr(options, "timeout", DEFAULT_TIMEOUT_S),
-        security=SecurityOptions.parse(security) if security else None,
-    )
+        security=security_properties(given),
+        config_file=given.get(COMMAND_CONFIG),
+    ).cluster()
 
 
 def require_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, int]:

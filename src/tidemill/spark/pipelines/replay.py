@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidemill.client.transactional import Encoded, TransactionalProducer
+    from tidemill.spark.access import BrokerAccess
     from tidemill.spark.archive import Archive, ArchiveWork, Manifest
-    from tidemill.spark.options import BrokerAccess
 
 logger = logging.getLogger("tidemill.spark")
 
