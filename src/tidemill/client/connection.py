@@ -10,7 +10,9 @@ Every wait is bounded. There are two failures, because a caller may always try a
     ConnectionLost       the request may have been carried out, but its response did not arrive
 
 With `security` the connection is encrypted and authenticated before any other request. `AuthenticationFailed` means that
-one side does not trust the other; another attempt would fail, too.
+one side does not trust the other; another attempt would fail, too. Where a broker limits sessions
+(`connections.max.reauth.ms`, or the life of a token) the connection logs in again in time, before the next request
+(KIP-368). Responses under way are received first and kept for `take`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -39,6 +42,8 @@ _API_VERSIONS_VERSION = 3
 # The kernel takes 1,024 pieces at once.
 _PARTS_AT_ONCE = 512
 _CORRELATION_BYTES = 4
+# Part of a session after which it is renewed, as Kafka's clients do.
+_RENEW_SHARE = 0.85
 
 
 class BrokerUnreachable(TidemillError):
@@ -65,6 +70,7 @@ class Connection:
         client_id: str = "tidemill",
         timeout_s: float = 30.0,
         security: SecurityOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
         self.is_closed = False
@@ -76,6 +82,12 @@ class Connection:
         self._correlation_id = 0
         # Requests that were posted and whose answers were not taken.
         self._unanswered = 0
+        # Their answers, as far as a new login had to receive them.
+        self._early: deque[memoryview] = deque()
+        self._security = security or SecurityOptions()
+        self._clock = clock
+        # When to log in again; None where a session has no end.
+        self._renew_s: float | None = None
         self._versions: dict[int, VersionRange] = {}
         try:
             self._socket = socket.create_connection(address, timeout_s)
@@ -83,7 +95,7 @@ class Connection:
             raise BrokerUnreachable(f"{address}: {_reason(error, timeout_s)}") from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._secure(security or SecurityOptions())
+            self._secure(self._security)
         except ConnectionLost as error:
             raise BrokerUnreachable(str(error)) from None
         except ProtocolError as error:
@@ -110,6 +122,7 @@ class Connection:
         A broker does so after `connections.max.idle.ms`. Nothing else arrives that was not asked for.
         """
         if not self.is_closed and not self._unanswered:
+            # With requests under way something may arrive at any time.
             arrived = select.poll()
             arrived.register(self._socket, select.POLLIN)
             if arrived.poll(0):
@@ -153,6 +166,7 @@ class Connection:
 
     def post(self, message: Request, version: int) -> int:
         """Sends a request whose answer is taken later, by the correlation id that is returned."""
+        self._renew_session()
         correlation_id = self._next_correlation_id()
         self._send([frames.request_frame(message, version, correlation_id, self._client_id)])
         self._unanswered += 1
@@ -160,6 +174,7 @@ class Connection:
 
     def post_body(self, api: type[Request], version: int, body: Sequence[wire.Buffer]) -> int:
         """The same for a request whose body is encoded already, in pieces, which are not copied."""
+        self._renew_session()
         correlation_id = self._next_correlation_id()
         self._send(frames.request_frame_parts(api, version, correlation_id, self._client_id, body))
         self._unanswered += 1
@@ -173,10 +188,7 @@ class Connection:
         After any failure, also Ctrl-C, the stream is at an unknown place: it is closed.
         """
         try:
-            self._socket.settimeout(self._timeout_s + wait_s)
-            prefix = self._receive(memoryview(bytearray(frames.LENGTH_BYTES)))
-            length = frames.parse_frame_length(prefix, 0, RESPONSE_BYTES_MAX)
-            frame = self._receive(memoryview(allocate(length))[:length])
+            frame = self._next_frame(wait_s, allocate)
             answered_id = wire.read_int32(frame, 0)[0]
             if answered_id != correlation_id:
                 raise ProtocolError(f"{self.address} answered request {answered_id}, not {correlation_id}")
@@ -193,6 +205,40 @@ class Connection:
         self._unanswered -= 1
         return frame
 
+    def _next_frame(self, wait_s: float, allocate: Callable[[int], bytearray]) -> memoryview:
+        if self._early:
+            early = self._early.popleft()
+            frame = memoryview(allocate(len(early)))[: len(early)]
+            frame[:] = early
+            return frame
+        self._socket.settimeout(self._timeout_s + wait_s)
+        prefix = self._receive(memoryview(bytearray(frames.LENGTH_BYTES)))
+        length = frames.parse_frame_length(prefix, 0, RESPONSE_BYTES_MAX)
+        return self._receive(memoryview(allocate(length))[:length])
+
+    def _renew_session(self) -> None:
+        """Log in again when the session is about to end."""
+        if self._renew_s is None or self._clock() < self._renew_s:
+            return
+        # Not again for each request of the login itself.
+        self._renew_s = None
+        try:
+            received = [self._next_frame(0.0, bytearray) for _ in range(self._unanswered)]
+            waiting, self._unanswered = self._unanswered, 0
+            self._log_in()
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"{self.address}: {_reason(error, self._timeout_s)}") from None
+        except BaseException:
+            self.close()
+            raise
+        self._unanswered = waiting
+        self._early.extend(received)
+
+    def _log_in(self) -> None:
+        lifetime_s = self._security.authenticate(self.request)
+        self._renew_s = None if lifetime_s is None else self._clock() + _RENEW_SHARE * lifetime_s
+
     def _secure(self, security: SecurityOptions) -> None:
         """TLS, then the versions, which a broker tells anybody, then who we are."""
         try:
@@ -204,7 +250,7 @@ class Connection:
             ) from None
         self._hint = f" ({security.hint})"
         self._negotiate()
-        security.authenticate(self.request)
+        self._log_in()
         if security.mechanism is None:
             self._hint = " (if its listener wants a login, set security.protocol and sasl.mechanism)"
         self._is_ready = True

@@ -1,9 +1,7 @@
 """SASL for a client: how the tokens of `tidemill.security.sasl` reach a broker and come back.
 
-PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER. Nothing here logs, and no error holds a password.
-
-A session is not renewed: where the broker limits it (`connections.max.reauth.ms`), it closes the connection at that age, and
-the next request opens another.
+PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER. Nothing here logs, and no error holds a password. `Connection` logs in
+again before a session ends (KIP-368).
 """
 
 from __future__ import annotations
@@ -38,8 +36,11 @@ class Exchange(Protocol):
     def __call__(self, message: Request, response_type: type[ResponseT]) -> ResponseT: ...
 
 
-def authenticate(exchange: Exchange, login: ClientLogin) -> None:
-    """Returns when both sides are satisfied, and raises `AuthenticationFailed` otherwise."""
+def authenticate(exchange: Exchange, login: ClientLogin) -> float | None:
+    """Returns when both sides are satisfied, and raises `AuthenticationFailed` otherwise.
+
+    The result is how many seconds the session lasts; None when it has no end.
+    """
     mechanism, who = (
         login.mechanism,
         f"user {login.username}" if login.username else "the bearer of the token",
@@ -60,11 +61,14 @@ def authenticate(exchange: Exchange, login: ClientLogin) -> None:
     try:
         client = SaslClient(login, nonce=secrets.token_urlsafe(24))
         token: bytes | None = client.initial_token()
+        lifetime_ms = 0
         while token is not None:
             response = exchange(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse)
             if response.error_code:
                 reason = response.error_message or f"error {response.error_code}"
                 raise AuthenticationFailed(f"{who} is refused ({mechanism}): {reason}")
+            lifetime_ms = response.session_lifetime_ms
             token = client.evaluate(response.auth_bytes)
     except SaslFailure as failure:
         raise AuthenticationFailed(f"{mechanism} as {who}: {failure}") from None
+    return lifetime_ms / 1000 if lifetime_ms > 0 else None

@@ -15,7 +15,9 @@ what to do instead. What it returns is plain values, so it can be sent to anothe
     sasl.mechanism                     PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER
     sasl.username, sasl.password       or sasl.jaas.config with a PlainLoginModule or ScramLoginModule
 
-    sasl.oauthbearer.token.endpoint.url                file:///PATH of the token, which is read for each connection
+    sasl.oauthbearer.token.endpoint.url                file:///PATH of the token, or the https:// address of a server that
+                                       gives one for sasl.oauthbearer.client.credentials.client.id and .secret
+    sasl.oauthbearer.scope             what is asked for there
 
 Java's own stores (JKS, PKCS12) and Kerberos are not supported. TLS is 1.2 or 1.3.
 """
@@ -28,9 +30,11 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tidemill.client import sasl
 from tidemill.client.sasl import AuthenticationFailed, Exchange
+from tidemill.client.tokens import TokenSource
 from tidemill.errors import ConfigError
 from tidemill.jaas import parse_jaas
 from tidemill.security import oauthbearer
@@ -58,6 +62,9 @@ _NAMES = {
     "password": ("sasl.password",),
     "jaas": ("sasl.jaas.config",),
     "token_url": ("sasl.oauthbearer.token.endpoint.url",),
+    "client_id": ("sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.id"),
+    "client_secret": ("sasl.oauthbearer.client.credentials.client.secret", "sasl.oauthbearer.client.secret"),
+    "scope": ("sasl.oauthbearer.scope",),
     "truststore_type": ("ssl.truststore.type",),
     "keystore_type": ("ssl.keystore.type",),
 }
@@ -73,7 +80,7 @@ _REFUSED = {
     "ssl.provider": "there is no Java here; leave it out",
     "security.providers": "there is no Java here; leave it out",
     "sasl.kerberos.": "Kerberos is not supported; use SCRAM-SHA-512 over SASL_SSL",
-    "sasl.oauthbearer.": "a token comes from a file: sasl.oauthbearer.token.endpoint.url=file:///PATH",
+    "sasl.oauthbearer.": "a token comes from sasl.oauthbearer.token.endpoint.url, a file or a server",
     "sasl.login.": "there is no Java here; use sasl.username and sasl.password",
     "sasl.client.": "there is no Java here; use sasl.username and sasl.password",
 }
@@ -95,7 +102,7 @@ class SecurityOptions:
     mechanism: str | None = None
     username: str = ""
     password: str = field(default="", repr=False)
-    token_location: str | None = None
+    token_source: TokenSource | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SecurityOptions:
@@ -115,7 +122,7 @@ class SecurityOptions:
                 f"ssl.endpoint.identification.algorithm={identification} is not known; it is https, or empty to "
                 "accept a certificate for another host"
             )
-        mechanism, username, password, token_location = _login(protocol, values)
+        mechanism, username, password, token_source = _login(protocol, values)
         return cls(
             protocol=protocol,
             ca_location=values["ca_location"],
@@ -129,7 +136,7 @@ class SecurityOptions:
             mechanism=mechanism,
             username=username,
             password=password,
-            token_location=token_location,
+            token_source=token_source,
         )
 
     @property
@@ -147,12 +154,8 @@ class SecurityOptions:
             )
         return "is its listener one for clients, and does it trust this client's certificate?"
 
-    def librdkafka_options(self) -> dict[str, str]:
+    def librdkafka_options(self) -> dict[str, Any]:
         """The same for confluent-kafka, which knows no names of the Java client."""
-        if self.token_location is not None:
-            raise ConfigError(
-                "sasl.mechanism=OAUTHBEARER is not supported here; use SCRAM-SHA-512 over SASL_SSL"
-            )
         is_one_file = self.certificate_location is not None and self.key_location is None and not self.key_pem
         options = {
             "security.protocol": self.protocol,
@@ -167,6 +170,7 @@ class SecurityOptions:
             "sasl.mechanisms": self.mechanism,
             "sasl.username": self.username or None,
             "sasl.password": self.password or None,
+            "oauth_cb": None if self.token_source is None else self.token_source.for_librdkafka,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -183,18 +187,15 @@ class SecurityOptions:
                 "who is trusted)"
             ) from None
 
-    def authenticate(self, exchange: Exchange) -> None:
-        if self.mechanism is not None:
-            sasl.authenticate(exchange, self._client_login(self.mechanism))
-
-    def _client_login(self, mechanism: str) -> ClientLogin:
-        if self.token_location is None:
-            return ClientLogin(mechanism, self.username, self.password)
-        try:
-            token = Path(self.token_location).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(f"the token in {self.token_location} cannot be read") from None
-        return ClientLogin(mechanism, token=token)
+    def authenticate(self, exchange: Exchange) -> float | None:
+        """Log in. Returns the seconds that the session lasts, None when it has no end."""
+        if self.mechanism is None:
+            return None
+        if self.token_source is None:
+            login = ClientLogin(self.mechanism, self.username, self.password)
+        else:
+            login = ClientLogin(self.mechanism, token=self.token_source.token().value)
+        return sasl.authenticate(exchange, login)
 
     def _tls_settings(self) -> TlsSettings:
         key_store = trust_store = None
@@ -259,11 +260,14 @@ def _is_binary(location: str) -> bool:
     return False
 
 
-def _login(protocol: str, values: Mapping[str, str | None]) -> tuple[str | None, str, str, str | None]:
-    """The mechanism, the user and the password, or the file of a token."""
+_Login = tuple[str | None, str, str, TokenSource | None]
+
+
+def _login(protocol: str, values: Mapping[str, str | None]) -> _Login:
+    """The mechanism, the user and the password, or the source of tokens."""
     mechanism = values["mechanism"]
     if not protocol.startswith("SASL_"):
-        for name in ("mechanism", "username", "password", "jaas", "token_url"):
+        for name in ("mechanism", "username", "password", "jaas", "token_url", "client_id", "client_secret"):
             if values[name] is not None:
                 raise ConfigError(
                     f"{_NAMES[name][0]} is given, but security.protocol={protocol} logs nobody in: "
@@ -276,12 +280,7 @@ def _login(protocol: str, values: Mapping[str, str | None]) -> tuple[str | None,
     if mechanism not in sasl.MECHANISMS:
         raise ConfigError(f"sasl.mechanism={mechanism} is not supported; use {', '.join(sasl.MECHANISMS)}")
     if mechanism == oauthbearer.MECHANISM:
-        url = values["token_url"] or ""
-        if not url.startswith("file:///"):
-            raise ConfigError(
-                "sasl.mechanism=OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url=file:///PATH, a file with the token"
-            )
-        return mechanism, "", "", url.removeprefix("file://")
+        return mechanism, "", "", _token_source(values)
     username, password = values["username"], values["password"]
     if values["jaas"] is not None:
         if username is not None or password is not None:
@@ -292,6 +291,20 @@ def _login(protocol: str, values: Mapping[str, str | None]) -> tuple[str | None,
             f"sasl.mechanism={mechanism} needs sasl.username and sasl.password, or sasl.jaas.config"
         )
     return mechanism, username, password, None
+
+
+def _token_source(values: Mapping[str, str | None]) -> TokenSource:
+    if not values["token_url"]:
+        raise ConfigError(
+            "sasl.mechanism=OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url: file:///PATH of a token, or https://…"
+        )
+    given = {name: values[name] for name in ("client_id", "client_secret", "scope")}
+    if values["jaas"] is not None:
+        # As it was before Kafka 4.1 (KIP-768).
+        options = parse_jaas(values["jaas"], oauthbearer.MECHANISM).options
+        named = {"client_id": "clientId", "client_secret": "clientSecret", "scope": "scope"}
+        given = {ours: given[ours] or options.get(theirs) for ours, theirs in named.items()}
+    return TokenSource(values["token_url"], **{name: value or "" for name, value in given.items()})
 
 
 def _parse_jaas(text: str, mechanism: str) -> tuple[str | None, str | None]:

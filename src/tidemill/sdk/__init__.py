@@ -17,6 +17,7 @@ delivery result is, when a batch counts as done, and that nothing waits without 
 | `transactions.py` | the transactional producer, and what each kind of its errors asks for |
 | `hot_keys.py` | spreading a key that is a large share of a topic |
 | `settings.py` | the configuration of each librdkafka client, from what the user gave |
+| `tokens.py` | bearer tokens, from a function or a file |
 | `stopping.py` | SIGTERM as Ctrl-C, for programs that ask for it |
 | `waiting.py` | calls of librdkafka that may take long: bounded, and open to Ctrl-C |
 | `errors.py`, `kafka_errors.py` | what users catch, and how Kafka's errors become that |

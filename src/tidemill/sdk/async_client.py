@@ -8,6 +8,7 @@ step has read meanwhile is not lost: the next one to ask gets it.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -26,6 +27,7 @@ from tidemill.sdk.positions import Place, Positions
 from tidemill.sdk.reading import Chunk, Reader
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Record, Serializer, Text
 from tidemill.sdk.settings import LOGGER
+from tidemill.sdk.tokens import GetToken, with_token
 from tidemill.sdk.views import AsyncViews
 from tidemill.types import TopicPartition
 
@@ -213,10 +215,11 @@ class AsyncClient:
         timeout_s: float = 30.0,
         serializer: Serializer | None = None,
         hot_keys: HotKeys | None = None,
+        token: GetToken | str | os.PathLike[str] | None = None,
         **config: Any,
     ) -> None:
         """As `Client`."""
-        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, config)
+        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, with_token(config, token))
         self.views = AsyncViews(self._core)
         self._publishing = AsyncPublishing(self._core.publisher, timeout_s)
         self._open: list[AsyncBatches] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -15,6 +16,7 @@ from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place
 from tidemill.sdk.publishing import Publication
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Serializer, Text
+from tidemill.sdk.tokens import GetToken, with_token
 from tidemill.sdk.views import Views
 
 
@@ -32,14 +34,16 @@ class Client:
         timeout_s: float = 30.0,
         serializer: Serializer | None = None,
         hot_keys: HotKeys | None = None,
+        token: GetToken | str | os.PathLike[str] | None = None,
         **config: Any,
     ) -> None:
         """`bootstrap` is HOST:PORT of one or more brokers. Nothing is connected yet.
 
         No call waits longer than `timeout_s` for brokers. `serializer` gets every value that is published, except None.
         `config` are librdkafka's properties, dots as underscores: `security_protocol="SASL_SSL"`, `linger_ms=20`.
+        `token` logs in with OAUTHBEARER: a function that returns a token, or the path of a file that has one.
         """
-        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, config)
+        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, with_token(config, token))
         self.views = Views(self._core)
 
     # -- topics ----------------------------------------------------------------------------------------------

@@ -136,7 +136,20 @@ LOGIN = {"sasl.username": "alice", "sasl.password": SECRET}
         (SASL | {"sasl.mechanism": "GSSAPI"}, "sasl.mechanism=GSSAPI is not supported; use PLAIN"),
         (SASL | {"sasl.mechanism": "OAUTHBEARER"}, "OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url"),
         (SASL | {"sasl.kerberos.service.name": "kafka"}, "sasl.kerberos.service.name is not supported: Ker"),
-        (SASL | {"sasl.oauthbearer.scope": "x"}, "a token comes from a file"),
+        (
+            SASL | {"sasl.oauthbearer.jwks.endpoint.url": "x"},
+            "a token comes from sasl.oauthbearer.token.endpoint",
+        ),
+        (
+            SASL
+            | {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "http://far/token"},
+            "file:///PATH or https",
+        ),
+        (
+            SASL
+            | {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://a/token"},
+            "client.credentials.client.id",
+        ),
         (SASL | {"sasl.login.class": "x"}, "sasl.login.class is not supported.*sasl.username"),
         (SASL, "needs sasl.username and sasl.password, or sasl.jaas.config"),
         (SASL | LOGIN | {"sasl.jaas.config": "x"}, "sasl.jaas.config and sasl.username say the same"),
