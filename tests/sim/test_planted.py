@@ -20,6 +20,7 @@ from tests.sim.planted import (
     stale_broker_epoch_is_accepted,
 )
 from tests.sim.planted_delays import DELAY_BUGS
+from tests.sim.planted_guards import GUARD_BUGS
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tests.sim.planted_two_phase import TWO_PHASE_BUGS
 from tests.sim.planted_views import VIEW_BUGS
@@ -40,6 +41,7 @@ def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in TWO_PHASE_BUGS}) == len(TWO_PHASE_BUGS) >= 4
     assert len({bug.name for bug in VIEW_BUGS}) == len(VIEW_BUGS) >= 6
     assert len({bug.name for bug in DELAY_BUGS}) == len(DELAY_BUGS) >= 5
+    assert len({bug.name for bug in GUARD_BUGS}) == len(GUARD_BUGS) >= 7
 
 
 def _violations(bug: Bug, seed: int) -> list[str]:
@@ -53,7 +55,10 @@ def _as_parameter(bug: Bug) -> object:
 
 @pytest.mark.parametrize(
     "bug",
-    [_as_parameter(bug) for bug in (*BUGS, *TRANSACTION_BUGS, *TWO_PHASE_BUGS, *VIEW_BUGS, *DELAY_BUGS)],
+    [
+        _as_parameter(bug)
+        for bug in (*BUGS, *TRANSACTION_BUGS, *TWO_PHASE_BUGS, *VIEW_BUGS, *DELAY_BUGS, *GUARD_BUGS)
+    ],
 )
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     # The likeliest first: what a seed leads to changes with every change of the code.

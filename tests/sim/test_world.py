@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.sim.cluster import Shape
+from tidemill.sim.guarded_crowd import GuardedCrowd
 from tidemill.sim.world import Outcome, Plan, World
 
 _ROOT = Path(__file__).parents[2]
@@ -54,8 +55,28 @@ def test_seed_with_two_phase_commits_keeps_all_guarantees(seed: int) -> None:
     assert outcome.committed > 5
 
 
-# One with transactions, and one with two-phase commits.
-@pytest.mark.parametrize("seed", ["1", "25"])
+@pytest.mark.parametrize("shape", [Shape(combined=3), Shape(combined=0, brokers=3, controllers=3)], ids=str)
+def test_seed_with_authentication_keeps_all_guarantees(shape: Shape) -> None:
+    plan = Plan(
+        shape=shape,
+        duration_s=120.0,
+        mean_fault_interval_s=6.0,
+        has_transactions=False,
+        has_authentication=True,
+    )
+    world = World(4, plan)
+    outcome = world.run()
+    assert outcome.violations == [], "\n".join(outcome.last_lines)
+    assert outcome.acked > 50
+    (crowd,) = world._crowds
+    assert isinstance(crowd, GuardedCrowd)
+    stranger, impostor, nobody, guest = crowd._visitors
+    assert min(stranger.denied, impostor.denied, nobody.denied, guest.denied, guest.served) > 3
+    assert stranger.served == impostor.served == nobody.served == 0
+
+
+# One with transactions, one with two-phase commits, and one with authentication.
+@pytest.mark.parametrize("seed", ["1", "25", "41"])
 def test_the_same_seed_gives_the_same_trace_in_any_process(seed: str, tmp_path: Path) -> None:
     """Byte for byte, whatever the hashes of strings and the addresses of objects are."""
     traces = []

@@ -23,6 +23,7 @@ from tidemill.sim.trace import Trace
 
 BROKER_PORT = 9092
 CONTROLLER_PORT = 9093
+LISTENERS = BROKER_LISTENER, CONTROLLER_LISTENER = "BROKER", "CONTROLLER"
 _CLOCK_RATE_ERROR_MAX = 0.0005
 _SUPERVISOR_S = 3.0
 _SKEW_MS_MAX = 2_000
@@ -112,6 +113,8 @@ class Cluster:
     seed: str
     accuse: Callable[[str], None]
     on_exception: OnException
+    # What secures the listeners of every node.
+    security: Mapping[str, str] = field(default_factory=dict)
     machines: dict[int, Machine] = field(default_factory=dict)
     # The loops of ended processes, kept so that none of their objects is collected before the end.
     graveyard: list[SimulatedLoop] = field(default_factory=list)
@@ -135,17 +138,18 @@ class Cluster:
         is_broker, is_controller = node_id in shape.broker_ids, node_id in shape.controller_ids
         listeners = []
         if is_broker:
-            listeners.append(f"PLAINTEXT://{host}:{BROKER_PORT}")
+            listeners.append(f"{BROKER_LISTENER}://{host}:{BROKER_PORT}")
         if is_controller:
-            listeners.append(f"CONTROLLER://{host}:{CONTROLLER_PORT}")
+            listeners.append(f"{CONTROLLER_LISTENER}://{host}:{CONTROLLER_PORT}")
         roles = ("broker",) * is_broker + ("controller",) * is_controller
         voters = ",".join(f"{each}@{host_of(each)}:{CONTROLLER_PORT}" for each in shape.controller_ids)
         return {
             "node.id": str(node_id),
             "process.roles": ",".join(roles),
             "listeners": ",".join(listeners),
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.listener.names": CONTROLLER_LISTENER,
+            "listener.security.protocol.map": ",".join(f"{each}:PLAINTEXT" for each in LISTENERS),
+            "inter.broker.listener.name": BROKER_LISTENER,
             "controller.quorum.voters": voters,
             "broker.rack": f"rack-{node_id % 3}",
             "log.dirs": "/data",
@@ -154,6 +158,7 @@ class Cluster:
             "offsets.topic.replication.factor": str(shape.replicas),
             "transaction.state.log.replication.factor": str(shape.replicas),
             "transaction.state.log.min.isr": str(shape.min_insync_replicas),
+            **self.security,
         }
 
     @property

@@ -132,6 +132,10 @@ class Invariants:
             and (leader is None or (leader.leader_epoch == seen.led_epoch and leader.isr == seen.isr))
         )
 
+    def committed_metadata_end(self) -> int:
+        """The end of the metadata that any node has known to be committed."""
+        return max(self._ledger(_METADATA_KEY).shown.values(), default=0)
+
     # -- the quorum ------------------------------------------------------------------------------------------
 
     def _check_quorum(self, machine: Machine, process: Process, quorum: Quorum) -> None:

@@ -18,9 +18,12 @@ from random import Random
 from typing import Any
 
 from tidemill.broker.coordinators import markers
+from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.quorum import driver
+from tidemill.broker.requests import sasl as gate
 from tidemill.coordinator.partitions import partition_for_group
 from tidemill.internal_topics import OFFSETS_TOPIC
+from tidemill.security import scram
 from tidemill.sim.checker import Died, Drained, MemberName, check
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record
@@ -31,6 +34,8 @@ from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
 from tidemill.sim.decisions import check_decisions
 from tidemill.sim.delays import DELAY_CONFIGS, DELAY_TOPICS, DelayedCrowd, check_delays
 from tidemill.sim.faults import Faults
+from tidemill.sim.guarded_crowd import GUARDED_TOPICS, GuardedCrowd
+from tidemill.sim.guarding import login_of, node_settings, salted_password
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
@@ -93,6 +98,8 @@ class Plan:
     has_transactions: bool = True
     has_two_phase: bool = False
     has_delays: bool = False
+    # Whether nodes and clients log in, and ACLs and passwords change.
+    has_authentication: bool = False
     transaction_pause_s_max: float = 8.0
     # The mean interval between faults of the transactional clients.
     mean_upset_interval_s: float = 20.0
@@ -134,6 +141,8 @@ class World:
         self.cluster = Cluster(
             self.scheduler, self.wires, self.trace, plan.shape, str(seed), self.accuse, self._on_exception
         )
+        if plan.has_authentication:
+            self.cluster.security = node_settings()
         self.record = Record(
             lambda: self.scheduler.now_s, self.accuse, coordinator_host=self._coordinator_host
         )
@@ -144,7 +153,7 @@ class World:
         self._has_topics = False
         self._delays = DelayedCrowd(self)
         self._faults: Faults | None = None
-        self._crowds: list[TransactionalCrowd | TwoPhaseCrowd] = []
+        self._crowds: list[TransactionalCrowd | TwoPhaseCrowd | GuardedCrowd] = []
 
     # -- what is wrong ---------------------------------------------------------------------------------------
 
@@ -159,13 +168,18 @@ class World:
 
     # -- clients ---------------------------------------------------------------------------------------------
 
-    def client(self, name: str) -> Client:
+    def client(self, name: str, *, rng: Random | None = None, login: LinkSecurity | None = None) -> Client:
+        """A client of the process of that name. In a world with authentication it is a super user, unless `rng` is given:
+        then it has `login`, or none.
+        """
         loop = self._client_loops.get(name)
         if loop is None:
             loop = self._client_loops[name] = self.scheduler.new_loop(name, self._on_exception)
-        rng = Random(f"{self.seed}/{name}")
+        if rng is None:
+            rng = Random(f"{self.seed}/{name}")
+            login = login_of(Random(f"{self.seed}/{name}/login")) if self.plan.has_authentication else None
         network = self.wires.of(loop, name)
-        return Client(name, loop, network, rng, self.cluster.bootstrap, self.record)
+        return Client(name, loop, network, rng, self.cluster.bootstrap, self.record, login)
 
     def spawn(self, client: Client, coroutine: Coroutine[Any, Any, None]) -> None:
         client.loop.call_soon(lambda: self._tasks.append(client.loop.create_task(coroutine)))
@@ -249,6 +263,8 @@ class World:
             topics |= TRANSACTION_TOPICS
         if plan.has_two_phase:
             topics |= TWO_PHASE_TOPICS
+        if plan.has_authentication:
+            topics |= GUARDED_TOPICS
         return self._create(admin, topics)
 
     async def _create(self, admin: Admin, topics: dict[str, int]) -> None:
@@ -285,6 +301,8 @@ class World:
             self._crowds.append(TransactionalCrowd(self, Random(f"{self.seed}/transactions")))
         if plan.has_two_phase:
             self._crowds.append(TwoPhaseCrowd(self, Random(f"{self.seed}/two-phase")))
+        if plan.has_authentication:
+            self._crowds.append(GuardedCrowd(self, Random(f"{self.seed}/guarded")))
         for crowd in self._crowds:
             crowd.start(has_upsets=plan.has_faults)
         if plan.has_delays:
@@ -421,13 +439,19 @@ class World:
 
 @contextlib.contextmanager
 def _hurry() -> Iterator[None]:
-    """Trigger rare events, such as snapshots and repeated markers, which ten minutes would not show."""
+    """Trigger rare events, such as snapshots and repeated markers, which ten minutes would not show.
+
+    Salted passwords are computed once.
+    """
     before = driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S
     driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = _SNAPSHOT_AFTER_RECORDS, _MARKERS_TIMEOUT_S
+    arithmetic = scram.salted_password
+    vars(scram)["salted_password"] = vars(gate)["salted_password"] = salted_password
     try:
         yield
     finally:
         driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = before
+        vars(scram)["salted_password"] = vars(gate)["salted_password"] = arithmetic
 
 
 def _safety(shape: Shape) -> dict[str, str]:

@@ -13,6 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from tidemill.broker.net.channel import Channel, Channels, PeerUnavailable
+from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.net.network import Address
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.cluster import (
@@ -84,13 +85,16 @@ class Client:
         rng: Random,
         bootstrap: Sequence[Address],
         record: Record,
+        login: LinkSecurity | None = None,
     ) -> None:
         self.name = name
         self.loop = loop
         self.rng = rng
         self.record = record
         self._bootstrap = list(bootstrap)
-        self._channels = Channels(network, loop, client_id=name, frame_bytes_max=_FRAME_BYTES_MAX)
+        self._channels = Channels(
+            network, loop, client_id=name, frame_bytes_max=_FRAME_BYTES_MAX, security=login
+        )
         self.brokers: dict[int, Address] = {}
         self.topic_ids: dict[str, bytes] = {}
         self.leaders: dict[TopicPartition, Leader] = {}
