@@ -129,6 +129,14 @@ class Connection:
                 self.close()
         return not self.is_closed
 
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """The end of the broker's certificate, in seconds since 1970; None without TLS."""
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return None
+        end = (self._socket.getpeercert() or {}).get("notAfter")
+        return ssl.cert_time_to_seconds(end) if isinstance(end, str) else None
+
     def version_of(self, message: type[Request], max_version: int | None = None) -> int:
         """The highest version that we, the broker and the caller's bound allow."""
         offered = self._versions.get(message.api_key)

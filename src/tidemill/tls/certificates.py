@@ -81,6 +81,11 @@ def broker_certificate(authority: Authority, name: str, hosts: Sequence[str], da
     return _key_text(key) + certificate.public_bytes(Encoding.PEM).decode() + authority.certificate
 
 
+def expires_s(pem: str) -> float:
+    """The end of the first certificate in the text, in seconds since 1970. `ValueError` when there is none."""
+    return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc.timestamp()
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, number: int
 ) -> x509.CertificateBuilder:

@@ -17,6 +17,7 @@ from tidemill.cli.checks.finding import Finding, Verdict, ok, problem
 from tidemill.cli.checks.machine import machine
 from tidemill.cli.checks.network import Network
 from tidemill.cli.checks.ports import can_bind, owner_of
+from tidemill.cli.checks.security import cluster_security, configuration_security
 from tidemill.cli.options import complete, print_json, properties_file, security_options
 from tidemill.cli.table import BOLD, plural, printable, styled
 from tidemill.client.admin import Admin
@@ -113,6 +114,7 @@ def _areas(arguments: argparse.Namespace) -> Iterator[_Area]:
                 ) as cluster:
                     cluster_id, findings = _cluster(cluster)
                     yield _Area("cluster", findings)
+                    yield _Area("security", _security(cluster, network))
         finally:
             network.close()
     for directory in directories:
@@ -132,6 +134,19 @@ def _cluster(cluster: Cluster) -> tuple[str | None, list[Finding]]:
     except TidemillError as error:
         return None, [problem("cluster", f"it does not answer: {error}", "look into the brokers' logs")]
     return cluster_id, [ok("cluster", f"id {cluster_id}"), *cluster_checks(cluster)]
+
+
+def _security(cluster: Cluster, network: Network) -> list[Finding]:
+    try:
+        return cluster_security(cluster, network.connections)
+    except TidemillError as error:
+        return [
+            problem(
+                "security",
+                f"the cluster did not answer: {error}",
+                "`tidemill cluster status` shows what is up",
+            )
+        ]
 
 
 def _directory(path: Path, cluster_id: str | None) -> list[Finding]:
@@ -163,7 +178,7 @@ def _config(path: Path) -> tuple[BrokerConfig | None, list[Finding]]:
     network = config.network
     for listener in (*network.listeners, *network.controller_listeners):
         findings.append(_port(Address(listener.host, listener.port), f"listener {listener}"))
-    return config, findings
+    return config, findings + configuration_security(path, config)
 
 
 def _broker_properties(path: Path) -> dict[str, str]:

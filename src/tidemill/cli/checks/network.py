@@ -157,7 +157,7 @@ class Network:
                 continue
             clusters.setdefault(answer.cluster_id or "", address)
             told.update((each.node_id, (answer.cluster_id, each)) for each in answer.brokers)
-            came_from_afar = came_from_afar or not _is_loopback(address.host)
+            came_from_afar = came_from_afar or not is_loopback(address.host)
         if len(clusters) > 1:
             named = ", ".join(f"{address} is of {cluster}" for cluster, address in clusters.items())
             findings.append(
@@ -181,7 +181,7 @@ class Network:
         advice = (
             "set advertised.listeners of that broker to an address that its clients can dial, and restart it"
         )
-        if came_from_afar and _is_loopback(address.host):
+        if came_from_afar and is_loopback(address.host):
             return problem(
                 check, f"clients are sent to {address}, which is their own machine, not the broker's", advice
             )
@@ -226,17 +226,17 @@ def _unreachable(check: str, address: Address, failures: dict[str, OSError]) -> 
             "is the machine up, and does a firewall or security group let this port through?",
         )
     remedy = f"start a broker there (`tidemill serve --listen {address}`), or correct --bootstrap"
-    if not _is_loopback(address.host):
+    if not is_loopback(address.host):
         remedy += "; a broker that listens on 127.0.0.1 only is not reachable from other machines"
     return problem(check, f"{' and '.join(sorted(reasons))}{where}", remedy)
 
 
 def _what_listens(address: Address) -> str | None:
-    owner = owner_of(address.port) if _is_loopback(address.host) else None
+    owner = owner_of(address.port) if is_loopback(address.host) else None
     return f"the port is held by {owner}; give --bootstrap the broker's port" if owner else None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address, also by name: /etc/hosts may map a machine's name to 127.0.1.1."""
     try:
         return ipaddress.ip_address(host).is_loopback
