@@ -76,8 +76,8 @@ bench-cluster-kafka: $(VENV)/dev.stamp  ## the same beside three nodes of Apache
 diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
 	@$(BIN)/python -m bench.diff $(ARGS)
 
-cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk
-	@$(BIN)/python -m pytest tests/cluster $(ARGS)
+cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk; SECURED=1: TLS and SCRAM between nodes
+	@TIDEMILL_CLUSTER_SECURED=$(SECURED) $(BIN)/python -m pytest tests/cluster $(ARGS)
 
 kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
 	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)

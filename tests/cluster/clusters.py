@@ -7,7 +7,9 @@ block, the ends of the nodes' logs are printed.
 Ports have to be in the files before anybody listens, so they are chosen here: at a loopback address that belongs to this
 process alone, where nobody else takes them meanwhile.
 
-With `TIDEMILL_CLUSTER_OF=apache-kafka` the same files start Apache Kafka. That is how the tests are proved.
+With `TIDEMILL_CLUSTER_OF=apache-kafka` the same files start Apache Kafka. That is how the tests are proved. With
+`TIDEMILL_CLUSTER_SECURED=1` (`make cluster SECURED=1`) nodes reach each other over TLS with SCRAM; clients, which are the
+tests', keep their listener.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ from bench.apache_kafka import HERE as KAFKA_FILES
 from bench.apache_kafka import JARS, ApacheKafka
 
 from tests.brokers import RunningBroker, command, eventually
+from tests.certificates import Authority
+from tests.secured import SCRAM_LOGIN, credentials
 from tests.wire.connection import Connection, ConnectionClosedError
 
+IS_SECURED = os.environ.get("TIDEMILL_CLUSTER_SECURED", "") not in ("", "0")
 IS_APACHE_KAFKA = os.environ.get("TIDEMILL_CLUSTER_OF") == "apache-kafka"
 START_LIMIT_S = 180.0 if IS_APACHE_KAFKA else 60.0
 STOP_LIMIT_S = 45.0
@@ -137,6 +142,38 @@ class Place:
     wrapper: Sequence[str] = field(default=())
 
 
+class NodeSecurity:
+    """TLS and SCRAM between nodes, brokers and controllers alike, on listeners of their own beside the clients'."""
+
+    USER, PASSWORD = "node", "the nodes' own secret"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._authority = Authority(folder)
+
+    def secured(
+        self, properties: Mapping[str, str], node: ClusterNode, password: str = PASSWORD
+    ) -> dict[str, str]:
+        certificate = self._authority.issue(f"node-{node.id}", hosts=(node.host,))
+        login = f"{SCRAM_LOGIN} {credentials(self.USER, password)};"
+        between_brokers = {
+            "listeners": f"{properties['listeners']},NODES://{node.host}:0",
+            "inter.broker.listener.name": "NODES",
+            "listener.name.nodes.scram-sha-512.sasl.jaas.config": login,
+        }
+        return {
+            **properties,
+            **(between_brokers if node.is_broker else {}),
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_SSL,NODES:SASL_SSL",
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
+            "sasl.mechanism.controller.protocol": "SCRAM-SHA-512",
+            "listener.name.controller.scram-sha-512.sasl.jaas.config": login,
+            "ssl.keystore.location": str(certificate),
+            "ssl.truststore.location": str(self._authority.path),
+        }
+
+
 @dataclass(frozen=True)
 class PartitionState:
     leader: int
@@ -165,6 +202,7 @@ class Cluster:
         places = places or _places(ids)
         self.folder = folder / f"cluster-{next(_folders)}"
         self._data_dirs = data_dirs or {}
+        self._security = NodeSecurity(self.folder) if IS_SECURED else None
         self.nodes: dict[int, ClusterNode] = {}
         for node_id in ids:
             roles = [
@@ -215,6 +253,8 @@ class Cluster:
         }
         if node.is_broker:
             properties["inter.broker.listener.name"] = "PLAINTEXT"
+        if self._security is not None:
+            properties = self._security.secured(properties, node)
         return properties | self._settings
 
     def _write(self, node: ClusterNode) -> None:

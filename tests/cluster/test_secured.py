@@ -7,20 +7,18 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.certificates import Authority
-from tests.cluster.clusters import IS_APACHE_KAFKA, QUICK_FENCING, Cluster, ClusterNode
-from tests.secured import SCRAM_LOGIN, credentials
+from tests.cluster.clusters import IS_APACHE_KAFKA, QUICK_FENCING, Cluster, ClusterNode, NodeSecurity
 
 pytestmark = pytest.mark.skipif(
     IS_APACHE_KAFKA, reason="Kafka wants its SCRAM users when storage is formatted"
 )
 
-NODE, PASSWORD = "node", "the nodes' own secret"
+PASSWORD = NodeSecurity.PASSWORD
 LIMIT_S = 60.0
 
 
 class SecuredCluster(Cluster):
-    """Nodes have a listener of their own beside the tests' PLAINTEXT; nothing else is dialled between them."""
+    """Secured whatever the environment says; `passwords` has those of nodes that log in with another."""
 
     def __init__(
         self, brokers: int, folder: Path, *, replicas: int = 3, passwords: dict[int, str] | None = None
@@ -28,27 +26,13 @@ class SecuredCluster(Cluster):
         super().__init__(
             brokers, folder, settings=QUICK_FENCING | {"default.replication.factor": str(replicas)}
         )
-        self.folder.mkdir(parents=True)
-        self.authority = Authority(self.folder)
+        self._security = None
+        self._own_security = NodeSecurity(self.folder)
         self._passwords = passwords or {}
 
     def properties(self, node: ClusterNode) -> dict[str, str]:
-        certificate = self.authority.issue(f"node-{node.id}", hosts=(node.host,))
-        login = f"{SCRAM_LOGIN} {credentials(NODE, self._passwords.get(node.id, PASSWORD))};"
-        properties = super().properties(node)
-        return {
-            **properties,
-            "listeners": f"{properties['listeners']},NODES://{node.host}:0",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_SSL,NODES:SASL_SSL",
-            "inter.broker.listener.name": "NODES",
-            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
-            "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
-            "sasl.mechanism.controller.protocol": "SCRAM-SHA-512",
-            "listener.name.nodes.scram-sha-512.sasl.jaas.config": login,
-            "listener.name.controller.scram-sha-512.sasl.jaas.config": login,
-            "ssl.keystore.location": str(certificate),
-            "ssl.truststore.location": str(self.authority.path),
-        }
+        password = self._passwords.get(node.id, PASSWORD)
+        return self._own_security.secured(super().properties(node), node, password)
 
 
 def write(cluster: Cluster, topic: str, values: list[bytes]) -> None:

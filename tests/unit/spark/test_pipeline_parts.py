@@ -12,10 +12,13 @@ from typing import Any, cast
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tidemill.cli.failures import UsageError
+from tidemill.cli.main import make_parser
+from tidemill.cli.pipelines import pipeline
 from tidemill.spark import pipelines
 from tidemill.spark.demo import STATUSES, STREAM_MINUTES, order_stream
 from tidemill.spark.pipelines import Bytes, PipelineError, Progress, Status, Summary
-from tidemill.spark.pipelines.connecting import options_of
+from tidemill.spark.pipelines.connecting import connection_options, open_cluster, options_of
 from tidemill.spark.pipelines.topic_to_topic import interval
 from tidemill.spark.user_pipeline import UserPipeline, write_template
 
@@ -218,3 +221,27 @@ def test_the_order_stream_is_the_same_for_a_seed_and_orders_go_their_way() -> No
     for history in histories.values():
         assert history == list(STATUSES[: len(history)])
     assert {len(history) for history in histories.values()} == {1, 2, 3, 4}
+
+
+def _options(*words: str) -> argparse.Namespace:
+    command = ["pipeline", "run", "dedupe", "--from-topic", "a", "--to-topic", "b", *words]
+    arguments = make_parser(command).parse_args(command)
+    return pipeline._options(pipelines.load("dedupe"), arguments)
+
+
+def test_secrets_of_a_file_are_no_options_of_spark(tmp_path: Path) -> None:
+    secured = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=a\nsasl.password=open-sesame\n"
+    file = tmp_path / "client.properties"
+    file.write_text(f"{secured}fetch.max.bytes=1000\n")
+    for option in ("--command-config", "--kafka-file"):
+        found = connection_options(_options(option, str(file), "--kafka", "client.id=x"))
+        assert "open-sesame" not in str(found)
+        assert found["commandConfig"] == str(file)
+        assert found["kafka.client.id"] == "x"
+        # Only --kafka-file is for what tunes the connection, too.
+        assert ("kafka.fetch.max.bytes" in found) is (option == "--kafka-file")
+        with open_cluster(_options(option, str(file))) as cluster:
+            assert cluster._security is not None
+            assert cluster._security.password == "open-sesame"
+    with pytest.raises(UsageError, match="give one of them"):
+        _options("--command-config", str(file), "--kafka-file", str(file))
