@@ -104,8 +104,11 @@ class Admin:
         return self.cluster.retrying(attempt)
 
     def existing_topics(self, names: Sequence[str]) -> dict[str, MetadataResponseTopic]:
-        """Those of the names that are topics."""
+        """Those of the names that are topics. A topic that this client may not see is an error, not a missing one."""
         response = self.cluster.retrying(lambda: self.cluster.load_metadata(list(names)))
+        for topic in response.topics:
+            if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                check(topic.error_code, f"topic {topic.name}: {ErrorCode.TOPIC_AUTHORIZATION_FAILED.message}")
         return {topic.name: topic for topic in response.topics if topic.name and not topic.error_code}
 
     def create_topic(

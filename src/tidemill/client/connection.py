@@ -101,7 +101,7 @@ class Connection:
         except ProtocolError as error:
             raise BrokerUnreachable(f"{address} does not speak the Kafka protocol: {error}") from None
         except AuthenticationFailed as error:
-            raise AuthenticationFailed(f"{address}: {error}") from None
+            raise type(error)(f"{address}: {error}") from None
         finally:
             if not self._is_ready:
                 self.close()

@@ -22,12 +22,16 @@ from tidemill.security.sasl import MECHANISMS, ClientLogin, SaslClient
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
-__all__ = ["MECHANISMS", "AuthenticationFailed", "authenticate"]
+__all__ = ["MECHANISMS", "AuthenticationFailed", "CredentialsRefused", "authenticate"]
 _NO_SASL = "the broker knows no SASL at this listener (set security.protocol to PLAINTEXT or SSL)"
 
 
 class AuthenticationFailed(TidemillError):
     """The broker refuses this client, or is not who it should be. Trying again would not help."""
+
+
+class CredentialsRefused(AuthenticationFailed):
+    """The broker knows the mechanism, and refuses this user, password or token."""
 
 
 class Exchange(Protocol):
@@ -66,7 +70,7 @@ def authenticate(exchange: Exchange, login: ClientLogin) -> float | None:
             response = exchange(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse)
             if response.error_code:
                 reason = response.error_message or f"error {response.error_code}"
-                raise AuthenticationFailed(f"{who} is refused ({mechanism}): {reason}")
+                raise CredentialsRefused(f"{who} is refused ({mechanism}): {reason}")
             lifetime_ms = response.session_lifetime_ms
             token = client.evaluate(response.auth_bytes)
     except SaslFailure as failure:

@@ -28,7 +28,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,11 @@ class SecurityOptions:
     token_source: TokenSource | None = None
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> SecurityOptions:
-        """From Kafka's names. `ConfigError` names the option that is wrong, and never shows a secret."""
+    def parse(cls, options: Mapping[str, str], *, needs_login: bool = True) -> SecurityOptions:
+        """From Kafka's names. `ConfigError` names the option that is wrong, and never shows a secret.
+
+        Without `needs_login` user and password may be missing: `as_user` adds them.
+        """
         for name in options:
             _refuse_unknown(name)
         values = {ours: _sole_value(options, names) for ours, names in _NAMES.items()}
@@ -122,7 +125,7 @@ class SecurityOptions:
                 f"ssl.endpoint.identification.algorithm={identification} is not known; it is https, or empty to "
                 "accept a certificate for another host"
             )
-        mechanism, username, password, token_source = _login(protocol, values)
+        mechanism, username, password, token_source = _login(protocol, values, needs_login)
         return cls(
             protocol=protocol,
             ca_location=values["ca_location"],
@@ -138,6 +141,14 @@ class SecurityOptions:
             password=password,
             token_source=token_source,
         )
+
+    def as_user(self, username: str, password: str) -> SecurityOptions:
+        """The same connection for another user."""
+        return replace(self, username=username, password=password)
+
+    @property
+    def has_sasl(self) -> bool:
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
     @property
     def has_tls(self) -> bool:
@@ -263,7 +274,7 @@ def _is_binary(location: str) -> bool:
 _Login = tuple[str | None, str, str, TokenSource | None]
 
 
-def _login(protocol: str, values: Mapping[str, str | None]) -> _Login:
+def _login(protocol: str, values: Mapping[str, str | None], needs_login: bool) -> _Login:
     """The mechanism, the user and the password, or the source of tokens."""
     mechanism = values["mechanism"]
     if not protocol.startswith("SASL_"):
@@ -286,6 +297,8 @@ def _login(protocol: str, values: Mapping[str, str | None]) -> _Login:
         if username is not None or password is not None:
             raise ConfigError("sasl.jaas.config and sasl.username say the same; give one of them")
         username, password = _parse_jaas(values["jaas"], mechanism)
+    if username is None and password is None and not needs_login:
+        return mechanism, "", "", None
     if not username or password is None:
         raise ConfigError(
             f"sasl.mechanism={mechanism} needs sasl.username and sasl.password, or sasl.jaas.config"

@@ -1,7 +1,8 @@
 """Builds the gateway's Starlette application (`create_app(settings)`), which `Server(uvicorn_config(...))` runs.
 
 A part is a module with `routes`, and with `lifespan` (an async context manager of the application) if it has something to
-start and stop. `_PARTS` lists the parts. They reach the rest only through `backend_of(request)`.
+start and stop. `_PARTS` lists the parts. They reach the cluster only through `access_of(request)`: the access of all
+callers, or with log-ins that of the caller's own user.
 Paths that no part serves are looked up among the console's files.
 
 Every error response is JSON. `problems.py` maps `Problem` and Kafka's errors to a status. Any other exception is a bug: the
@@ -30,7 +31,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from tidemill.errors import TidemillError
-from tidemill.gateway.cluster.backend import Backend
 from tidemill.gateway.console_api import routes as console_api
 from tidemill.gateway.http import pages
 from tidemill.gateway.http.connection import bounded_connection
@@ -38,6 +38,8 @@ from tidemill.gateway.http.guards import Guards
 from tidemill.gateway.http.openapi import ApiRoute, document
 from tidemill.gateway.http.router import Operations
 from tidemill.gateway.http.waiting_bodies import WaitingBodies
+from tidemill.gateway.login import routes as login
+from tidemill.gateway.login.gate import LoginGate
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.rest_v2 import instances
 from tidemill.gateway.rest_v2 import routes as v2
@@ -46,7 +48,8 @@ from tidemill.gateway.settings import Settings
 from tidemill.gateway.simple import routes as simple
 from tidemill.gateway.turns import Turns
 
-_PARTS: Sequence[Any] = (v3, v2, instances, simple, console_api, pages)
+# The log-in is the first: the other parts stand on the accesses that it makes.
+_PARTS: Sequence[Any] = (login, v3, v2, instances, simple, console_api, pages)
 _CONSOLE = Path(__file__).parent / "console"
 # The console loads nothing from elsewhere and runs only files of its own. A browser revalidates each file every time:
 # an upgrade must not leave it with modules of two versions.
@@ -63,6 +66,8 @@ _CONSOLE_HEADERS = {
 def create_app(settings: Settings) -> Starlette:
     routes = [route for part in _PARTS for route in part.routes]
     middleware = [Middleware(Guards, settings=settings), Middleware(console_api.Changes)]
+    if settings.login is not None:
+        middleware.insert(1, Middleware(LoginGate, settings=settings, console_paths=_console_paths()))
     if settings.allow_origins:
         middleware.insert(
             0,
@@ -97,14 +102,10 @@ def create_app(settings: Settings) -> Starlette:
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    backend = Backend(settings)
-    app.state.backend = backend
     app.state.draining = asyncio.Event()
     app.state.turns = Turns()
     app.state.waiting_bodies = WaitingBodies(settings.limits)
-    await backend.open()
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(backend.close)
         for part in _PARTS:
             lifespan = getattr(part, "lifespan", None)
             if lifespan is not None:
@@ -113,6 +114,11 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 # --- files ---
+
+
+def _console_paths() -> list[str]:
+    files = [path.relative_to(_CONSOLE).as_posix() for path in _CONSOLE.rglob("*") if path.is_file()]
+    return ["/", *(f"/{name}" for name in files)]
 
 
 class _ConsoleFiles(StaticFiles):

@@ -4,6 +4,9 @@
 client or of librdkafka; both of the gateway's clients get them from here. `authenticate` decides which requests
 are allowed. Without it all are, so the gateway listens on 127.0.0.1 by default.
 
+With `login` the callers log in with users of the cluster, and each request is carried out as its caller's own user:
+`as_user` are the settings for one of them. The gateway then has no rights of its own.
+
     def authenticate(headers: Headers, scope: Scope) -> str: ...      # the principal, or raise Problem(401 or 403, ...)
 
 It may be a coroutine function too. `load_authenticate("module:function")` finds one by name.
@@ -14,7 +17,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -22,6 +25,7 @@ from starlette.types import Scope
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.security import PREFIXES, SecurityOptions
 from tidemill.errors import ConfigError
+from tidemill.tls.settings import TlsSettings
 
 Authenticate = Callable[[Headers, Scope], str | Awaitable[str]]
 
@@ -80,6 +84,35 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class LoginLimits:
+    """How long log-ins are good for, and how many there may be."""
+
+    # A session ends when it was not used for so long, and after so long in any case.
+    session_idle_s: float = 1800.0
+    session_s_max: float = 12 * 3600.0
+    sessions_max: int = 10_000
+    user_sessions_max: int = 100
+    # The cluster is asked again after so long whether a user still has this password.
+    verified_s: float = 60.0
+    # Users that are connected to the cluster at the same time; one that is idle for so long is disconnected.
+    accesses_max: int = 100
+    access_idle_s: float = 600.0
+    # Questions to the cluster at the same time, for each user.
+    user_asks_max: int = 4
+    # Passwords that are tried at the cluster at the same time, and how long an attempt waits after many failures.
+    attempts_max: int = 4
+    wait_s_max: float = 5.0
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A user of the cluster with the password, which no `repr` shows."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Settings:
     bootstrap: str = "127.0.0.1:9092"
     listen_host: str = "127.0.0.1"
@@ -92,6 +125,12 @@ class Settings:
     allow_origins: tuple[str, ...] = ()
     # Whether a proxy stands before the gateway whose X-Forwarded-Proto, -Host and -Prefix are believed.
     trusts_forwarded: bool = False
+    # The certificate that callers are shown; None for plain HTTP.
+    tls: TlsSettings | None = None
+    # Callers log in with users of the cluster; None where all of them act with `client_options`.
+    login: LoginLimits | None = None
+    # Whose connections these settings are for, where it is not `client_options` that say so.
+    user: Credentials | None = None
     # How long the cluster may take for an answer before the caller gets an error.
     timeout_s: float = 10.0
     # How long requests under way may take to end when the gateway is stopped.
@@ -108,14 +147,25 @@ class Settings:
                 raise ConfigError(
                     f"{origin!r} is not an origin: it should be https://HOST or http://HOST:PORT"
                 )
-        self.security  # noqa: B018  Errors in it are raised before anything is started.
+        security = self.security  # Errors in it are raised before anything is started.
+        if self.login is not None and not security.has_sasl:
+            raise ConfigError(
+                f"users cannot log in with security.protocol={security.protocol}: set it to SASL_SSL or SASL_PLAINTEXT"
+            )
 
     @property
     def security(self) -> SecurityOptions:
         """What `client_options` say about it. Files made for other tools hold more, which is theirs."""
-        return SecurityOptions.parse(
-            {name: value for name, value in self.client_options.items() if name.startswith(PREFIXES)}
-        )
+        options = {name: value for name, value in self.client_options.items() if name.startswith(PREFIXES)}
+        is_anonymous = self.login is not None or self.user is not None
+        found = SecurityOptions.parse(options, needs_login=not is_anonymous)
+        return found if self.user is None else found.as_user(self.user.username, self.user.password)
+
+    def as_user(self, user: Credentials) -> Settings:
+        """The same gateway as one of its callers uses the cluster."""
+        assert self.login is not None
+        limits = replace(self.limits, asks_max=self.login.user_asks_max)
+        return replace(self, login=None, user=user, limits=limits)
 
     def client_config(self) -> dict[str, str]:
         """The options of confluent-kafka that say where the cluster is and how to log in."""

@@ -20,13 +20,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from starlette.requests import Request
-
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.cluster_admin import ClusterAdmin
 from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
 from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.sasl import AuthenticationFailed, CredentialsRefused
 from tidemill.errors import TidemillError
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
@@ -51,7 +50,7 @@ __all__ = [
     "Backend",
     "Delivery",
     "Headers",
-    "backend_of",
+    "credentials_refused",
     "unknown_partition",
     "unknown_topic",
 ]
@@ -93,8 +92,10 @@ class _ImpatientCluster(Cluster):
 
 
 class Backend:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_refused: Callable[[], None] = lambda: None) -> None:
+        """`on_refused` is called when the cluster no longer accepts the caller's own credentials."""
         self.settings = settings
+        self._on_refused = on_refused
         self._limits = settings.limits
         self._partitions = _PartitionCounts()
         self._deliveries = Deliveries(settings)
@@ -104,15 +105,18 @@ class Backend:
         self._controller_id: tuple[int | None, float] | None = None
         self._controller_probe: asyncio.Task[int | None] | None = None
         self._asking = 0
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(self._limits.asks_max, "gateway-ask")
         self._idle: deque[_Client] = deque()
 
     async def open(self) -> None:
         """Does not wait for the cluster: a gateway may start before it."""
-        self._deliveries.open()
+        # A user who only reads needs no producer.
+        self._deliveries.open(is_eager=self.settings.user is None)
 
     async def close(self) -> None:
         """Waits for the acknowledgements of what was handed over, as long as the drain may take."""
+        self._is_closed = True
         await self._deliveries.close()
         await asyncio.to_thread(self._pool.shutdown)
         while self._idle:
@@ -213,6 +217,8 @@ class Backend:
 
     async def ask(self, call: Callable[[Admins], T]) -> T:
         """Returns the result of the call. Errors of the cluster become `Problem`; so does a full queue (503)."""
+        if self._is_closed:
+            raise Problem(503, 50301, "the connections to the cluster are closed; try again")
         if self._asking >= self._limits.asks_max + self._limits.asks_waiting_max:
             raise Problem(503, 50301, "too many questions to the cluster are waiting for an answer")
         self._asking += 1
@@ -221,6 +227,11 @@ class Backend:
             return await loop.run_in_executor(self._pool, self._ask, call)
         except ClusterUnreachable as error:
             raise Problem(503, 50301, f"the cluster cannot be reached: {error}") from None
+        except CredentialsRefused as error:
+            if self.settings.user is None:
+                raise problem_of(error) from None
+            self._on_refused()
+            raise credentials_refused() from None
         except TidemillError as error:
             raise problem_of(error) from None
         finally:
@@ -231,7 +242,7 @@ class Backend:
         is_usable = True
         try:
             return call(Admins(Admin(cluster), ClusterAdmin(cluster), GroupAdmin(cluster)))
-        except (BrokerUnreachable, ClusterUnreachable, ConnectionLost):
+        except (AuthenticationFailed, BrokerUnreachable, ClusterUnreachable, ConnectionLost):
             is_usable = False
             raise
         finally:
@@ -288,9 +299,9 @@ class _PartitionCounts:
         self._known.clear()
 
 
-def backend_of(request: Request) -> Backend:
-    backend: Backend = request.app.state.backend
-    return backend
+def credentials_refused() -> Problem:
+    """The same words for an unknown user and a wrong password."""
+    return Problem(401, 40101, "the cluster does not know this user with this password")
 
 
 def unknown_topic(topic: str) -> Problem:

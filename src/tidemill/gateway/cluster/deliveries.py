@@ -49,21 +49,25 @@ class Deliveries:
         self._limits = settings.limits
         self._loop: asyncio.AbstractEventLoop | None = None
         self._line: _Line | None = None
+        self._is_closed = False
         self._outcomes: deque[tuple[asyncio.Future[Delivery], Delivery | KafkaError]] = deque()
         self.pending = 0
         # librdkafka found no broker, and none has acknowledged anything since.
         self.is_cluster_gone = False
         self.on_unknown_topic: Callable[[], None] = lambda: None
 
-    def open(self) -> None:
-        """Does not wait for the cluster. To be called in the event loop."""
+    def open(self, *, is_eager: bool) -> None:
+        """Does not wait for the cluster. To be called in the event loop. The producer is made now, or for the first
+        record."""
         if not _log.filters:
             _log.addFilter(_OncePerHalfMinute())
         self._loop = asyncio.get_running_loop()
-        self._line = self._new_line()
+        if is_eager:
+            self._line = self._new_line()
 
     async def close(self) -> None:
         """Waits for the outcomes of what was handed over, as long as the drain may take."""
+        self._is_closed = True
         line, self._line = self._line, None
         if line is not None:
             await asyncio.to_thread(line.close, self._settings.drain_s)
@@ -109,9 +113,9 @@ class Deliveries:
             raise Problem(413, 413, f"the record has {size_bytes} bytes; {limit} is the limit here")
 
     def _working_line(self) -> _Line:
-        if self._line is None:
+        if self._is_closed:
             raise Problem(503, 50301, "the gateway is stopping")
-        if self._line.is_broken:
+        if self._line is None or self._line.is_broken:
             self._line = self._new_line()
         return self._line
 

@@ -158,9 +158,15 @@ def merged(topology: Topology, before: ByPartition, answers: Iterable[Offsets]) 
 
 
 def sizes(cluster: Cluster, broker_id: int) -> Sizes:
-    """The size of every replica on this broker's disks."""
+    """The size of every replica on this broker's disks; none without permission to describe the cluster."""
     found: Sizes = {}
-    for directory in _reconnecting(lambda: Admin(cluster).log_dirs_now(broker_id)):
+    try:
+        directories = _reconnecting(lambda: Admin(cluster).log_dirs_now(broker_id))
+    except ApiError as error:
+        if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            raise
+        return found
+    for directory in directories:
         for topic in directory.topics:
             known = found.setdefault(topic.name, {})
             for each in topic.partitions:

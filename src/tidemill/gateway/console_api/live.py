@@ -61,7 +61,8 @@ class Streams:
     """Those that are open."""
 
     def __init__(self) -> None:
-        self._open: set[asyncio.Task[Any]] = set()
+        # By the session that opened them; empty for callers without one.
+        self._open: dict[asyncio.Task[Any], str] = {}
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -75,9 +76,14 @@ class Streams:
                 503, 50301, f"{STREAMS_MAX} event streams are open; close one, or ask without a stream"
             )
 
-    def add(self, task: asyncio.Task[Any]) -> None:
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+    def add(self, task: asyncio.Task[Any], session_id: str) -> None:
+        self._open[task] = session_id
+        task.add_done_callback(lambda done: self._open.pop(done, None))
+
+    def end_session(self, session_id: str) -> None:
+        """Its streams end with it."""
+        for task in [task for task, opened_by in self._open.items() if opened_by == session_id]:
+            task.cancel()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -87,12 +93,13 @@ class Streams:
 
 
 class EventStream(Response):
-    def __init__(self, streams: Streams, events: Events) -> None:
+    def __init__(self, streams: Streams, events: Events, session_id: str = "") -> None:
         super().__init__(headers=_HEADERS)
         # Its length is not known.
         del self.headers["content-length"]
         self._streams = streams
         self._events = events
+        self._session_id = session_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":
@@ -101,7 +108,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
             return
         sending = asyncio.create_task(self._send(send), name="console-stream")
-        self._streams.add(sending)
+        self._streams.add(sending, self._session_id)
         hearing = asyncio.create_task(_disconnected(receive), name="console-stream-end")
         try:
             await asyncio.wait([sending, hearing], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
 """Serves the web console's requests under `/console/api`: pages of a picture of the cluster, messages, event streams.
 
 They only read: changes go through v3. The shapes are in docs/decisions/0009, and in the OpenAPI document except for event
-streams. One `Console` lives as long as the application and holds what its routes share.
+streams. A `Console` belongs to one access and holds what the routes share: with log-ins each user has its own, so that it
+shows what that user may see.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidemill.client.admin import ResourceType
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster import inquiries
-from tidemill.gateway.cluster.backend import Admins, Backend, backend_of, unknown_topic
+from tidemill.gateway.cluster.access import Access, access_in, access_of, backend_of, session_id_of
+from tidemill.gateway.cluster.backend import Admins, unknown_topic
 from tidemill.gateway.console_api import browse, listing, whole_record
 from tidemill.gateway.console_api.cluster_view import ClusterView
 from tidemill.gateway.console_api.history import History
@@ -47,6 +49,7 @@ from tidemill.protocol.api.cluster import MetadataResponseTopic
 _REBALANCES_DEFAULT = 200
 # Searches for messages at the same time; the others wait.
 _READINGS_MAX = 4
+_KEPT = "console"
 _CONFIG_SOURCES = {
     1: "DYNAMIC_TOPIC_CONFIG",
     2: "DYNAMIC_BROKER_CONFIG",
@@ -90,38 +93,48 @@ _GROUP_FIELDS = ("group_id", "state", "protocol", "members", "coordinator", "lag
 
 
 class Console:
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, access: Access) -> None:
+        backend = access.backend
         self.view = ClusterView(backend)
         self.history = History(self.view)
         self.rebalances = Rebalances(backend.settings.status_urls)
         self.streams = Streams()
         # Each may take seconds, and a thread of the backend.
         self.readings = asyncio.Semaphore(_READINGS_MAX)
+        self._sampler = asyncio.create_task(self.history.run(), name="console-history")
+        access.closers.append(self.close)
+        access.session_enders.append(self.streams.end_session)
+
+    async def close(self) -> None:
+        await self.streams.close()
+        self._sampler.cancel()
+        await asyncio.gather(self._sampler, return_exceptions=True)
+        await self.view.close()
 
 
 @contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    console = app.state.console = Console(app.state.backend)
-    sampler = asyncio.create_task(console.history.run(), name="console-history")
-    try:
-        yield
-    finally:
-        await console.streams.close()
-        sampler.cancel()
-        await asyncio.gather(sampler, return_exceptions=True)
-        await console.view.close()
+    """The console of all callers samples from the start; that of a user begins with the user's first look."""
+    if app.state.access is not None:
+        _console(app.state.access)
+    yield
 
 
 async def close_streams(app: Starlette) -> None:
     """Before a server waits for what is under way: streams have no end of their own."""
-    console: Console | None = getattr(app.state, "console", None)
-    if console is not None:
-        await console.streams.close()
+    accesses = [app.state.access] if app.state.access is not None else app.state.accesses.all()
+    for access in accesses:
+        console: Console | None = access.kept(_KEPT)
+        if console is not None:
+            await console.streams.close()
+
+
+def _console(access: Access) -> Console:
+    return access.keep(_KEPT, lambda: Console(access))
 
 
 def console_of(request: Request) -> Console:
-    console: Console = request.app.state.console
-    return console
+    return _console(access_of(request))
 
 
 class Changes:
@@ -136,8 +149,9 @@ class Changes:
             path: str = scope["path"]
             # Records are not worth a picture each.
             if path.startswith("/v3/") and not path.endswith("/records"):
-                console: Console = scope["app"].state.console
-                console.view.expire()
+                console: Console | None = access_in(scope).kept(_KEPT)
+                if console is not None:
+                    console.view.expire()
 
 
 # --- what the document says ---
@@ -372,7 +386,7 @@ async def tail(request: Request) -> Response:
     console.streams.admit()
     wanted = browse.parse_query(request)
     events = await tail_events(backend_of(request), request.path_params["topic"], wanted)
-    return EventStream(console.streams, events)
+    return EventStream(console.streams, events, session_id_of(request))
 
 
 # --- groups ---
@@ -454,7 +468,7 @@ async def rebalances(request: Request) -> Response:
 async def live(request: Request) -> Response:
     console = console_of(request)
     console.streams.admit()
-    return EventStream(console.streams, cluster_events(console.view))
+    return EventStream(console.streams, cluster_events(console.view), session_id_of(request))
 
 
 routes: list[BaseRoute] = [

@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from tidemill.gateway.cluster.access import access_of
 from tidemill.gateway.http.bodies import read_bytes
 from tidemill.gateway.http.formats import number_in
 from tidemill.gateway.http.openapi import (
@@ -126,7 +127,7 @@ async def create_instance(request: Request) -> Response:
     settings: Settings = request.app.state.settings
     group = request.path_params["group"]
     options = InstanceOptions.parse(await document_of(request) or {})
-    entry = await instances.create(group, options)
+    entry = await instances.create(access_of(request), group, options)
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(options.name, safe='')}"
     created = {"instance_id": entry.options.name, "base_uri": _base_url(request, settings) + path}
     return v2_answer(request, created)
@@ -152,7 +153,8 @@ def _base_url(request: Request, settings: Settings) -> str:
     errors=(404,),
 )
 async def delete_instance(request: Request) -> Response:
-    await instances_of(request).delete(request.path_params["group"], request.path_params["instance"])
+    owner, (group, name) = access_of(request).owner, _named(request)
+    await instances_of(request).delete(owner, group, name)
     return Response(status_code=204)
 
 
@@ -160,7 +162,11 @@ async def delete_instance(request: Request) -> Response:
 
 
 def _using(request: Request) -> contextlib.AbstractContextManager[Entry]:
-    return instances_of(request).using(request.path_params["group"], request.path_params["instance"])
+    return instances_of(request).using(access_of(request).owner, *_named(request))
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return request.path_params["group"], request.path_params["instance"]
 
 
 @part.post(

@@ -3,6 +3,9 @@
 An instance ends when it is deleted, when it got no request for `instance_idle_s`, or with the gateway. It
 leaves its group in each case, so that its partitions go to others at once. A request under way counts as use. A name
 is free again as soon as its instance is no longer listed here, though its consumer may still be leaving.
+
+An instance belongs to the access that created it: it reads as that user, and ends with the access. For others it is not
+there, and they may have one with the same group and name.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Message
 
 from tidemill.gateway.answers import json_bytes
+from tidemill.gateway.cluster.access import Access
 from tidemill.gateway.cluster.backend import CLIENT_ID
 from tidemill.gateway.http.bodies import STRICT_JSON
 from tidemill.gateway.http.formats import Kind
@@ -33,6 +37,7 @@ T = TypeVar("T")
 
 # How long the gateway waits for its consumers to leave their groups when it ends.
 _LEAVE_S = 5.0
+_KEPT = "instances"
 
 _log = logging.getLogger("tidemill.gateway")
 
@@ -41,6 +46,7 @@ _log = logging.getLogger("tidemill.gateway")
 class Entry:
     """An instance, with what the registry has to know of it."""
 
+    owner: str
     group: str
     options: InstanceOptions
     instance: Instance
@@ -59,7 +65,8 @@ class Instances:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._limits = settings.limits
-        self._entries: dict[tuple[str, str], Entry] = {}
+        # By owner, group and name.
+        self._entries: dict[tuple[str, str, str], Entry] = {}
         self._leaving: set[Instance] = set()
         self._is_closed = False
 
@@ -68,10 +75,11 @@ class Instances:
         """How long the cluster may take."""
         return self._settings.timeout_s
 
-    async def create(self, group: str, options: InstanceOptions) -> Entry:
+    async def create(self, access: Access, group: str, options: InstanceOptions) -> Entry:
         if self._is_closed:
             raise Problem(503, 50301, "the gateway is stopping")
-        if (group, options.name) in self._entries:
+        place = access.owner, group, options.name
+        if place in self._entries:
             raise Problem(409, 40902, f"group {group} has a consumer instance {options.name} already")
         # Those that are leaving still have their threads.
         if len(self._entries) + len(self._leaving) >= self._limits.instances_max:
@@ -81,11 +89,14 @@ class Instances:
                 f"the gateway has {self._limits.instances_max} consumer instances and takes no more; delete some",
             )
         instance = Instance(
-            self._consumer_config(group, options),
+            _consumer_config(access.backend.settings, group, options),
             encode=lambda message: encode_record(message, FORMATS[options.format]),
             commits_itself=options.commits_itself,
         )
-        entry = self._entries[group, options.name] = Entry(group, options, instance)
+        entry = self._entries[place] = Entry(access.owner, group, options, instance)
+        if not access.kept(_KEPT):
+            access.keep(_KEPT, lambda: True)
+            access.closers.append(lambda: self.end_all(access.owner))
         try:
             await self.finished(instance.start())
         except BaseException:
@@ -97,9 +108,9 @@ class Instances:
         return entry
 
     @contextlib.contextmanager
-    def using(self, group: str, name: str) -> Iterator[Entry]:
+    def using(self, owner: str, group: str, name: str) -> Iterator[Entry]:
         """For the time of one request."""
-        entry = self._entries.get((group, name))
+        entry = self._entries.get((owner, group, name))
         if entry is None:
             raise Problem(
                 404, 40403, f"group {group} has no consumer instance {name} here; it may have expired"
@@ -116,9 +127,9 @@ class Instances:
             entry.requests -= 1
             entry.used_s = time.monotonic()
 
-    async def delete(self, group: str, name: str) -> None:
+    async def delete(self, owner: str, group: str, name: str) -> None:
         """Returns when the consumer has left its group, or goes on leaving after a while."""
-        with self.using(group, name) as entry:
+        with self.using(owner, group, name) as entry:
             closed = self._end(entry, is_finished=True)
         await asyncio.wait([closed], timeout=self._settings.timeout_s)
 
@@ -134,6 +145,11 @@ class Instances:
                     entry.group,
                 )
                 self._end(entry, is_finished=False)
+
+    async def end_all(self, owner: str) -> None:
+        """Does not wait until they have left their groups."""
+        for entry in [entry for entry in self._entries.values() if entry.owner == owner]:
+            self._end(entry, is_finished=False)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -161,31 +177,32 @@ class Instances:
         return closed
 
     def _drop(self, entry: Entry) -> None:
-        place = entry.group, entry.options.name
+        place = entry.owner, entry.group, entry.options.name
         if self._entries.get(place) is entry:
             del self._entries[place]
 
-    def _consumer_config(self, group: str, options: InstanceOptions) -> dict[str, Any]:
-        return {
-            **self._settings.client_config(),
-            "client.id": f"{CLIENT_ID}-{options.name}",
-            "group.id": group,
-            "auto.offset.reset": RESETS[options.offset_reset],
-            "enable.auto.commit": False,
-            # Longer than a fetch waits: sooner, librdkafka repeats a commit that lost its connection in vain.
-            "retry.backoff.ms": 1_000,
-            "enable.auto.offset.store": False,
-            "isolation.level": options.isolation_level,
-            # How soon a member learns of a rebalance.
-            "heartbeat.interval.ms": 1000,
-            # A topic that comes to be later is found after so long.
-            "topic.metadata.refresh.interval.ms": 10_000,
-            # What is fetched ahead, for each instance.
-            "queued.max.messages.kbytes": 4096,
-            # librdkafka pauses a full second, after it has fetched so much, before it fetches more.
-            "fetch.queue.backoff.ms": 10,
-            "fetch.wait.max.ms": 100,
-        }
+
+def _consumer_config(settings: Settings, group: str, options: InstanceOptions) -> dict[str, Any]:
+    return {
+        **settings.client_config(),
+        "client.id": f"{CLIENT_ID}-{options.name}",
+        "group.id": group,
+        "auto.offset.reset": RESETS[options.offset_reset],
+        "enable.auto.commit": False,
+        # Longer than a fetch waits: sooner, librdkafka repeats a commit that lost its connection in vain.
+        "retry.backoff.ms": 1_000,
+        "enable.auto.offset.store": False,
+        "isolation.level": options.isolation_level,
+        # How soon a member learns of a rebalance.
+        "heartbeat.interval.ms": 1000,
+        # A topic that comes to be later is found after so long.
+        "topic.metadata.refresh.interval.ms": 10_000,
+        # What is fetched ahead, for each instance.
+        "queued.max.messages.kbytes": 4096,
+        # librdkafka pauses a full second, after it has fetched so much, before it fetches more.
+        "fetch.queue.backoff.ms": 10,
+        "fetch.wait.max.ms": 100,
+    }
 
 
 def encode_record(message: Message, kind: Kind) -> bytes:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from tidemill.client.admin import ResourceType
 from tidemill.gateway.answers import JSON, json_bytes_in_turns
-from tidemill.gateway.cluster.backend import Admins, Backend, Delivery, backend_of
+from tidemill.gateway.cluster.access import backend_of
+from tidemill.gateway.cluster.backend import Admins, Backend, Delivery
 from tidemill.gateway.http.bodies import check_media_type, kind_of, media_type_of
 from tidemill.gateway.http.formats import Kind, encode, integer, invalid, member
 from tidemill.gateway.http.openapi import (

@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.gateway.answers import json_answer
-from tidemill.gateway.cluster.backend import Admins, backend_of
+from tidemill.gateway.cluster.access import backend_of
+from tidemill.gateway.cluster.backend import Admins
 from tidemill.gateway.http.openapi import INTEGER, STRING, Part, nullable, ref
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.rest_v3.shapes import (

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.gateway.answers import json_answer
-from tidemill.gateway.cluster.backend import Backend, backend_of
+from tidemill.gateway.cluster.access import backend_of
+from tidemill.gateway.cluster.backend import Backend
 from tidemill.gateway.http.openapi import STRING, Schema, array, nullable, obj
 from tidemill.gateway.problems import Problem
 

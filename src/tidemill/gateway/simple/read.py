@@ -27,7 +27,8 @@ from starlette.responses import Response
 
 from tidemill.client.admin import Admin
 from tidemill.gateway.answers import JSON, json_bytes
-from tidemill.gateway.cluster.backend import Admins, Backend, backend_of
+from tidemill.gateway.cluster.access import backend_of
+from tidemill.gateway.cluster.backend import Admins, Backend
 from tidemill.gateway.cluster.fetching import Chunk, Fetcher, Read, record_bytes
 from tidemill.gateway.http.bodies import STRICT_JSON
 from tidemill.gateway.http.formats import number_in

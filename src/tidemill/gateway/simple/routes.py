@@ -25,7 +25,8 @@ from starlette.responses import Response
 
 from tidemill import __version__
 from tidemill.gateway.answers import JSON, json_answer, json_bytes_in_turns
-from tidemill.gateway.cluster.backend import Backend, Delivery, backend_of
+from tidemill.gateway.cluster.access import backend_of
+from tidemill.gateway.cluster.backend import Backend, Delivery
 from tidemill.gateway.http.bodies import (
     check_media_type,
     limits_of,

@@ -1,0 +1,133 @@
+"""Sessions of callers that have logged in, for cookies and for bearer tokens. No I/O; the clock is passed in.
+
+A session's id is random. What a caller holds is the id with a signature by a secret that is made when the gateway starts,
+so a restart ends all sessions. User and password stay in the gateway's memory and are in neither.
+
+A session ends when it was not used for a while, after a fixed time in any case, when it is revoked, and when there is no
+more room: the one that was unused longest goes first, of the same user if that user has too many.
+
+A cookie is sent by the browser whatever page asks, so a change by cookie needs `csrf_token` as well, which only the
+gateway's own pages can read. A cookie is no bearer token and the reverse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tidemill.gateway.settings import Credentials, LoginLimits
+
+_ID_BYTES = 32
+_SEPARATOR = "."
+
+
+class Kind(StrEnum):
+    COOKIE = "cookie"
+    BEARER = "bearer"
+
+
+@dataclass
+class Session:
+    id: str
+    kind: Kind
+    credentials: Credentials
+    owner: str
+    opened_s: float
+    used_s: float
+    # What the caller holds.
+    text: str = field(repr=False)
+    csrf_token: str = field(repr=False)
+
+
+class Sessions:
+    def __init__(self, limits: LoginLimits, random_bytes: Callable[[int], bytes]) -> None:
+        self._limits = limits
+        self._random_bytes = random_bytes
+        self._secret = random_bytes(32)
+        # The one that was unused longest is the first.
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._by_owner: dict[str, OrderedDict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def owner_of(self, credentials: Credentials) -> str:
+        """The same for the same user with the same password, and not to be turned back."""
+        name = credentials.username.encode("utf-8", "surrogatepass")
+        password = credentials.password.encode("utf-8", "surrogatepass")
+        return self._sign("owner", b"%d:%s%s" % (len(name), name, password))
+
+    def open(self, credentials: Credentials, kind: Kind, now_s: float) -> Session:
+        owner = self.owner_of(credentials)
+        own = self._by_owner.setdefault(owner, OrderedDict())
+        if len(own) >= self._limits.user_sessions_max:
+            self.revoke(next(iter(own)))
+        if len(self._sessions) >= self._limits.sessions_max:
+            self.revoke(next(iter(self._sessions)))
+        session_id = self._random_bytes(_ID_BYTES).hex()
+        session = Session(
+            session_id,
+            kind,
+            credentials,
+            owner,
+            now_s,
+            now_s,
+            session_id + _SEPARATOR + self._sign(kind, session_id.encode()),
+            self._sign("csrf", session_id.encode()),
+        )
+        self._sessions[session_id] = session
+        self._by_owner.setdefault(owner, own)[session_id] = None
+        return session
+
+    def find(self, text: str, kind: Kind, now_s: float) -> Session | None:
+        """The session of what a caller sent, used now; None when it is forged, over, or of the other kind."""
+        session_id, _, signature = text.partition(_SEPARATOR)
+        expected = self._sign(kind, session_id.encode("utf-8", "replace"))
+        if not hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode()):
+            return None
+        session = self._sessions.get(session_id)
+        if session is None:
+            return None
+        if self._is_over(session, now_s):
+            self.revoke(session_id)
+            return None
+        session.used_s = now_s
+        self._sessions.move_to_end(session_id)
+        self._by_owner[session.owner].move_to_end(session_id)
+        return session
+
+    def revoke(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            own = self._by_owner[session.owner]
+            del own[session_id]
+            if not own:
+                del self._by_owner[session.owner]
+
+    def revoke_all(self, owner: str) -> None:
+        """Those of a user whose password is no longer good."""
+        for session_id in list(self._by_owner.get(owner, ())):
+            self.revoke(session_id)
+
+    def expire(self, now_s: float) -> list[Session]:
+        """Those that are over, which are dropped."""
+        over = [session for session in self._sessions.values() if self._is_over(session, now_s)]
+        for session in over:
+            self.revoke(session.id)
+        return over
+
+    def is_csrf_token(self, session: Session, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "replace"), session.csrf_token.encode())
+
+    def _is_over(self, session: Session, now_s: float) -> bool:
+        return (
+            now_s - session.used_s >= self._limits.session_idle_s
+            or now_s - session.opened_s >= self._limits.session_s_max
+        )
+
+    def _sign(self, purpose: str, data: bytes) -> str:
+        return hmac.digest(self._secret, purpose.encode() + b":" + data, hashlib.sha256).hex()
