@@ -9,6 +9,7 @@ import unittest.mock
 from collections.abc import Iterable
 from pathlib import Path
 
+from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
 from tidemill.config import BROKER_KEYS, BrokerLayers, brokers, load_broker_config
 from tidemill.config.definitions import ConfigKey, UpdateMode
 from tidemill.config.group_configs import GROUP_KEYS
@@ -41,7 +42,10 @@ protection which it does not give, as Kerberos ([security](security.md)). Keys t
 for one listener: `listener.name.external.ssl.keystore.location`. With a mechanism behind the listener's name, as
 `listener.name.external.scram-sha-512.sasl.jaas.config`, they are for one mechanism of it.
 
-`tidemill serve` itself takes `tidemill.status.listener=HOST:PORT` from the same file, as `--status` does."""
+`tidemill serve` itself takes the keys of its HTTP listeners from the same file: see "HTTP listeners" below."""
+_HTTP = """\
+These are keys of `tidemill serve`, not of the broker: clients do not see them. `--status` and `--gateway` give the same
+addresses. With `https://` a listener speaks TLS, with the certificate of its own `ssl.` keys or else of the broker's."""
 # They are read only from what was set while the cluster runs, so a broker does not read them at its start.
 _ONLY_DYNAMIC = {"follower.replication.throttled.rate", "leader.replication.throttled.rate"}
 # A listener with everything that secures one: what it needs is read for such listeners only.
@@ -106,6 +110,8 @@ def render() -> str:
             "| key | default | allowed | changes while it runs | what it does |",
         ]
         lines += ["|---|---|---|---|---|", *map(_broker_row, shown)]
+    lines += ["", "## HTTP listeners", "", _HTTP, "", "| key | what it does |", "|---|---|"]
+    lines += [f"| `{name}` | {text} |" for name, text in sorted(HTTP_KEYS.items())]
     lines += ["", "## Known and without effect", "", *_without_effect(effective)]
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.brokers import Broker, eventually, readable, start_broker
 
-_CONSOLE = re.compile(rb"Console at http://(\S+)/")
+_CONSOLE = re.compile(rb"Console at https?://(\S+)/")
 _LIMIT_S = 60.0
 
 

@@ -187,7 +187,7 @@ def test_gateway_runs_until_sigterm(spawn: Callable[..., subprocess.Popen[bytes]
         (("--listen", "nowhere"), "--listen"),
         (("--bootstrap", ":"), "is not an address"),
         (("--auth", "no_such_module:check"), "no_such_module:check cannot be loaded"),
-        (("--client-config", "/no/such/file"), "cannot read /no/such/file"),
+        (("--command-config", "/no/such/file"), "cannot read /no/such/file"),
         (("--allow-origin", "example"), "'example' is not an origin"),
     ],
 )

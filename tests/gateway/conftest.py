@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,11 +25,20 @@ HTTP_TIMEOUT_S = 30.0
 
 
 class Gateway:
-    def __init__(self, settings: Settings, address: tuple[str, int], broker: InProcessBroker | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        address: tuple[str, int],
+        broker: InProcessBroker | None,
+        authority: Path | None,
+    ) -> None:
         self.settings = settings
         self.host, self.port = address
-        self.url = f"http://{self.host}:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=HTTP_TIMEOUT_S)
+        self.url = f"{'http' if settings.tls is None else 'https'}://{self.host}:{self.port}"
+        self.trusted: ssl.SSLContext | bool = True
+        if authority is not None:
+            self.trusted = ssl.create_default_context(cafile=str(authority))
+        self.client = httpx.Client(base_url=self.url, timeout=HTTP_TIMEOUT_S, verify=self.trusted)
         self._broker = broker
 
     @property
@@ -47,8 +58,10 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def start_gateway(settings: Settings, broker: InProcessBroker | None = None) -> Iterator[Gateway]:
-    """Ends with the block, as a signal would end it: drained."""
+def start_gateway(
+    settings: Settings, broker: InProcessBroker | None = None, authority: Path | None = None
+) -> Iterator[Gateway]:
+    """Ends with the block, as a signal would end it: drained. `authority` has signed its certificate."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
@@ -57,7 +70,7 @@ def start_gateway(settings: Settings, broker: InProcessBroker | None = None) -> 
     server = Server(uvicorn_config(create_app(settings), settings))
     thread = threading.Thread(target=server.run, args=([listener],), name="gateway")
     thread.start()
-    gateway = Gateway(settings, address, broker)
+    gateway = Gateway(settings, address, broker, authority)
     try:
         # The listener takes it before the server does, so this waits for the start and not for luck.
         gateway.client.get("/healthz")

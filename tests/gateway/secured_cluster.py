@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.certificates import Authority
@@ -17,6 +17,7 @@ from tidemill.client.security_admin import SecurityAdmin
 from tidemill.gateway.settings import LoginLimits, Settings
 from tidemill.security.acls import AclBinding, Operation, PatternType, Permission, ResourceType
 from tidemill.security.scram import ScramMechanism
+from tidemill.tls.settings import KeyStore, TlsSettings
 
 PASSWORD = 'secret: with "quotes", = and ä'
 _MECHANISMS = (ScramMechanism.SHA_512,)
@@ -70,8 +71,11 @@ class SecuredCluster:
         return Settings(bootstrap=self.bootstrap, client_options=options, login=login or LoginLimits())
 
     @contextlib.contextmanager
-    def gateway(self, login: LoginLimits | None = None) -> Iterator[Gateway]:
-        with start_gateway(self.settings(login)) as started:
+    def gateway(self, login: LoginLimits | None = None, *, has_tls: bool = False) -> Iterator[Gateway]:
+        settings = self.settings(login)
+        if has_tls:
+            settings = replace(settings, tls=TlsSettings(KeyStore(str(self.certificate))))
+        with start_gateway(settings, authority=self.authority if has_tls else None) as started:
             yield started
 
 

@@ -56,7 +56,7 @@ def anybody(gateway: Gateway) -> Iterator[httpx.Client]:
 
 
 def _caller(gateway: Gateway, **options: Any) -> httpx.Client:
-    return httpx.Client(base_url=gateway.url, timeout=HTTP_TIMEOUT_S, **options)
+    return httpx.Client(base_url=gateway.url, timeout=HTTP_TIMEOUT_S, verify=gateway.trusted, **options)
 
 
 @contextlib.contextmanager
@@ -208,6 +208,15 @@ def test_session_cookie_is_out_of_reach_for_scripts_and_other_sites(anybody: htt
     assert "secure" not in attributes, "this gateway has no TLS, and the browser would not send it back"
     assert PASSWORD not in cookie
     assert "alice" not in cookie
+
+
+def test_session_cookie_is_sent_over_tls_only_where_there_is_tls(cluster: SecuredCluster) -> None:
+    with cluster.gateway(has_tls=True) as gateway, _caller(gateway) as client:
+        answer = client.post("/console/api/login", json={"username": "alice", "password": PASSWORD})
+        (cookie,) = answer.headers.get_list("set-cookie")
+        assert cookie.startswith("__Host-")
+        assert "secure" in {part.strip().lower() for part in cookie.split(";")}
+        assert client.get("/topics").json() == ["alices"]
 
 
 def test_console_session_reads_changes_and_ends(gateway: Gateway) -> None:

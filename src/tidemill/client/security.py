@@ -190,7 +190,7 @@ class SecurityOptions:
         if not self.has_tls:
             return plain
         try:
-            return client_context(self._tls_settings()).wrap_socket(plain, server_hostname=host)
+            return client_context(self.tls_settings()).wrap_socket(plain, server_hostname=host)
         except ssl.SSLCertVerificationError as error:
             reason = error.verify_message.rstrip(".")
             raise AuthenticationFailed(
@@ -208,7 +208,8 @@ class SecurityOptions:
             login = ClientLogin(self.mechanism, token=self.token_source.token().value)
         return sasl.authenticate(exchange, login)
 
-    def _tls_settings(self) -> TlsSettings:
+    def tls_settings(self) -> TlsSettings:
+        """What is trusted and shown, for connections of any protocol."""
         key_store = trust_store = None
         if self.certificate_location is not None or self.certificate_pem is not None:
             key_store = KeyStore(

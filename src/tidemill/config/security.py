@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tidemill.config.definitions import Value, invalid_value
-from tidemill.config.layers import BROKER_KEYS
+from tidemill.config.layers import BROKER_KEYS, BrokerLayers
 from tidemill.config.network import NetworkConfig
 from tidemill.config.values import Values
 from tidemill.errors import ConfigError
@@ -87,7 +87,7 @@ def load_security(values: Values, complete: Mapping[str, str], network: NetworkC
     for name in sorted(bound | dialled):
         protocol = network.protocol_map.get(name)
         if protocol is not None:
-            settings = _ListenerValues(values, complete, name)
+            settings = _ListenerValues(values, complete, f"listener.name.{name.lower()}.")
             listeners[name] = _listener_security(
                 settings, protocol, name, network, is_bound=name in bound, is_dialled=name in dialled
             )
@@ -96,6 +96,11 @@ def load_security(values: Values, complete: Mapping[str, str], network: NetworkC
         failed_authentication_delay_ms=values.number("connection.failed.authentication.delay.ms"),
         node_principals=_node_principals(values, complete, listeners.values()),
     )
+
+
+def load_https(properties: Mapping[str, str]) -> TlsSettings:
+    """The TLS of a listener that speaks HTTP, from keys as `ssl.keystore.location`."""
+    return _tls(_ListenerValues(Values(BrokerLayers(static={})), properties, ""), "SSL")
 
 
 def _node_principals(
@@ -110,10 +115,11 @@ def _node_principals(
 class _ListenerValues:
     """Typed reads of one listener's settings, the most specific first."""
 
-    def __init__(self, values: Values, complete: Mapping[str, str], listener: str) -> None:
+    def __init__(self, values: Values, complete: Mapping[str, str], prefix: str) -> None:
+        """Keys with the prefix are this listener's own."""
         self._values = values
         self._complete = complete
-        self._prefix = f"listener.name.{listener.lower()}."
+        self._prefix = prefix
 
     def found(self, name: str, mechanism: str | None = None) -> tuple[str, str] | None:
         """The key that is in force and its text; None where only a default could be."""

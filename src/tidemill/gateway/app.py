@@ -33,7 +33,7 @@ from starlette.types import Scope
 from tidemill.errors import TidemillError
 from tidemill.gateway.console_api import routes as console_api
 from tidemill.gateway.http import pages
-from tidemill.gateway.http.connection import bounded_connection
+from tidemill.gateway.http.connection import BoundedConnection, bounded_connection
 from tidemill.gateway.http.guards import Guards
 from tidemill.gateway.http.openapi import ApiRoute, document
 from tidemill.gateway.http.router import Operations
@@ -47,6 +47,7 @@ from tidemill.gateway.rest_v3 import routes as v3
 from tidemill.gateway.settings import Settings
 from tidemill.gateway.simple import routes as simple
 from tidemill.gateway.turns import Turns
+from tidemill.tls.acceptor import TlsAcceptor
 
 # The log-in is the first: the other parts stand on the accesses that it makes.
 _PARTS: Sequence[Any] = (login, v3, v2, instances, simple, console_api, pages)
@@ -195,7 +196,26 @@ def uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """Ends what would go on for ever, event streams and streams of records, before it waits for what is under way."""
+    """Ends what would go on for ever, event streams and streams of records, before it waits for what is under way.
+
+    With TLS it accepts connections itself, so that certificates are renewed and failed handshakes are logged.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        settings: Settings = cast(Starlette, self.config.app).state.settings
+        if settings.tls is None:
+            await super().startup(sockets)
+            return
+        assert sockets is not None
+        await super().startup([])
+        for listening in sockets:
+            acceptor = TlsAcceptor(listening, settings.tls, self._new_connection, "the gateway")
+            acceptor.start()
+            self.servers.append(cast(asyncio.Server, acceptor))
+
+    def _new_connection(self) -> asyncio.Protocol:
+        make = cast(type[BoundedConnection], self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = cast(Starlette, self.config.app)

@@ -15,7 +15,6 @@ It may be a coroutine function too. `load_authenticate("module:function")` finds
 from __future__ import annotations
 
 import importlib
-import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +23,7 @@ from starlette.types import Scope
 
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.security import PREFIXES, SecurityOptions
+from tidemill.config.listeners import is_loopback
 from tidemill.errors import ConfigError
 from tidemill.tls.settings import TlsSettings
 
@@ -181,15 +181,6 @@ class Settings:
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
         return is_loopback(self.listen_host)
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def load_authenticate(name: str) -> Authenticate:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from tidemill.broker.net.refusals import RefusalLog
 from tidemill.broker.net.setups import Setups
+from tidemill.tls.refusals import RefusalLog
 
 
 class Peers:

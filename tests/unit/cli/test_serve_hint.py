@@ -27,7 +27,7 @@ def test_the_hint_reaches_the_broker(
 ) -> None:
     monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
     config, _ = load_broker_config({"listeners": f"PLAINTEXT://{listener}"})
-    _announce(config, [(config.network.listeners[0], port)], None)
+    _announce(config, [(config.network.listeners[0], port)], "", "client.properties")
     assert f"Try:  {hint}" in capsys.readouterr().out
 
 
@@ -36,5 +36,21 @@ def test_the_hint_needs_no_address_that_the_environment_has(
 ) -> None:
     monkeypatch.setenv("TIDEMILL_BOOTSTRAP", "127.0.0.1:9192")
     config, _ = load_broker_config({"listeners": "PLAINTEXT://127.0.0.1:9192"})
-    _announce(config, [(config.network.listeners[0], 9192)], None)
+    _announce(config, [(config.network.listeners[0], 9192)], "", "client.properties")
     assert "--bootstrap" not in capsys.readouterr().out
+
+
+def test_the_hint_for_a_secured_listener_has_its_name_and_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
+    settings = {
+        "listeners": "SSL://0.0.0.0:9093",
+        "advertised.listeners": "SSL://mq1.example.com:9093",
+        "security.inter.broker.protocol": "SSL",
+        "ssl.keystore.location": "node.pem",
+    }
+    config, _ = load_broker_config(settings)
+    _announce(config, [(config.network.listeners[0], 9093)], "", "clients/admin.properties")
+    hint = "orders --bootstrap mq1.example.com:9093 --command-config clients/admin.properties  "
+    assert hint in capsys.readouterr().out

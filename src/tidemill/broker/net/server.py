@@ -24,13 +24,13 @@ from typing import NamedTuple, cast
 
 from tidemill.broker.net.connection import Connection
 from tidemill.broker.net.network import OPEN, Dispatch, Entrance, ServerLimits
-from tidemill.broker.net.refusals import RefusalLog
 from tidemill.broker.net.setups import Setups
 from tidemill.broker.net.tls import HandshakeFailed, TlsConnection, accept_tls
 from tidemill.broker.net.turns import Turns
 from tidemill.errors import ConfigError
 from tidemill.security.principals import ANONYMOUS, NoMatchingRule, Principal, Subject
 from tidemill.tls.contexts import TlsContexts
+from tidemill.tls.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.net.network import Dispatch, Peer
-from tidemill.broker.net.refusals import RefusalLog
 from tidemill.broker.requests.bearer_keys import BearerKeys
 from tidemill.broker.requests.dispatch import Call
 from tidemill.config import Login, SaslSettings
@@ -51,6 +50,7 @@ from tidemill.security.scram import (
     credential,
     salted_password,
 )
+from tidemill.tls.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@
 It answers one request a connection and holds no state. Whoever sends something else or too much is answered with the
 matching error, whoever is slow is closed, and beyond `_CONNECTIONS_MAX` at once nobody is served. Off unless an address
 is given.
+
+With a certificate it speaks HTTPS. A client that speaks TLS to a plain listener, or the reverse, is a line in the log.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
@@ -25,6 +28,9 @@ from urllib.parse import parse_qs, urlsplit
 from tidemill.broker.metrics.registry import Recent
 from tidemill.broker.requests.context import Broker
 from tidemill.errors import ConfigError
+from tidemill.tls.acceptor import TlsAcceptor, speaks_tls
+from tidemill.tls.refusals import RefusalLog
+from tidemill.tls.settings import TlsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -60,22 +66,42 @@ class StatusServer:
         self._broker = broker
         self._is_ready = is_ready
         self._recent = Recent(broker.metrics, perf_counter(), thread_time())
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsAcceptor | None = None
+        self._refusals = RefusalLog(logger)
         self._probe: asyncio.TimerHandle | None = None
         self._connections = 0
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: TlsSettings | None = None) -> int:
         """Returns the real port, which the kernel chooses for 0."""
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES_MAX)
+            if tls is None:
+                self._server = await asyncio.start_server(self._serve, host, port, limit=_REQUEST_BYTES_MAX)
+                bound: int = self._server.sockets[0].getsockname()[1]
+            else:
+                bound = self._start_tls(host, port, tls)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host}:{port} for status requests: {error.strerror}"
             ) from error
         self._broker.metrics.is_watched = True
         self._probe_later()
-        bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def _start_tls(self, host: str, port: int, tls: TlsSettings) -> int:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+        try:
+            self._server = TlsAcceptor(listening, tls, self._new_connection, "the status listener")
+        except ConfigError:
+            listening.close()
+            raise
+        self._server.start()
+        bound: int = listening.getsockname()[1]
+        return bound
+
+    def _new_connection(self) -> asyncio.Protocol:
+        reader = asyncio.StreamReader(_REQUEST_BYTES_MAX)
+        return asyncio.StreamReaderProtocol(reader, self._serve)
 
     async def stop(self) -> None:
         self._broker.metrics.is_watched = False
@@ -106,7 +132,11 @@ class StatusServer:
         self._connections += 1
         try:
             async with asyncio.timeout(_REQUEST_S_MAX):
-                method, page = await self._answer(reader)
+                first = await reader.readexactly(1)
+                if speaks_tls(first):
+                    self._refuse_tls(writer)
+                    return
+                method, page = await self._answer(first, reader)
                 for part in (_head(page), *(page.body if method != "HEAD" else ())):
                     writer.write(part)
                     await writer.drain()
@@ -116,9 +146,15 @@ class StatusServer:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Page]:
+    def _refuse_tls(self, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        host = peer[0] if peer else "a client"
+        line = f"the status connection of {host} is refused: it speaks TLS on a port without; use http://"
+        self._refusals.tell(line, perf_counter())
+
+    async def _answer(self, first: bytes, reader: asyncio.StreamReader) -> tuple[str, Page]:
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         except asyncio.LimitOverrunError:
             return "GET", _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         words = head.split("\r\n", 1)[0].split(" ")

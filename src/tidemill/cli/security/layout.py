@@ -13,10 +13,11 @@ and its own login is the admin's.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tidemill.config.listeners import is_loopback
 
 ADMIN, NODE, APP = "admin", "node", "app"
 MECHANISM = "SCRAM-SHA-512"
@@ -58,13 +59,6 @@ class Passwords(NamedTuple):
 
     def __repr__(self) -> str:
         return "Passwords([hidden])"
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def node_addresses(hosts: Sequence[tuple[str, int]], count: int) -> list[NodeAddress]:

@@ -2,13 +2,17 @@
 
 The address is bound before anything else is loaded, so that a port in use is reported at once. Standard output gets
 the line `Console at http://HOST:PORT/` as soon as the gateway serves; the log goes to standard error. With
---until-stdin-closes, which `tidemill serve --gateway` uses, the gateway ends when its standard input closes: then the
-parent process has ended.
+--until-stdin-closes, which `tidemill serve --gateway` uses, the gateway reads one line of properties from its standard
+input, and ends when that closes: then the parent process has ended.
+
+With SASL in --command-config, callers log in with users of the cluster, and act as themselves. --auth and --shared-login
+make all of them act as the user of that file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -16,10 +20,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.failures import CommandError
@@ -32,8 +37,10 @@ from tidemill.cli.options import (
     positive_seconds,
     properties_file,
 )
-from tidemill.cli.serving.addresses import bound, dialled, listen_address
-from tidemill.cli.serving.gateway_child import INSTALL_HINT, missing_packages
+from tidemill.cli.serving.addresses import bound, dialled
+from tidemill.cli.serving.gateway_access import has_login
+from tidemill.cli.serving.gateway_child import FROM_PARENT, INSTALL_HINT, missing_packages
+from tidemill.cli.serving.http_listeners import HttpListener, check_exposure, http_listener
 from tidemill.cli.serving.logs import add_log_arguments, configure_logging
 from tidemill.client.connection import Address
 
@@ -65,7 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _LISTEN_OPTION,
         metavar="HOST:PORT",
         default=_DEFAULT_LISTEN,
-        help=f"address to listen on; port 0 lets the kernel choose (default {_DEFAULT_LISTEN})",
+        help=f"address to listen on, as HOST:PORT or https://HOST:PORT; port 0 lets the kernel choose "
+        f"(default {_DEFAULT_LISTEN})",
+    )
+    parser.add_argument(
+        "--tls-config",
+        metavar="FILE",
+        type=Path,
+        help="properties for https: ssl.keystore.location with certificate and key, as brokers have them",
     )
     parser.add_argument(
         "--status-url",
@@ -75,16 +89,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a broker's status listener (its --status), for throughput and rebalances; repeatable",
     )
     parser.add_argument(
-        "--client-config",
+        "--command-config",
         metavar="FILE",
         type=Path,
-        help="properties of Kafka's clients for the connection to the brokers: security.protocol, ssl.*, sasl.*",
+        help="properties of Kafka's clients for the connection to the brokers: security.protocol, ssl.*, sasl.*; "
+        "with SASL, callers log in as users of the cluster",
+    )
+    parser.add_argument(
+        "--shared-login",
+        action="store_true",
+        help="callers need no log-in: all of them act as the user of --command-config",
     )
     parser.add_argument(
         "--auth",
         metavar="MODULE:FUNCTION",
         help="a function, installed or in a file of this folder, that authenticates every request "
         "(default: no authentication)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine without a log-in, or without TLS for one",
     )
     parser.add_argument(
         "--allow-origin",
@@ -99,14 +124,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the gateway is behind a proxy: trust its X-Forwarded-Proto, -Host and -Prefix",
     )
     _add_limits(parser)
-    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(FROM_PARENT, action="store_true", help=argparse.SUPPRESS)
     add_log_arguments(parser)
     parser.set_defaults(program=parser.prog)
     add_examples(
         parser,
         "tidemill gateway\n"
-        "tidemill gateway --bootstrap broker-1:9092,broker-2:9092 --listen 0.0.0.0:8080 --auth my_auth:check\n"
-        "tidemill gateway --client-config client.properties --status-url http://broker-1:9404",
+        "tidemill gateway --bootstrap broker-1:9092 --command-config client.properties --listen https://0.0.0.0:8443 "
+        "--tls-config gateway.properties\n"
+        "tidemill gateway --bootstrap broker-1:9092,broker-2:9092 --auth my_auth:check --status-url http://broker-1:9404",
     )
 
 
@@ -146,17 +172,48 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"the gateway needs {', '.join(missing)}: {INSTALL_HINT}")
     # The error names the option that the user gave: that of `tidemill serve`, if it started this process.
     option = "--gateway" if arguments.until_stdin_closes else _LISTEN_OPTION
-    with bound(listen_address(_LISTEN_OPTION, arguments.listen), option, _BACKLOG) as listening:
+    given = _given(arguments)
+    listener = http_listener(option, arguments.listen, given.tls, "")
+    with bound(listener.address, option, _BACKLOG) as listening:
         configure_logging(arguments.log_level, arguments.log_format)
         if arguments.log_level != "debug":
             # uvicorn repeats the messages about start and stop.
             logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        return _serve(_settings(arguments, listening), listening, arguments.until_stdin_closes)
+        settings = _settings(arguments, listener, listening, given.client)
+        if not arguments.insecure:
+            check_exposure(
+                listener,
+                option=option,
+                has_login=settings.login is not None,
+                has_auth=settings.authenticate is not None,
+                is_proxied=settings.trusts_forwarded,
+            )
+        return _serve(settings, listening, arguments.until_stdin_closes)
 
 
-def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settings:
+class _Given(NamedTuple):
+    """Properties with secrets among them: of the connections to the brokers, and of this listener's TLS."""
+
+    client: Mapping[str, str]
+    tls: Mapping[str, str]
+
+
+def _given(arguments: argparse.Namespace) -> _Given:
+    if not arguments.until_stdin_closes:
+        return _Given(properties_file(arguments.command_config), properties_file(arguments.tls_config))
+    # Not by sys.stdin, which would read ahead of the thread that waits for the end.
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):
+        line += byte
+    found = json.loads(line or b"{}")
+    return _Given(found.get("client", {}), found.get("tls", {}))
+
+
+def _settings(
+    arguments: argparse.Namespace, listener: HttpListener, listening: socket.socket, client: Mapping[str, str]
+) -> Settings:
     # Imported here because the packages of the extra may be missing.
-    from tidemill.gateway.settings import Limits, Settings, load_authenticate
+    from tidemill.gateway.settings import Limits, LoginLimits, Settings, load_authenticate
 
     limits = {
         "body_bytes_max": arguments.max_body_bytes,
@@ -175,7 +232,9 @@ def _settings(arguments: argparse.Namespace, listening: socket.socket) -> Settin
         bootstrap=arguments.bootstrap,
         listen_host=host,
         listen_port=port,
-        client_options=properties_file(arguments.client_config),
+        client_options=client,
+        tls=listener.tls,
+        login=None if arguments.auth or arguments.shared_login or not has_login(client) else LoginLimits(),
         status_urls=tuple(arguments.status_url),
         authenticate=load_authenticate(arguments.auth) if arguments.auth else None,
         allow_origins=tuple(arguments.allow_origin),
@@ -197,11 +256,12 @@ def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets=sockets)
             if self.started:
-                _announce(Address(settings.listen_host, settings.listen_port))
+                address = Address(settings.listen_host, settings.listen_port)
+                _announce("http" if settings.tls is None else "https", address)
 
-    if settings.authenticate is None and not settings.is_local:
+    if settings.authenticate is None and settings.login is None and not settings.is_local:
         logger.warning(
-            "the gateway listens on %s without --auth: every client can read and change everything",
+            "the gateway listens on %s without a log-in: every client can read and change everything",
             settings.listen_host,
         )
     raise_file_limit()
@@ -215,8 +275,8 @@ def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) 
     return 0 if server.started else 1
 
 
-def _announce(address: Address) -> None:
-    sys.stdout.write(f"Console at http://{dialled(address)}/\n")
+def _announce(scheme: str, address: Address) -> None:
+    sys.stdout.write(f"Console at {scheme}://{dialled(address)}/\n")
     sys.stdout.flush()
 
 

@@ -2,7 +2,8 @@
 
 The broker never depends on the gateway. It starts the gateway after it serves clients, and a failure is a log line.
 The gateway's standard input is a pipe from this process and ends with it, so the gateway does not outlive a killed
-broker. The gateway's log appears in the broker's log. A restarted gateway keeps the port that the kernel chose first.
+broker. The pipe's first line has the gateway's properties, with secrets among them: they are in no command line and no
+file. The gateway's log appears in the broker's log. A restarted gateway keeps the port that the kernel chose first.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
 
-from tidemill.client.connection import Address
+from tidemill.cli.serving.http_listeners import HttpListener
 
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("confluent_kafka", "httptools", "starlette", "uvicorn")
 INSTALL_HINT = "pip install 'tidemill[gateway]'"
 # The line that the gateway prints once it serves, with its address.
-READY_LINE = re.compile(r"Console at http://(?P<host>\S+):(?P<port>\d+)/")
+READY_LINE = re.compile(r"Console at (?P<scheme>https?)://(?P<host>\S+):(?P<port>\d+)/")
+
+# The option of a gateway that a parent process started: it reads a line of properties, and ends with its standard input.
+FROM_PARENT = "--until-stdin-closes"
 
 _FIRST_PAUSE_S = 0.5
 _PAUSE_S_MAX = 30.0
@@ -44,19 +49,24 @@ def missing_packages() -> list[str]:
 
 class GatewayChild:
     """The gateway process. `options` are those of `tidemill gateway` without --listen; `say` gets the console's
-    address once.
+    address once. `client` are the properties of its connections to the brokers.
     """
 
     def __init__(
         self,
-        listen: Address,
+        listener: HttpListener,
         options: Sequence[str],
         say: Callable[[str], None],
         *,
+        client: Mapping[str, str] = MappingProxyType({}),
         command: Sequence[str] = (sys.executable, "-m", "tidemill", "gateway"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._listen = listen
+        self._scheme = listener.scheme
+        self._listen = listener.address
+        self._given = (
+            json.dumps({"client": dict(client), "tls": dict(listener.ssl_properties)}).encode() + b"\n"
+        )
         self._options = list(options)
         self._say = say
         self._command = list(command)
@@ -114,8 +124,9 @@ class GatewayChild:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--listen",
-                str(self._listen),
+                f"{self._scheme}{self._listen}",
                 *self._options,
+                FROM_PARENT,
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
@@ -128,6 +139,8 @@ class GatewayChild:
         if self._is_stopping:
             self._signal(signal.SIGTERM)
         try:
+            assert process.stdin is not None
+            process.stdin.write(self._given)
             await asyncio.gather(self._relay_output(process), self._relay_log(process))
             return _end_text(await process.wait())
         finally:
@@ -147,7 +160,9 @@ class GatewayChild:
                 continue
             self._listen = self._listen._replace(port=int(ready["port"]))
             if self._is_announced:
-                logger.info("the gateway serves again at http://%s:%s/", ready["host"], ready["port"])
+                logger.info(
+                    "the gateway serves again at %s://%s:%s/", ready["scheme"], ready["host"], ready["port"]
+                )
             else:
                 self._is_announced = True
                 self._say(line)

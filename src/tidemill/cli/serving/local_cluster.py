@@ -28,6 +28,7 @@ from tidemill.cli.failures import CommandError
 from tidemill.cli.options import natural, positive
 from tidemill.cli.serving.addresses import check_free, listen_address
 from tidemill.cli.serving.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
+from tidemill.cli.serving.http_listeners import HttpListener, check_exposure, http_listener
 from tidemill.cli.table import plural
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
@@ -98,6 +99,9 @@ def add_verb_start(verbs: Any) -> None:
         "--gateway", metavar="HOST:PORT", help="run a REST gateway with the web console of the cluster here"
     )
     parser.add_argument(
+        "--insecure", action="store_true", help="let the gateway listen beyond this machine without a log-in"
+    )
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
@@ -108,7 +112,7 @@ def add_verb_start(verbs: Any) -> None:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    gateway = _gateway_address(arguments.gateway)
+    gateway = _gateway_listener(arguments)
     status = listen_address("--status", arguments.status) if arguments.status else None
     if status is None and gateway is not None and importlib.util.find_spec("prometheus_client") is not None:
         # Used by the gateway alone, for throughput and rebalances.
@@ -119,15 +123,17 @@ def _start(arguments: argparse.Namespace) -> int:
     return asyncio.run(_Runner(nodes, options, status, gateway).run())
 
 
-def _gateway_address(text: str | None) -> Address | None:
-    if text is None:
+def _gateway_listener(arguments: argparse.Namespace) -> HttpListener | None:
+    if arguments.gateway is None:
         return None
     if missing := missing_packages():
         raise CommandError(f"--gateway needs {', '.join(missing)}: {INSTALL_HINT}")
-    address = listen_address("--gateway", text)
-    if address.port:
-        check_free(address, "--gateway")
-    return address
+    listener = http_listener("--gateway", arguments.gateway, {}, "")
+    if not arguments.insecure:
+        check_exposure(listener, option="--gateway", has_login=False, has_auth=False)
+    if listener.address.port:
+        check_free(listener.address, "--gateway")
+    return listener
 
 
 # --- files ---
@@ -238,13 +244,13 @@ class _Runner:
     """Runs the processes of all nodes and prints their output."""
 
     def __init__(
-        self, nodes: list[LocalNode], options: list[str], status: Address | None, gateway: Address | None
+        self, nodes: list[LocalNode], options: list[str], status: Address | None, gateway: HttpListener | None
     ) -> None:
         self._nodes = nodes
         self._options = options
         self._status = status
         self._status_urls: dict[LocalNode, str] = {}
-        self._gateway_address = gateway
+        self._gateway_listener = gateway
         self._gateway: GatewayChild | None = None
         self._processes: dict[LocalNode, Process] = {}
         self._stop_signals = 0
@@ -337,10 +343,13 @@ class _Runner:
             f"Try:  tidemill cluster status --bootstrap {self._nodes[0].address}      (Ctrl-C stops the cluster)",
             flush=True,
         )
-        if self._gateway_address is not None:
-            options = ["--bootstrap", bootstrap, "--until-stdin-closes"]
+        if self._gateway_listener is not None:
+            # Where it may listen was decided before.
+            options = ["--bootstrap", bootstrap, "--insecure"]
             options += [word for url in self._status_urls.values() for word in ("--status-url", url)]
-            self._gateway = GatewayChild(self._gateway_address, options, lambda line: print(line, flush=True))
+            self._gateway = GatewayChild(
+                self._gateway_listener, options, lambda line: print(line, flush=True)
+            )
             self._gateway.start()
 
     async def _stop(self, everyone: asyncio.Future[list[None]]) -> None:

@@ -15,8 +15,10 @@ import asyncio
 import gc
 import importlib.util
 import logging
+import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
@@ -25,9 +27,24 @@ from tidemill import __version__
 from tidemill.broker.node import Node
 from tidemill.broker.status.server import StatusServer
 from tidemill.cli.checks.machine import raise_file_limit
-from tidemill.cli.options import add_examples, default_bootstrap
-from tidemill.cli.serving.addresses import check_free, dialled, listen_address
+from tidemill.cli.options import add_examples, default_bootstrap, properties_file
+from tidemill.cli.serving.addresses import check_free, dialled
+from tidemill.cli.serving.gateway_access import gateway_access, has_login
 from tidemill.cli.serving.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
+from tidemill.cli.serving.http_listeners import (
+    CLIENT_CONFIG_KEY,
+    GATEWAY_KEY,
+    GATEWAY_OPTIONS,
+    GATEWAY_PREFIX,
+    INSECURE_KEY,
+    STATUS_KEY,
+    STATUS_PREFIX,
+    HttpListener,
+    check_exposure,
+    http_listener,
+    refuse_unknown_keys,
+)
+from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
 from tidemill.cli.serving.logs import add_log_arguments, configure_logging
 from tidemill.client.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
@@ -36,17 +53,8 @@ from tidemill.errors import ConfigError
 logger = logging.getLogger("tidemill")
 
 _DEFAULT_LISTENER = "127.0.0.1:9092"
-# A key of this process, not of the broker's configuration: clients do not see it.
-_STATUS_KEY = "tidemill.status.listener"
-_GATEWAY_KEY = "tidemill.gateway.listener"
-# Other settings of the gateway, and the `tidemill gateway` options for them.
-_GATEWAY_OPTIONS = {
-    "tidemill.gateway.auth": "--auth",
-    "tidemill.gateway.allow.origin": "--allow-origin",
-    "tidemill.gateway.client.config": "--client-config",
-}
 # The status listener for the gateway, when no address is given: loopback, any port.
-_PRIVATE_STATUS = Address("127.0.0.1", 0)
+_PRIVATE_STATUS = HttpListener(Address("127.0.0.1", 0))
 # Serving creates few long-lived cycles, and frequent collection only adds latency.
 _GC_THRESHOLDS = (50_000, 20, 100)
 
@@ -62,12 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--status",
         metavar="HOST:PORT",
-        help=f"serve /metrics, /healthz, /readyz and /rebalances over HTTP here (or {_STATUS_KEY}=HOST:PORT in the file)",
+        help=f"serve /metrics, /healthz, /readyz and /rebalances here, as HOST:PORT or https://HOST:PORT "
+        f"(or {STATUS_KEY}=HOST:PORT in the file)",
     )
     parser.add_argument(
         "--gateway",
         metavar="HOST:PORT",
-        help=f"run the REST gateway with the web console here, as a process of its own (or {_GATEWAY_KEY}=HOST:PORT)",
+        help=f"run the REST gateway with the web console here, as HOST:PORT or https://HOST:PORT, as a process of its own "
+        f"(or {GATEWAY_KEY}=HOST:PORT)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help=f"let the gateway listen beyond this machine without a log-in or without TLS (or {INSECURE_KEY}=true)",
     )
     parser.add_argument(
         "--set",
@@ -87,55 +102,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Gateway(NamedTuple):
+    """The gateway of a broker: where it listens, its options, and how it reaches the broker."""
+
+    listener: HttpListener
+    options: list[str]
+    broker_listener: str
+    client: dict[str, str]
+
+
 class _Faces(NamedTuple):
     """The status listener and the gateway of a broker."""
 
-    status: Address | None
-    gateway: Address | None
-    gateway_options: list[str]
+    status: HttpListener | None
+    gateway: _Gateway | None
 
 
 def run(arguments: argparse.Namespace) -> int:
     properties = _properties(arguments)
-    faces = _faces(arguments, properties)
+    own = {name: properties.pop(name) for name in list(properties) if name in HTTP_KEYS}
+    refuse_unknown_keys(properties)
     config, warnings = load_broker_config(properties)
-    if faces.gateway is not None and faces.gateway.port and config.is_broker:
-        check_free(faces.gateway, "--gateway")
+    faces = _faces(arguments, {**properties, **own}, config)
+    if faces.gateway is not None and faces.gateway.listener.address.port:
+        check_free(faces.gateway.listener.address, "--gateway")
     configure_logging(arguments.log_level, arguments.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
     raise_file_limit()
-    return uvloop.run(_serve(config, faces))
+    return uvloop.run(_serve(config, faces, _client_file(arguments.config)))
 
 
-def _faces(arguments: argparse.Namespace, properties: dict[str, str]) -> _Faces:
-    """Take the keys of the status listener and the gateway out of the properties."""
-    status = arguments.status or properties.pop(_STATUS_KEY, None)
-    gateway = arguments.gateway or properties.pop(_GATEWAY_KEY, None)
-    options = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
-    for key, option in _GATEWAY_OPTIONS.items():
-        if key in properties:
-            options += [option, properties.pop(key)]
+def _faces(arguments: argparse.Namespace, properties: dict[str, str], config: BrokerConfig) -> _Faces:
+    status = arguments.status or properties.get(STATUS_KEY)
+    gateway = arguments.gateway or properties.get(GATEWAY_KEY)
     if status and not _has_metrics():
         raise ConfigError("--status needs the package prometheus_client: pip install 'tidemill[metrics]'")
     return _Faces(
-        listen_address(_STATUS_KEY, status) if status else None,
-        listen_address(_GATEWAY_KEY, gateway) if gateway else None,
-        options,
+        http_listener(STATUS_KEY, status, properties, STATUS_PREFIX) if status else None,
+        _gateway(arguments, gateway, properties, config) if gateway and config.is_broker else None,
     )
 
 
-async def _serve(config: BrokerConfig, faces: _Faces) -> int:
+def _gateway(
+    arguments: argparse.Namespace, text: str, properties: dict[str, str], config: BrokerConfig
+) -> _Gateway:
+    listener = http_listener(GATEWAY_KEY, text, properties, GATEWAY_PREFIX)
+    options = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
+    for key, option in GATEWAY_OPTIONS.items():
+        if key in properties:
+            options += [option, properties[key]]
+    file = properties.get(CLIENT_CONFIG_KEY)
+    broker_listener, client = gateway_access(config, properties_file(Path(file)) if file else None)
+    has_auth = "--auth" in options
+    if arguments.insecure or properties.get(INSECURE_KEY, "").lower() == "true":
+        options.append("--insecure")
+    else:
+        check_exposure(
+            listener, option="--gateway", has_login=has_login(client) and not has_auth, has_auth=has_auth
+        )
+    return _Gateway(listener, options, broker_listener.name, client)
+
+
+async def _serve(config: BrokerConfig, faces: _Faces, client_file: str) -> int:
     node = Node(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.request_stop)
     await node.start()
-    status, status_address = await _open_status(node, faces)
+    status, status_url = await _open_status(node, faces)
     gateway = None
     if not node.is_stopping:
-        _announce(config, node.addresses, status_address if faces.status else None)
-        gateway = _start_gateway(config, node.addresses, faces, status_address)
+        _announce(config, node.addresses, status_url if faces.status else "", client_file)
+        if faces.gateway is not None:
+            gateway = _start_gateway(config, node.addresses, faces.gateway, status_url)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -150,20 +190,21 @@ async def _serve(config: BrokerConfig, faces: _Faces) -> int:
     return 0 if node.failure is None else 1
 
 
-async def _open_status(node: Node, faces: _Faces) -> tuple[StatusServer | None, Address | None]:
-    """Open the requested status listener, or one for the gateway alone."""
+async def _open_status(node: Node, faces: _Faces) -> tuple[StatusServer | None, str]:
+    """Open the requested status listener, or one for the gateway alone. Returns its URL."""
     if node.is_stopping:
-        return None, None
+        return None, ""
     wanted = [faces.status] if faces.status else []
-    if faces.gateway is not None and node.config.is_broker and _has_metrics():
+    if faces.gateway is not None and _has_metrics():
         wanted.append(_PRIVATE_STATUS)
-    for address in wanted:
+    for listener in wanted:
         server = StatusServer(node.broker, lambda: not node.is_stopping)
         try:
-            return server, address._replace(port=await server.start(*address))
+            port = await server.start(*listener.address, listener.tls)
+            return server, listener.url(listener.address._replace(port=port))
         except ConfigError as error:
             logger.error("%s; the broker continues; give --status another address", error)
-    return None, None
+    return None, ""
 
 
 def _has_metrics() -> bool:
@@ -171,23 +212,30 @@ def _has_metrics() -> bool:
 
 
 def _start_gateway(
-    config: BrokerConfig, addresses: list[tuple[Listener, int]], faces: _Faces, status: Address | None
+    config: BrokerConfig, addresses: list[tuple[Listener, int]], wanted: _Gateway, status_url: str
 ) -> GatewayChild | None:
-    if faces.gateway is None or not config.is_broker:
-        return None
     if missing := missing_packages():
         logger.error(
             "the gateway needs %s: %s; the broker serves without it", ", ".join(missing), INSTALL_HINT
         )
         return None
-    controllers = {listener.name for listener in config.network.controller_listeners}
-    listener, port = next(each for each in addresses if each[0].name not in controllers)
-    options = ["--bootstrap", str(dialled(Address(listener.host, port))), "--until-stdin-closes"]
-    if status is not None:
-        options += ["--status-url", f"http://{dialled(status)}"]
-    gateway = GatewayChild(faces.gateway, options + faces.gateway_options, _say)
+    listener, port = next(each for each in addresses if each[0].name == wanted.broker_listener)
+    options = ["--bootstrap", str(_reached(config, listener, port))]
+    if status_url:
+        options += ["--status-url", status_url]
+    gateway = GatewayChild(wanted.listener, options + wanted.options, _say, client=wanted.client)
     gateway.start()
     return gateway
+
+
+def _reached(config: BrokerConfig, listener: Listener, port: int) -> Address:
+    """Where a process on this machine reaches the listener."""
+    if config.security.listeners[listener.name].tls is not None:
+        for each in config.network.advertised_listeners:
+            if each.name == listener.name and each.host:
+                # The certificate has the name that clients use.
+                return Address(each.host, each.port or port)
+    return dialled(Address(listener.host, port))
 
 
 def _say(line: str) -> None:
@@ -200,7 +248,7 @@ def _say(line: str) -> None:
 
 
 def _announce(
-    config: BrokerConfig, addresses: list[tuple[Listener, int]], status_address: Address | None
+    config: BrokerConfig, addresses: list[tuple[Listener, int]], status_url: str, client_file: str
 ) -> None:
     """Print the addresses of the listeners. Programs that start nodes read these lines."""
     controllers = {listener.name for listener in config.network.controller_listeners}
@@ -210,12 +258,14 @@ def _announce(
     for (listener, _), text in zip(shown, texts, strict=True):
         note = " (controller)" if listener.name in controllers else ""
         lines.append(f"Tidemill {__version__} listens on {text}{note}\n")
-    if status_address is not None:
-        lines.append(f"Metrics at http://{status_address}/metrics\n")
+    if status_url:
+        lines.append(f"Metrics at {status_url}/metrics\n")
     if config.is_broker:
         listener, port = shown[0]
-        address = str(dialled(Address(listener.host, port)))
+        address = str(_reached(config, listener, port))
         option = "" if address == default_bootstrap() else f" --bootstrap {address}"
+        if listener.security_protocol != "PLAINTEXT":
+            option += f" --command-config {client_file}"
         lines.append(
             f"Try:  tidemill topics create orders{option}      (or any Kafka client at {texts[0]}; "
             "Ctrl-C stops the broker)\n"
@@ -223,6 +273,15 @@ def _announce(
     # In one write: a reader that waits for the first line finds the others.
     sys.stdout.write("".join(lines))
     sys.stdout.flush()
+
+
+def _client_file(config_file: str | None) -> str:
+    """The admin's properties where `tidemill security init` has put them, or a name for a file like it."""
+    if config_file:
+        made = Path(config_file).parent.parent / "clients" / "admin.properties"
+        if made.exists():
+            return shlex.quote(str(made))
+    return "client.properties"
 
 
 def _host_text(host: str) -> str:

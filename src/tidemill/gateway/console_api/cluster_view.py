@@ -356,7 +356,11 @@ class ClusterView:
         return await self._backend.ask(lambda admins: minima(admins.admin, topics))
 
     async def _ask_traffic(self) -> dict[str, Traffic]:
-        return await traffic.traffic(self._backend.settings.status_urls)
+        settings = self._backend.settings
+        if settings.user is not None and self._quorum.value is None:
+            # The status listeners know nothing of users: their numbers are for those who may describe the cluster.
+            return {}
+        return await traffic.traffic(settings)
 
     def _known_topology(self) -> Topology:
         assert self._topology.value is not None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Container
 from typing import Any
 from urllib.parse import quote
 
 from tidemill.gateway.console_api.picture import Row
 from tidemill.gateway.console_api.traffic import get_all
+from tidemill.gateway.settings import Settings
 
 _NODE_ID = re.compile(rb'^tidemill_info\{[^}]*node_id="(\d+)"', re.MULTILINE)
 
@@ -22,19 +23,25 @@ _log = logging.getLogger("tidemill.gateway")
 
 
 class Rebalances:
-    def __init__(self, status_urls: Sequence[str]) -> None:
-        self._urls = tuple(status_urls)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._broker_ids: dict[str, int] = {}
 
-    async def newest(self, group: str | None, limit: int) -> dict[str, Any]:
+    async def newest(
+        self, group: str | None, limit: int, visible: Container[str] | None = None
+    ) -> dict[str, Any]:
+        """Those of one group, or of all; with `visible`, of these groups only."""
         path = "/rebalances" + (f"?group={quote(group, safe='')}" if group else "")
-        answers = await get_all(self._urls, path)
+        answers = await get_all(self._settings, path)
         unknown = [url for url in answers if url not in self._broker_ids]
-        for url, content in (await get_all(unknown, "/metrics")).items():
+        for url, content in (await get_all(self._settings, "/metrics", unknown)).items():
             if match := _NODE_ID.search(content):
                 self._broker_ids[url] = int(match[1])
         rows = [
-            row for url, content in answers.items() for row in _rows(url, content, self._broker_ids.get(url))
+            row
+            for url, content in answers.items()
+            for row in _rows(url, content, self._broker_ids.get(url))
+            if visible is None or row["group_id"] in visible
         ]
         rows.sort(key=lambda row: (row["at_ms"], row["generation"]), reverse=True)
         return {"is_known": bool(answers), "items": rows[:limit]}

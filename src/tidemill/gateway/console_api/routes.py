@@ -97,7 +97,7 @@ class Console:
         backend = access.backend
         self.view = ClusterView(backend)
         self.history = History(self.view)
-        self.rebalances = Rebalances(backend.settings.status_urls)
+        self.rebalances = Rebalances(backend.settings)
         self.streams = Streams()
         # Each may take seconds, and a thread of the backend.
         self.readings = asyncio.Semaphore(_READINGS_MAX)
@@ -238,22 +238,9 @@ async def topics(request: Request) -> Response:
 async def topic(request: Request) -> Response:
     name = request.path_params["topic"]
     picture, found = await _topic(request, name)
-    configs = await backend_of(request).ask(
-        lambda admins: admins.admin.describe_configs(ResourceType.TOPIC, name)
-    )
     row = {
         **picture.topic_row(found),
-        "configs": [
-            {
-                "name": each.name,
-                "value": each.value,
-                "source": _CONFIG_SOURCES.get(each.config_source, "UNKNOWN"),
-                "is_default": each.config_source != _TOPIC_CONFIG,
-                "is_read_only": each.read_only,
-                "is_sensitive": each.is_sensitive,
-            }
-            for each in sorted(configs, key=lambda each: each.name)
-        ],
+        "configs": await _configs(request, name),
         "groups": [
             group.group_id
             for group in picture.groups.values()
@@ -261,6 +248,29 @@ async def topic(request: Request) -> Response:
         ],
     }
     return json_answer(row)
+
+
+async def _configs(request: Request, topic: str) -> list[Row] | None:
+    """None for a caller that may see the topic and not its configuration."""
+    try:
+        configs = await backend_of(request).ask(
+            lambda admins: admins.admin.describe_configs(ResourceType.TOPIC, topic)
+        )
+    except Problem as problem:
+        if problem.status != 403:
+            raise
+        return None
+    return [
+        {
+            "name": each.name,
+            "value": each.value,
+            "source": _CONFIG_SOURCES.get(each.config_source, "UNKNOWN"),
+            "is_default": each.config_source != _TOPIC_CONFIG,
+            "is_read_only": each.read_only,
+            "is_sensitive": each.is_sensitive,
+        }
+        for each in sorted(configs, key=lambda each: each.name)
+    ]
 
 
 @part.get(
@@ -462,7 +472,11 @@ async def throughput(request: Request) -> Response:
 async def rebalances(request: Request) -> Response:
     limit = listing.number(request, "limit", _REBALANCES_DEFAULT, 1, listing.LIMIT_MAX)
     wanted = listing.text(request, "group")
-    return json_answer(await console_of(request).rebalances.newest(wanted, limit))
+    console = console_of(request)
+    # The status listeners know all groups, and nothing of users.
+    is_restricted = access_of(request).username is not None
+    visible = (await console.view.look()).groups if is_restricted else None
+    return json_answer(await console.rebalances.newest(wanted, limit, visible))
 
 
 async def live(request: Request) -> Response:

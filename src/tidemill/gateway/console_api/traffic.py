@@ -1,5 +1,7 @@
 """Sums the bytes in and out over the `/metrics` of the status listeners in `Settings.status_urls`.
 
+A listener with TLS is trusted as the brokers are, by the same options.
+
 A sum covers the listeners that answered and is compared only with a sum over the same ones. A counter that restarted with
 its broker, or a listener that did not answer, gives no rate for that interval.
 """
@@ -11,7 +13,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 
+from tidemill.errors import ConfigError
 from tidemill.gateway.console_api.picture import Traffic
+from tidemill.gateway.settings import Settings
+from tidemill.tls.contexts import client_context
 
 _TIMEOUT_S = 2.0
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -19,25 +24,29 @@ _BYTES_IN = "kafka_server_brokertopicmetrics_bytesin_total"
 _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 
 
-def get(url: str) -> bytes | None:
+def _get(settings: Settings, url: str) -> bytes | None:
     """What a status listener says; None when it says nothing in time, or no. In a thread."""
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        context = client_context(settings.security.tls_settings()) if url.startswith("https:") else None
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=context) as response:
             content: bytes = response.read(_ANSWER_BYTES_MAX)
             return content
-    except (OSError, ValueError, urllib.error.URLError):
+    except (ConfigError, OSError, ValueError, urllib.error.URLError):
         return None
 
 
-async def get_all(urls: Sequence[str], path: str) -> dict[str, bytes]:
-    """The answers of the listeners that answered; all requests run at the same time."""
-    answers = await asyncio.gather(*(asyncio.to_thread(get, url.rstrip("/") + path) for url in urls))
-    return {url: answer for url, answer in zip(urls, answers, strict=True) if answer is not None}
+async def get_all(settings: Settings, path: str, urls: Sequence[str] | None = None) -> dict[str, bytes]:
+    """The answers of the listeners that answered, of these or of all; the requests run at the same time."""
+    asked = settings.status_urls if urls is None else urls
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(_get, settings, url.rstrip("/") + path) for url in asked)
+    )
+    return {url: answer for url, answer in zip(asked, answers, strict=True) if answer is not None}
 
 
-async def traffic(urls: Sequence[str]) -> dict[str, Traffic]:
+async def traffic(settings: Settings) -> dict[str, Traffic]:
     """By listener."""
-    answers = await get_all(urls, "/metrics")
+    answers = await get_all(settings, "/metrics")
     return {url: _parse(content) for url, content in answers.items()}
 
 

@@ -2,6 +2,7 @@
 
 - Request line and headers have to be complete after `header_s`, and take `header_bytes_max` at most: 431. (Headers that
   arrive complete and are larger are refused by `guards.py`, in the same words.)
+- A client that speaks TLS where there is none is closed, with a line in the log.
 - What is not HTTP gets a 400 with a JSON body, as everything else does. So does a request that a proxy might read in
   another way than the gateway: two Host headers or none, a Transfer-Encoding that is not `chunked` or comes with HTTP/1.0.
   The parser refuses the rest: folded headers, Content-Length twice or beside Transfer-Encoding, white space and line
@@ -17,9 +18,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import resource
 import sys
+import time
 from collections import OrderedDict
 from typing import Any, ClassVar
 
@@ -28,6 +31,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Limits
+from tidemill.tls.acceptor import speaks_tls
+from tidemill.tls.refusals import RefusalLog
 
 _LINGER_S = 5.0
 # A name or an address, perhaps with a port (RFC 3986). A comma would be two hosts that a proxy has joined.
@@ -62,6 +67,7 @@ class BoundedConnection(HttpToolsProtocol):
     connections_max = limits_in_force.connections_max
     # All connections. The client of the first has been silent for the longest time.
     opened: ClassVar[OrderedDict[BoundedConnection, None]] = OrderedDict()
+    refusals: ClassVar[RefusalLog] = RefusalLog(logging.getLogger("tidemill.gateway"))
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -76,6 +82,8 @@ class BoundedConnection(HttpToolsProtocol):
         # What is wrong with the request whose headers are read. After it no more is read.
         self._fault: Problem | None = None
         self._is_refused = False
+        # Nothing was read yet.
+        self._is_untouched = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -104,6 +112,15 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._is_untouched:
+            self._is_untouched = False
+            if self.scheme == "http" and speaks_tls(data):
+                host = self.client[0] if self.client else "a client"
+                line = f"the connection of {host} is refused: it speaks TLS on a port without; use http://"
+                self.refusals.tell(line, time.monotonic())
+                self._is_refused = True
+                self.transport.close()
+                return
         if self in self.opened:
             self.opened.move_to_end(self)
         if self._is_in_headers and self._deadline is None:
