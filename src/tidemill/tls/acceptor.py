@@ -33,6 +33,8 @@ _REFUSALS = {
     "UNSUPPORTED_PROTOCOL": "it offers only versions of TLS that are not enabled here (ssl.enabled.protocols)",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate, and ssl.client.auth=required",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of the certificate here",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not trust the certificate here",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not trust the certificate here",
 }
 
 _log = logging.getLogger("tidemill.tls")

@@ -21,17 +21,41 @@ async function problemOf(response) {
   return new ApiProblem(response.status, message, body?.error_code ?? null);
 }
 
+// Who is logged in, where the gateway asks for that. The password is in no variable once it was sent.
+export const session = { needsLogin: false, username: null, csrfToken: null };
+
 async function send(path, options) {
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", ...options });
+    // With this header the gateway lets the page ask for the password, not the browser.
+    const headers = { ...options.headers, "x-csrf-token": session.csrfToken ?? "" };
+    response = await fetch(path, { cache: "no-store", ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiProblem(0, "The gateway does not answer. Is it running?");
   }
+  if (response.status === 401 && session.username !== null) await leaveIfOver();
   if (!response.ok) throw await problemOf(response);
   return response;
 }
+
+/** A session that is over leaves nothing on the screen: the page begins anew, at the same place, with the log-in. */
+export async function leaveIfOver() {
+  if (session.username === null) return;
+  const response = await fetch("console/api/session", { cache: "no-store" }).catch(() => null);
+  if (response?.ok && (await response.json()).username === null) location.reload();
+}
+
+export async function loadSession() {
+  const found = await (await send("console/api/session", {})).json();
+  session.needsLogin = found.needs_login;
+  session.username = found.username;
+  session.csrfToken = found.csrf_token;
+}
+
+const json = (body) => ({ method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } });
+export const logIn = (username, password) => send("console/api/login", json({ username, password }));
+export const logOut = () => send("console/api/logout", { method: "POST" });
 
 const segment = encodeURIComponent;
 

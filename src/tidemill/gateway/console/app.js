@@ -3,6 +3,7 @@
 // A view is a function (place) -> element. place: parts and query of the address, `signal` that is aborted when the view
 // is left; everything a view starts (requests, listeners, timers) hangs on that signal.
 
+import { leaveIfOver, loadSession, logOut, session } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { infoDialog } from "./dialog.js";
 import { count } from "./format.js";
@@ -13,6 +14,7 @@ import { go, href, parse } from "./router.js";
 import { brokersView } from "./views/brokers.js";
 import { groupView } from "./views/group.js";
 import { groupsView } from "./views/groups.js";
+import { loginView } from "./views/login.js";
 import { overviewView } from "./views/overview.js";
 import { rebalancesView } from "./views/rebalances.js";
 import { topicView } from "./views/topic.js";
@@ -95,6 +97,7 @@ function watchConnection() {
         h("button", { type: "button", onclick: () => live.retryNow() }, "Try now"));
     }
     banner.hidden = !isLost;
+    if (isLost) leaveIfOver();
     showSeconds();
   };
   setInterval(() => !banner.hidden && showSeconds(), 500);
@@ -154,11 +157,38 @@ function bindKeys() {
   listen();
 }
 
-buildNavigation();
-setUpTheme();
-bindKeys();
-watchConnection();
-watchTotals();
-live.start();
-addEventListener("hashchange", render);
-render();
+function showUser() {
+  if (session.username === null) return;
+  const leave = async () => {
+    // Also when the gateway does not answer: then the next page says so.
+    await logOut().catch(() => null);
+    location.reload();
+  };
+  fill(document.getElementById("user"), h("span", { class: "user-name", title: session.username }, session.username),
+    h("button", { type: "button", class: "quiet", id: "log-out", onclick: leave }, "Log out"));
+}
+
+async function begin() {
+  setUpTheme();
+  try {
+    await loadSession();
+  } catch (error) {
+    // The console shows that the gateway is away, and goes on when it is back.
+    console.error(error);
+  }
+  if (session.needsLogin && session.username === null) {
+    document.body.classList.add("logged-out");
+    fill(main, loginView());
+    return;
+  }
+  showUser();
+  buildNavigation();
+  bindKeys();
+  watchConnection();
+  watchTotals();
+  live.start();
+  addEventListener("hashchange", render);
+  render();
+}
+
+begin();

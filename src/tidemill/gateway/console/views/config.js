@@ -58,7 +58,7 @@ export function configTab({ name, topic, query, signal }) {
     ],
     load: loadFrom(() => (topic.info?.configs ?? []).filter((row) => !place.changed || isSetHere(row)), ["name", "value"]),
     open: (row) => !row.is_read_only && edit(row),
-    empty: (text) => (text ? emptyState(`No configuration matches “${text}”.`) : place.changed ? emptyState("Nothing is set for this topic: it follows the brokers' defaults.") : emptyState("No configuration is known yet.")),
+    empty: (text) => (text ? emptyState(`No configuration matches “${text}”.`) : place.changed ? emptyState("Nothing is set for this topic: it follows the brokers' defaults.") : emptyState(topic.info?.configs === null ? "This user may not see the configuration." : "No configuration is known yet.")),
   });
   const search = searchBox("Search configuration", place.q, (text) => {
     place.q = text;
