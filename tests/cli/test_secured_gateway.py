@@ -85,6 +85,14 @@ def test_status_listener_speaks_tls_and_the_gateway_reads_it(safe: Safe) -> None
     assert causes["is_known"] is True
 
 
+def test_doctor_recognises_the_gateway_behind_tls(safe: Safe) -> None:
+    address = f"{safe.gateway.base_url.host}:{safe.gateway.base_url.port}"
+    admin = str(safe.folder / "clients/admin.properties")
+    for words in ((), ("--command-config", admin)):
+        done = run_command(safe.broker, "doctor", "--bootstrap", address, *words)
+        assert "it speaks HTTPS, not Kafka: perhaps the gateway or a status listener" in done.out
+
+
 def test_no_secret_is_in_the_log_or_in_a_command_line(safe: Safe) -> None:
     assert safe.gateway.get("/topics", auth=("admin", safe.password)).status_code == 200
     (pid,) = gateway_pids(safe.broker)

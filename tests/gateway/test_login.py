@@ -186,6 +186,24 @@ def test_consumer_instance_is_not_there_for_another_user(alice: httpx.Client, bo
     assert alice.delete(place).status_code == 204
 
 
+@pytest.mark.parametrize(("group", "topic"), [("alices", "bobs"), ("bobs", "alices")])
+def test_consumer_instance_is_refused_what_its_user_may_not_read(
+    alice: httpx.Client, group: str, topic: str
+) -> None:
+    place = f"/consumers/{group}/instances/two"
+
+    def read() -> httpx.Response | None:
+        answer = alice.get(f"{place}/records")
+        return answer if answer.status_code != 200 else None
+
+    headers = {"Content-Type": V2}
+    assert alice.post(f"/consumers/{group}", json={"name": "two"}, headers=headers).status_code == 200
+    alice.post(f"{place}/subscription", json={"topics": [topic]}, headers=headers)
+    refused = eventually(read, "the cluster refuses")
+    assert (refused.status_code, refused.json()["error_code"]) == (403, 40301), refused.text
+    assert alice.delete(place).status_code == 204
+
+
 # --- tokens and sessions ---
 
 

@@ -144,7 +144,7 @@ class SecurityOptions:
 
     def as_user(self, username: str, password: str) -> SecurityOptions:
         """The same connection for another user."""
-        return replace(self, username=username, password=password)
+        return replace(self, username=username, password=password, token_location=None)
 
     @property
     def has_sasl(self) -> bool:

@@ -148,10 +148,15 @@ class Settings:
                     f"{origin!r} is not an origin: it should be https://HOST or http://HOST:PORT"
                 )
         security = self.security  # Errors in it are raised before anything is started.
-        if self.login is not None and not security.has_sasl:
-            raise ConfigError(
-                f"users cannot log in with security.protocol={security.protocol}: set it to SASL_SSL or SASL_PLAINTEXT"
-            )
+        if self.login is not None:
+            if not security.has_sasl:
+                raise ConfigError(
+                    f"users cannot log in with security.protocol={security.protocol}: set it to SASL_SSL or SASL_PLAINTEXT"
+                )
+            if security.mechanism == "OAUTHBEARER":
+                raise ConfigError(
+                    "users cannot log in with sasl.mechanism=OAUTHBEARER, which has no passwords: use SCRAM-SHA-512"
+                )
 
     @property
     def security(self) -> SecurityOptions:

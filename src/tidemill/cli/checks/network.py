@@ -85,6 +85,12 @@ class Network:
         return ok(check, f"speaks Kafka, connected in {connect_s * 1000:.1f} ms")
 
     def _other_language(self, check: str, address: Address, reason: str) -> Finding:
+        if self._speaks_tls(address) and self._speaks_http(address, has_tls=True):
+            return problem(
+                check,
+                "it speaks HTTPS, not Kafka: perhaps the gateway or a status listener",
+                "give --bootstrap the broker's own port (9092 unless it was changed)",
+            )
         if not self._security.has_tls and self._speaks_tls(address):
             return problem(
                 check,
@@ -114,13 +120,10 @@ class Network:
         )
 
     def _speaks_tls(self, address: Address) -> bool:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
         try:
             with (
                 socket.create_connection(address, self._timeout_s) as plain,
-                context.wrap_socket(plain, server_hostname=address.host),
+                _trusting().wrap_socket(plain, server_hostname=address.host),
             ):
                 return True
         except ssl.SSLError as error:
@@ -129,12 +132,15 @@ class Network:
         except OSError:
             return False
 
-    def _speaks_http(self, address: Address) -> bool:
+    def _speaks_http(self, address: Address, *, has_tls: bool = False) -> bool:
         request = f"GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
         try:
-            with socket.create_connection(address, self._timeout_s) as plain:
-                plain.sendall(request.encode())
-                return plain.recv(_PROBE_BYTES).startswith(b"HTTP/")
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(socket.create_connection(address, self._timeout_s))
+                if has_tls:
+                    sock = stack.enter_context(_trusting().wrap_socket(sock, server_hostname=address.host))
+                sock.sendall(request.encode())
+                return sock.recv(_PROBE_BYTES).startswith(b"HTTP/")
         except OSError:
             return False
 
@@ -251,3 +257,11 @@ def is_loopback(host: str) -> bool:
 
 def _all_loopback(numbers: Iterable[str]) -> bool:
     return all(ipaddress.ip_address(number.partition("%")[0]).is_loopback for number in numbers)
+
+
+def _trusting() -> ssl.SSLContext:
+    """For finding out what a peer speaks. Nothing is sent that would matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

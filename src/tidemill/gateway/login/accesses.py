@@ -27,8 +27,10 @@ from tidemill.gateway.login.sessions import Session, Sessions
 from tidemill.gateway.login.throttle import LoginThrottle
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Credentials, Settings
+from tidemill.tls.refusals import RefusalLog
 
 _TEND_S = 1.0
+_ASK_AGAIN_S = 5.0
 _NAME_CHARACTERS_MAX = 100
 
 _log = logging.getLogger("tidemill.gateway.login")
@@ -50,6 +52,7 @@ class Accesses:
         self._settings = settings
         self._limits = settings.login
         self.sessions = sessions
+        self._refusals = RefusalLog(_log)
         self.throttle = LoginThrottle(self._limits.wait_s_max)
         # The one that was unused longest is the first.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -69,7 +72,7 @@ class Accesses:
             await self._verified(owner, credentials, address)
             entry = self._entries.get(owner)
             if entry is None:
-                raise credentials_refused()
+                raise _too_many_users()
         self._entries.move_to_end(owner)
         entry.requests += 1
         try:
@@ -142,7 +145,8 @@ class Accesses:
             is_success = True
         except CredentialsRefused:
             is_success = False
-            _log.warning("log-in of user %s from %s refused", shown(credentials.username), address)
+            line = f"log-in of user {shown(credentials.username)} from {shown(address)} is refused"
+            self._refusals.tell(line, time.monotonic())
             raise credentials_refused() from None
         except TidemillError as error:
             raise problem_of(error) from None
@@ -157,7 +161,10 @@ class Accesses:
             self.revoke(owner)
             raise credentials_refused() from None
         except TidemillError:
-            # The cluster cannot say now; the caller's own request finds out. It is asked again soon.
+            # The cluster cannot say now, and the caller's own request finds out. It is asked again soon.
+            entry.verified_s = (
+                time.monotonic() - self._limits.verified_s + min(_ASK_AGAIN_S, self._limits.verified_s)
+            )
             return
         entry.verified_s = time.monotonic()
 
@@ -171,7 +178,7 @@ class Accesses:
         if len(self._entries) >= self._limits.accesses_max:
             idle = next((each for each, entry in self._entries.items() if not entry.requests), None)
             if idle is None:
-                raise Problem(503, 50301, "too many users are connected; try again later")
+                raise _too_many_users()
             self._end(idle)
         backend = Backend(self._settings.as_user(credentials), lambda: self.revoke(owner))
         await backend.open()
@@ -208,6 +215,10 @@ def _connect(settings: Settings) -> None:
         cluster.load_metadata([])
 
 
+def _too_many_users() -> Problem:
+    return Problem(503, 50301, "too many users are connected; try again later")
+
+
 def shown(name: str) -> str:
-    """A user's name for the log: in quotes, with escapes, and not too long."""
+    """What a caller has sent, for the log: in quotes, with escapes, and not too long."""
     return ascii(name[:_NAME_CHARACTERS_MAX])
