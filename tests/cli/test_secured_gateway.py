@@ -85,6 +85,24 @@ def test_status_listener_speaks_tls_and_the_gateway_reads_it(safe: Safe) -> None
     assert causes["is_known"] is True
 
 
+def test_rebalances_of_groups_that_a_user_may_not_see_are_left_out(safe: Safe) -> None:
+    admin = ("--command-config", str(safe.folder / "clients/admin.properties"))
+    password = safe.folder / "clients/app.password"
+    run_command(safe.broker, "users", "add", "app", "--password-file", str(password), *admin).check()
+    run_command(safe.broker, "topics", "create", "grouped", *admin).check()
+    run_command(safe.broker, "produce", "grouped", "hello", *admin).check()
+    words = ("grouped", "--group", "watched", "--from", "beginning", "--max", "1")
+    run_command(safe.broker, "consume", *words, *admin).check()
+
+    def groups(*who: str) -> set[str]:
+        answer = safe.gateway.get("/console/api/rebalances", auth=httpx.BasicAuth(*who)).json()
+        assert answer["is_known"] is True
+        return {each["group_id"] for each in answer["items"]}
+
+    eventually(lambda: "watched" in groups("admin", safe.password), "the rebalance is known")
+    assert groups("app", password.read_text().strip()) == set()
+
+
 def test_doctor_recognises_the_gateway_behind_tls(safe: Safe) -> None:
     address = f"{safe.gateway.base_url.host}:{safe.gateway.base_url.port}"
     admin = str(safe.folder / "clients/admin.properties")

@@ -107,6 +107,14 @@ def test_wrong_password_and_unknown_user_get_the_same_401(gateway: Gateway, name
     assert answer.json()["message"] == "the cluster does not know this user with this password"
 
 
+def test_wrong_password_is_refused_while_the_user_is_connected(gateway: Gateway, alice: httpx.Client) -> None:
+    assert alice.get("/topics").status_code == 200
+    with _caller(gateway) as client:
+        assert client.get("/topics", auth=("alice", PASSWORD + "x")).status_code == 401
+        assert client.get("/topics", auth=("alice", PASSWORD[:-1])).status_code == 401
+    assert alice.get("/topics").status_code == 200
+
+
 @pytest.mark.parametrize(
     "value",
     [
