@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.certificates import Authority
 from tests.gateway.conftest import Gateway, start_gateway
-from tests.secured import start_secured
+from tests.secured import Issuer, start_secured
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.producer import Producer
@@ -32,6 +32,7 @@ class SecuredCluster:
     authority: Path
     certificate: Path
     admin: Admin
+    issuer: Issuer
 
     @property
     def security(self) -> SecurityAdmin:
@@ -62,10 +63,10 @@ class SecuredCluster:
             producer.add(name, value.encode())
         producer.flush()
 
-    def settings(self, login: LoginLimits | None = None) -> Settings:
+    def settings(self, login: LoginLimits | None = None, mechanism: str = "SCRAM-SHA-512") -> Settings:
         options = {
             "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.mechanism": mechanism,
             "ssl.truststore.location": str(self.authority),
         }
         return Settings(bootstrap=self.bootstrap, client_options=options, login=login or LoginLimits())
@@ -83,10 +84,14 @@ class SecuredCluster:
 def secured_cluster(folder: Path) -> Iterator[SecuredCluster]:
     authority = Authority(folder)
     certificate = authority.issue("broker")
+    issuer = Issuer(folder)
     settings = {
         "listeners": "SASL_SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
         "inter.broker.listener.name": "PLAINTEXT",
-        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
+        "sasl.oauthbearer.jwks.endpoint.url": f"file://{issuer.jwks}",
+        "sasl.oauthbearer.expected.audience": "tidemill",
+        "sasl.oauthbearer.expected.issuer": "tests",
         "ssl.keystore.location": str(certificate),
         "ssl.truststore.location": str(authority.path),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -97,5 +102,5 @@ def secured_cluster(folder: Path) -> Iterator[SecuredCluster]:
     broker, addresses = start_secured(folder, settings)
     with broker, Cluster(addresses["PLAINTEXT"]) as cluster:
         yield SecuredCluster(
-            addresses["SASL_SSL"], addresses["PLAINTEXT"], authority.path, certificate, Admin(cluster)
+            addresses["SASL_SSL"], addresses["PLAINTEXT"], authority.path, certificate, Admin(cluster), issuer
         )

@@ -348,6 +348,39 @@ def test_log_out_ends_the_event_streams_of_the_session(gateway: Gateway) -> None
         assert any(line.startswith("event:") for line in still)
 
 
+# --- tokens of the cluster's issuer ---
+
+
+def test_token_of_the_issuer_is_passed_on_to_the_cluster(cluster: SecuredCluster) -> None:
+    with start_gateway(cluster.settings(mechanism="OAUTHBEARER")) as gateway, _caller(gateway) as client:
+
+        def with_token(token: str) -> dict[str, str]:
+            return {"Authorization": f"Bearer {token}"}
+
+        good = cluster.issuer.token("alice")
+        assert client.get("/topics", headers=with_token(good)).json() == ["alices"]
+        produced = client.post("/v1/topics/alices/produce", json={"value": "x"}, headers=with_token(good))
+        assert produced.json()["written"] == 1
+        assert client.get("/topics/bobs", headers=with_token(good)).status_code == 403
+        header, payload, signature = good.split(".")
+        others = cluster.issuer.token("bob").split(".")[1]
+        for bad in (
+            cluster.issuer.token("alice", audience="another"),
+            cluster.issuer.token("alice", lifetime_s=-600),
+            f"{header}.{others}.{signature}",
+            f"{header}.{payload}.",
+            "nonsense",
+            "a.b.c",
+        ):
+            assert client.get("/topics", headers=with_token(bad)).status_code == 401, bad
+        refused = client.get("/topics", auth=("alice", PASSWORD))
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        login = client.post("/console/api/login", json={"username": "-", "password": good})
+        assert login.json()["username"] == "alice"
+        assert client.get("/topics").json() == ["alices"]
+
+
 # --- rights that change ---
 
 

@@ -139,6 +139,18 @@ def test_session_that_is_not_used_expires(sessions: Sessions) -> None:
     assert sessions.find(opened.text, Kind.COOKIE, 60.0) is None
 
 
+def test_session_in_use_expires_at_its_age(sessions: Sessions) -> None:
+    opened = sessions.open(ALICE, Kind.COOKIE, 0.0)
+    sessions.open(ALICE, Kind.COOKIE, 280.0)
+    assert sessions.find(opened.text, Kind.COOKIE, 50.0) is opened
+    for now_s in range(100, 300, 50):
+        assert sessions.expire(now_s) == []
+        assert sessions.find(opened.text, Kind.COOKIE, now_s) is opened
+    assert sessions.find(opened.text, Kind.COOKIE, 299.0) is opened
+    assert sessions.expire(300.0) == [opened]
+    assert len(sessions) == 1
+
+
 def test_session_of_another_gateway_is_not_known(sessions: Sessions) -> None:
     other = Sessions(LoginLimits(), random.Random(8).randbytes)
     assert sessions.find(other.open(ALICE, Kind.COOKIE, 0.0).text, Kind.COOKIE, 0.0) is None

@@ -103,6 +103,8 @@ class SecurityOptions:
     username: str = ""
     password: str = field(default="", repr=False)
     token_source: TokenSource | None = None
+    # The token of OAUTHBEARER itself, instead of a source.
+    token: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, needs_login: bool = True) -> SecurityOptions:
@@ -143,8 +145,10 @@ class SecurityOptions:
         )
 
     def as_user(self, username: str, password: str) -> SecurityOptions:
-        """The same connection for another user."""
-        return replace(self, username=username, password=password, token_location=None)
+        """The same connection for another user. With OAUTHBEARER the password is the user's token."""
+        if self.mechanism == oauthbearer.MECHANISM:
+            return replace(self, token=password, token_source=None)
+        return replace(self, username=username, password=password)
 
     @property
     def has_sasl(self) -> bool:
@@ -202,7 +206,9 @@ class SecurityOptions:
         """Log in. Returns the seconds that the session lasts, None when it has no end."""
         if self.mechanism is None:
             return None
-        if self.token_source is None:
+        if self.token:
+            login = ClientLogin(self.mechanism, token=self.token)
+        elif self.token_source is None:
             login = ClientLogin(self.mechanism, self.username, self.password)
         else:
             login = ClientLogin(self.mechanism, token=self.token_source.token().value)
@@ -292,6 +298,8 @@ def _login(protocol: str, values: Mapping[str, str | None], needs_login: bool) -
     if mechanism not in sasl.MECHANISMS:
         raise ConfigError(f"sasl.mechanism={mechanism} is not supported; use {', '.join(sasl.MECHANISMS)}")
     if mechanism == oauthbearer.MECHANISM:
+        if values["token_url"] is None and not needs_login:
+            return mechanism, "", "", None
         return mechanism, "", "", _token_source(values)
     username, password = values["username"], values["password"]
     if values["jaas"] is not None:

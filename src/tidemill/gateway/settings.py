@@ -15,8 +15,10 @@ It may be a coroutine function too. `load_authenticate("module:function")` finds
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -25,7 +27,11 @@ from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.security import PREFIXES, SecurityOptions
 from tidemill.config.listeners import is_loopback
 from tidemill.errors import ConfigError
+from tidemill.security import oauthbearer
 from tidemill.tls.settings import TlsSettings
+
+# How long librdkafka uses a token before it asks for one again.
+_TOKEN_S = 3600.0
 
 Authenticate = Callable[[Headers, Scope], str | Awaitable[str]]
 
@@ -106,7 +112,7 @@ class LoginLimits:
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user of the cluster with the password, which no `repr` shows."""
+    """A user of the cluster with the password, or with OAUTHBEARER the token, which no `repr` shows."""
 
     username: str
     password: str = field(repr=False)
@@ -148,15 +154,10 @@ class Settings:
                     f"{origin!r} is not an origin: it should be https://HOST or http://HOST:PORT"
                 )
         security = self.security  # Errors in it are raised before anything is started.
-        if self.login is not None:
-            if not security.has_sasl:
-                raise ConfigError(
-                    f"users cannot log in with security.protocol={security.protocol}: set it to SASL_SSL or SASL_PLAINTEXT"
-                )
-            if security.mechanism == "OAUTHBEARER":
-                raise ConfigError(
-                    "users cannot log in with sasl.mechanism=OAUTHBEARER, which has no passwords: use SCRAM-SHA-512"
-                )
+        if self.login is not None and not security.has_sasl:
+            raise ConfigError(
+                f"users cannot log in with security.protocol={security.protocol}: set it to SASL_SSL or SASL_PLAINTEXT"
+            )
 
     @property
     def security(self) -> SecurityOptions:
@@ -172,15 +173,25 @@ class Settings:
         limits = replace(self.limits, asks_max=self.login.user_asks_max)
         return replace(self, login=None, user=user, limits=limits)
 
-    def client_config(self) -> dict[str, str]:
+    @property
+    def has_tokens(self) -> bool:
+        """Whether users of the cluster have tokens (OAUTHBEARER) and no passwords."""
+        return self.security.mechanism == oauthbearer.MECHANISM
+
+    def client_config(self) -> dict[str, Any]:
         """The options of confluent-kafka that say where the cluster is and how to log in."""
         addresses = ",".join(str(address) for address in parse_bootstrap(self.bootstrap))
-        return {
+        security = self.security
+        config: dict[str, Any] = {
             "bootstrap.servers": addresses,
             # Metrics of clients (KIP-714) are for users of the cluster; the gateway is part of it.
             "enable.metrics.push": "false",
-            **self.security.librdkafka_options(),
+            **security.librdkafka_options(),
         }
+        if security.token:
+            # The cluster knows when the token expires; librdkafka needs to be given a time.
+            config["oauth_cb"] = lambda _: (security.token, time.time() + _TOKEN_S)
+        return config
 
     @property
     def is_local(self) -> bool:

@@ -3,7 +3,7 @@
 A caller shows one of these:
 
     Authorization: Basic …        user and password of the cluster
-    Authorization: Bearer …       a token of `POST /v1/login`
+    Authorization: Bearer …       a token of `POST /v1/login`, or with OAUTHBEARER a token of the cluster's issuer
     Cookie: tidemill_session_…    a session of the console
 
 The scope then has the caller's `access` and `session_id`. Without any, or with a wrong one, the answer is 401. Its
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import json
 import time
 from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
@@ -38,6 +40,7 @@ _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _REALM = 'realm="Tidemill"'
 _PROGRAMS, _PAGES = f'Basic {_REALM}, charset="UTF-8"', f"Bearer {_REALM}"
 _CREDENTIAL_CHARACTERS_MAX = 1024
+_TOKEN_CHARACTERS_MAX = 16 * 1024
 OPEN_PATHS = frozenset(
     ("/healthz", "/docs", "/openapi.json", "/v1/login", "/console/api/login", "/console/api/session")
 )
@@ -52,6 +55,7 @@ class LoginGate:
     def __init__(self, app: ASGIApp, settings: Settings, console_paths: Collection[str]) -> None:
         self._app = app
         self._settings = settings
+        self._has_tokens = settings.has_tokens
         self._open_paths = OPEN_PATHS | frozenset(console_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +63,8 @@ class LoginGate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        challenging = _challenging(send, _challenge(scope["path"], headers))
+        challenge = _PAGES if self._has_tokens else _challenge(scope["path"], headers)
+        challenging = _challenging(send, challenge)
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
         if scope["path"] in self._open_paths or is_preflight:
             await self._app(scope, receive, challenging)
@@ -81,14 +86,18 @@ class LoginGate:
         if authorization is not None:
             scheme, _, rest = authorization.decode("latin-1").partition(" ")
             match scheme.lower():
-                case "basic":
+                case "basic" if not self._has_tokens:
                     return _Caller(basic_credentials(rest))
                 case "bearer":
-                    session = accesses.sessions.find(rest.strip(), Kind.BEARER, now_s)
-                    if session is None:
-                        raise Problem(401, 40101, "the token is not known, or it has expired")
-                    return _Caller(session.credentials, session)
-            raise Problem(401, 40101, "Authorization is Basic or Bearer here")
+                    token = rest.strip()
+                    session = accesses.sessions.find(token, Kind.BEARER, now_s)
+                    if session is not None:
+                        return _Caller(session.credentials, session)
+                    if self._has_tokens:
+                        return _Caller(token_credentials(token))
+                    raise Problem(401, 40101, "the token is not known, or it has expired")
+            kinds = "Bearer, with a token," if self._has_tokens else "Basic or Bearer"
+            raise Problem(401, 40101, f"Authorization is {kinds} here")
         session = session_in(accesses, headers, self._settings, now_s)
         if session is None:
             raise Problem(401, 40101, "a log-in with a user of the cluster is needed")
@@ -144,6 +153,19 @@ def basic_credentials(encoded: str) -> Credentials:
     if not separator:
         raise Problem(401, 40101, "Authorization has no password")
     return checked_credentials(name, password)
+
+
+def token_credentials(token: str) -> Credentials:
+    """Of the bearer of a token. The cluster decides whether it is good; the name is for people and decides nothing."""
+    if not token or not token.isascii() or not token.isprintable() or len(token) > _TOKEN_CHARACTERS_MAX:
+        raise credentials_refused()
+    name = "the bearer of a token"
+    with contextlib.suppress(IndexError, ValueError):
+        payload = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        if isinstance(claims, dict):
+            name = str(claims.get("sub") or name)[:_CREDENTIAL_CHARACTERS_MAX]
+    return Credentials(name, token)
 
 
 def checked_credentials(name: str, password: str) -> Credentials:

@@ -21,7 +21,13 @@ from tidemill.gateway.http.bodies import read_json_object
 from tidemill.gateway.http.formats import invalid
 from tidemill.gateway.http.openapi import BOOLEAN, INTEGER, STRING, Part, nullable, obj
 from tidemill.gateway.login.accesses import Accesses
-from tidemill.gateway.login.gate import address_of, checked_credentials, cookie_name, session_in
+from tidemill.gateway.login.gate import (
+    address_of,
+    checked_credentials,
+    cookie_name,
+    session_in,
+    token_credentials,
+)
 from tidemill.gateway.login.sessions import Kind, Session, Sessions
 from tidemill.gateway.problems import Problem
 from tidemill.gateway.settings import Settings
@@ -144,7 +150,9 @@ async def _log_in(request: Request, kind: Kind) -> Session:
     for name in body:
         if name not in ("username", "password"):
             raise invalid(f"the body has an unrecognized field: {name[:50]}")
-    credentials = checked_credentials(_text(body, "username"), _text(body, "password"))
+    name, password = _text(body, "username"), _text(body, "password")
+    has_tokens = _settings(request).has_tokens
+    credentials = token_credentials(password) if has_tokens else checked_credentials(name, password)
     async with accesses.using(credentials, address_of(request.scope, _settings(request))):
         return accesses.sessions.open(credentials, kind, time.monotonic())
 

@@ -23,6 +23,7 @@ from tidemill.gateway.settings import Credentials, LoginLimits
 
 _ID_BYTES = 32
 _SEPARATOR = "."
+_EXPIRED_AT_ONCE = 100
 
 
 class Kind(StrEnum):
@@ -50,6 +51,8 @@ class Sessions:
         self._secret = random_bytes(32)
         # The one that was unused longest is the first.
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        # In the order of their opening.
+        self._opened: dict[str, Session] = {}
         self._by_owner: dict[str, OrderedDict[str, None]] = {}
 
     def __len__(self) -> int:
@@ -79,7 +82,7 @@ class Sessions:
             session_id + _SEPARATOR + self._sign(kind, session_id.encode()),
             self._sign("csrf", session_id.encode()),
         )
-        self._sessions[session_id] = session
+        self._sessions[session_id] = self._opened[session_id] = session
         self._by_owner.setdefault(owner, own)[session_id] = None
         return session
 
@@ -92,7 +95,7 @@ class Sessions:
         session = self._sessions.get(session_id)
         if session is None:
             return None
-        if self._is_over(session, now_s):
+        if self._is_idle(session, now_s) or self._is_old(session, now_s):
             self.revoke(session_id)
             return None
         session.used_s = now_s
@@ -103,6 +106,7 @@ class Sessions:
     def revoke(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            del self._opened[session_id]
             own = self._by_owner[session.owner]
             del own[session_id]
             if not own:
@@ -114,20 +118,25 @@ class Sessions:
             self.revoke(session_id)
 
     def expire(self, now_s: float) -> list[Session]:
-        """Those that are over, which are dropped."""
-        over = [session for session in self._sessions.values() if self._is_over(session, now_s)]
-        for session in over:
-            self.revoke(session.id)
+        """Those that are over, which are dropped. Both tables have the first to go at the front, so few are looked at."""
+        over: list[Session] = []
+        for table, is_over in ((self._sessions, self._is_idle), (self._opened, self._is_old)):
+            while table and len(over) < _EXPIRED_AT_ONCE:
+                first = next(iter(table.values()))
+                if not is_over(first, now_s):
+                    break
+                self.revoke(first.id)
+                over.append(first)
         return over
 
     def is_csrf_token(self, session: Session, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "replace"), session.csrf_token.encode())
 
-    def _is_over(self, session: Session, now_s: float) -> bool:
-        return (
-            now_s - session.used_s >= self._limits.session_idle_s
-            or now_s - session.opened_s >= self._limits.session_s_max
-        )
+    def _is_idle(self, session: Session, now_s: float) -> bool:
+        return now_s - session.used_s >= self._limits.session_idle_s
+
+    def _is_old(self, session: Session, now_s: float) -> bool:
+        return now_s - session.opened_s >= self._limits.session_s_max
 
     def _sign(self, purpose: str, data: bytes) -> str:
         return hmac.digest(self._secret, purpose.encode() + b":" + data, hashlib.sha256).hex()
