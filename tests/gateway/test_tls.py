@@ -85,7 +85,7 @@ def test_garbage_costs_one_log_line_and_many_of_it_no_flood(
     assert gateway.client.get("/healthz").status_code == 200
 
 
-def test_silent_connections_keep_nobody_out(gateway: Gateway) -> None:
+def test_silent_handshakes_do_not_block_other_connections(gateway: Gateway) -> None:
     silent = [socket.create_connection((gateway.host, gateway.port)) for _ in range(400)]
     try:
         assert _serial(gateway)
