@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.broker.authorized_node import Authorized, authorized_node
 from tests.unit.broker.replica_world import World
 
 
@@ -20,3 +22,9 @@ def make_world() -> Iterator[Callable[..., World]]:
     yield make
     for world in worlds:
         world.close()
+
+
+@pytest.fixture
+async def authorized(tmp_path: Path) -> AsyncIterator[Authorized]:
+    async with authorized_node(tmp_path) as served:
+        yield served

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from tests.unit.broker.node_client import group_config
-from tidemill.broker.net.network import Part, Reply
-from tidemill.broker.node import Node
+from tests.unit.broker.authorized_node import (
+    ADMIN,
+    ALICE,
+    CLUSTER_ACTION,
+    CLUSTER_TYPE,
+    CONTROLLER,
+    CREATE,
+    DESCRIBE,
+    GROUP,
+    LIMIT_S,
+    LISTENER,
+    MALLORY,
+    PUBLIC,
+    READ,
+    SECRET,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    WRITE,
+    Authorized,
+)
 from tidemill.broker.requests import authorization, dispatch
-from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests.dispatch import TABLE
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
-from tidemill.protocol import api as apis
 from tidemill.protocol.api import (
     admin,
     brokers,
@@ -30,129 +45,16 @@ from tidemill.protocol.api import (
     transactions,
 )
 from tidemill.protocol.declarations import ArrayOf, Primitive, Struct, StructType, field_specs
-from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
+from tidemill.protocol.frames import LENGTH_BYTES, request_frame
 from tidemill.protocol.schema import Request
 from tidemill.security.principals import Principal
 
-ADMIN, ALICE, MALLORY = Principal.user("admin"), Principal.user("alice"), Principal.user("mallory")
-SECRET, PUBLIC = "secret", "public"
-LISTENER, CONTROLLER = "PLAINTEXT", "CONTROLLER"
-LIMIT_S = 30.0
 DENIED = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-READ, WRITE, CREATE, DESCRIBE, CLUSTER_ACTION = 3, 4, 5, 8, 9
-TOPIC, GROUP, CLUSTER_TYPE, TRANSACTIONAL_ID = 2, 3, 4, 5
-
-
-class _Reply:
-    def __init__(self) -> None:
-        self.sent: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def send(self, parts: Sequence[Part]) -> None:
-        self.sent.set_result(b"".join(cast(Sequence[bytes], parts)))
-
-
-class _Peer:
-    """A connection that has proven who it is."""
-
-    peer = "10.0.0.9:5000"
-    local_address = ("127.0.0.1", 9092)
-    received_s = 0.0
-
-    def __init__(self, principal: Principal, listener_name: str = LISTENER) -> None:
-        self.principal = principal
-        self.listener_name = listener_name
-        self.closed_because: str | None = None
-        self.close_callbacks: list[Callable[[], None]] = []
-        self.replies: list[_Reply] = []
-
-    @property
-    def is_closed(self) -> bool:
-        return self.closed_because is not None
-
-    def mark_as_node(self) -> None: ...
-    def mark_as_authenticated(self) -> None: ...
-    def mute_for(self, throttle_ms: int) -> None: ...
-
-    def expect_reply(self) -> Reply:
-        self.replies.append(_Reply())
-        return self.replies[-1]
-
-    def close(self, reason: str | None) -> None:
-        self.closed_because = reason or "closed"
-        for reply in self.replies:
-            if not reply.sent.done():
-                reply.sent.set_result(b"")
-
-
-class Authorized:
-    """A node with an authorizer, and requests of anybody to it."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self._dispatcher = Dispatcher(node.broker, {LISTENER: Scope.BOTH, CONTROLLER: Scope.CONTROLLER})
-
-    async def ask(
-        self, principal: Principal, request: Request, version: int | None = None, *, listener: str = LISTENER
-    ) -> Any:
-        """The response; None when the connection was closed instead."""
-        number = TABLE[request.api_key].versions.max if version is None else version
-        peer = _Peer(principal, listener)
-        frame = request_frame(request, number, 7, "client")
-        self._dispatcher.dispatch(peer, memoryview(bytes(frame[LENGTH_BYTES:])))
-        if peer.is_closed:
-            return None
-        async with asyncio.timeout(LIMIT_S):
-            raw = await peer.replies[0].sent
-        if not raw:
-            return None
-        return parse_response(apis.RESPONSES[request.api_key], number, memoryview(raw)[LENGTH_BYTES:])[1]
-
-    async def allow(
-        self, operation: int, kind: int, name: str, principal: str = "User:alice", **more: Any
-    ) -> None:
-        fields: dict[str, Any] = {
-            "resource_type": kind,
-            "resource_name": name,
-            "principal": principal,
-            "host": "*",
-            "operation": operation,
-            "permission_type": 3,
-        }
-        creation = security.AclCreation(**(fields | more))
-        response = await self.ask(ADMIN, security.CreateAclsRequest(creations=[creation]))
-        assert [result.error_code for result in response.results] == [0]
-
-    def topic_id(self, name: str) -> bytes:
-        return self.node.broker.image.topics_by_name[name].id
-
-
-@pytest.fixture
-async def authorized(tmp_path: Path) -> AsyncIterator[Authorized]:
-    config = group_config(
-        tmp_path,
-        listeners="PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0",
-        controller_listener_names=CONTROLLER,
-        authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        super_users="User:admin",
-    )
-    node = Node(config)
-    await node.start()
-    try:
-        served = Authorized(node)
-        topics = [
-            admin.CreatableTopic(name=name, num_partitions=1, replication_factor=1)
-            for name in (SECRET, PUBLIC)
-        ]
-        created = await served.ask(ADMIN, admin.CreateTopicsRequest(topics=topics, timeout_ms=10_000))
-        assert [topic.error_code for topic in created.topics] == [0, 0]
-        yield served
-    finally:
-        await node.stop()
 
 
 # --- the table ---
