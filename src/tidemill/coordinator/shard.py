@@ -9,7 +9,7 @@ machine and log see it at the same place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidemill.errors import ApiError, ErrorCode
@@ -41,6 +41,8 @@ class Caller:
     client_id: str = ""
     client_host: str = ""
     api_version: int = 0
+    # Whether the client may describe a topic; None without an authorizer.
+    sees_topic: Callable[[str], bool] | None = field(default=None, compare=False)
 
 
 class PartitionLog(ReplicatedLog[RawRecord], Protocol):

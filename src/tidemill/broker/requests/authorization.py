@@ -10,6 +10,7 @@ So a principal with ClusterAction on the cluster is not checked further there.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,10 @@ class Split:
 
     fields: Callable[[int], str]
     error_of: EntryError
+    # A refused entry as the refusal shows it.
+    shown: Callable[[_Asked, Any], Any] = lambda _, entry: entry
+    # Whether the handler is called although no entry is allowed: its error about the whole request comes first.
+    asks_anyway: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +142,13 @@ def _each_transactional_id(operation: Operation, field: str) -> Split:
     return Split(lambda _: field, error_of)
 
 
-def _each_config(operation: Operation) -> Split:
+def _each_config(operation: Operation, *, refuses_loggers: bool = False) -> Split:
+    """An API that refuses all loggers does so whatever the principal may do."""
+
     def error_of(asked: _Asked, entry: Any) -> ErrorCode:
         access, name = asked.access, entry.resource_name
+        if refuses_loggers and entry.resource_type == ConfigType.BROKER_LOGGER:
+            return ErrorCode.NONE
         if entry.resource_type == ConfigType.TOPIC:
             allowed = access.topic(operation, name)
             source = asked.broker.image.source_of(name)
@@ -161,6 +170,27 @@ def _created(asked: _Asked, entry: Any) -> ErrorCode:
     sources = [config.value for config in entry.configs if config.name == VIEW_SOURCE and config.value]
     allowed = allowed and all(access.topic(Operation.READ, source) for source in sources)
     return ErrorCode.NONE if allowed else TOPIC_DENIED
+
+
+def _deleted(asked: _Asked, entry: Any) -> ErrorCode:
+    """As Kafka: a topic that may be described may also be found missing."""
+    access, names = asked.access, asked.topic_names(entry)
+    if access.cluster(Operation.DELETE, quiet=True):
+        return ErrorCode.NONE
+    if not all(access.topic(Operation.DESCRIBE, name) for name in names):
+        return TOPIC_DENIED
+    known = asked.broker.image.topics_by_name
+    allowed = all(access.topic(Operation.DELETE, name) for name in names if name in known)
+    return ErrorCode.NONE if allowed else TOPIC_DENIED
+
+
+def _with_visible_name(asked: _Asked, entry: Any) -> Any:
+    """A topic that was named by its id has its name in the answer when it may be described."""
+    if isinstance(entry, str) or entry.name is not None:
+        return entry
+    names = asked.topic_names(entry)
+    is_visible = all(asked.access.topic(Operation.DESCRIBE, name, quiet=True) for name in names)
+    return replace(entry, name=names[0]) if names and is_visible else entry
 
 
 def _epoch_end(asked: _Asked, entry: Any) -> ErrorCode:
@@ -227,7 +257,8 @@ NEEDS: dict[int, Need] = {
         "DeleteTopics": Need(
             split=Split(
                 lambda version: "topics" if version >= _DELETE_BY_ID_SINCE else "topic_names",
-                _each_topic(Operation.DELETE).error_of,
+                _deleted,
+                _with_visible_name,
             )
         ),
         "DeleteRecords": Need(split=_each_topic(Operation.DELETE)),
@@ -244,7 +275,7 @@ NEEDS: dict[int, Need] = {
         "CreateAcls": _ALTER,
         "DeleteAcls": _ALTER,
         "DescribeConfigs": Need(split=_each_config(Operation.DESCRIBE_CONFIGS)),
-        "AlterConfigs": Need(split=_each_config(Operation.ALTER_CONFIGS)),
+        "AlterConfigs": Need(split=_each_config(Operation.ALTER_CONFIGS, refuses_loggers=True)),
         "AlterReplicaLogDirs": _ALTER,
         "DescribeLogDirs": Need(in_handler="Describe on the cluster, or an empty answer"),
         "SaslAuthenticate": _OPEN,
@@ -254,7 +285,9 @@ NEEDS: dict[int, Need] = {
         "IncrementalAlterConfigs": Need(split=_each_config(Operation.ALTER_CONFIGS)),
         "AlterPartitionReassignments": _ALTER,
         "ListPartitionReassignments": _DESCRIBE,
-        "OffsetDelete": Need((_group(Operation.DELETE),), _each_topic(Operation.READ)),
+        "OffsetDelete": Need(
+            (_group(Operation.DELETE),), dataclasses.replace(_each_topic(Operation.READ), asks_anyway=True)
+        ),
         "DescribeClientQuotas": Need((_cluster(Operation.DESCRIBE_CONFIGS),)),
         "AlterClientQuotas": Need((_cluster(Operation.ALTER_CONFIGS),)),
         "DescribeUserScramCredentials": _DESCRIBE,
@@ -317,14 +350,17 @@ def serve(broker: Broker, call: Call, request: Request, handler: Handler) -> Res
     allowed: list[Any] = []
     for entry in entries:
         code = need.split.error_of(asked, entry)
-        (refused.setdefault(code, []) if code else allowed).append(entry)
+        if code:
+            refused.setdefault(code, []).append(need.split.shown(asked, entry))
+        else:
+            allowed.append(entry)
     if not refused:
         return handler(broker, call, request)
     refusals = [
         error_response(replace(request, **{field: denied}), call.version, code, code.message, in_entries=True)
         for code, denied in refused.items()
     ]
-    if not allowed:
+    if not allowed and not need.split.asks_anyway:
         return merged(apis.RESPONSES[request.api_key](), refusals)
     answer = handler(broker, call, replace(request, **{field: allowed}))
     return merged(answer, refusals) if isinstance(answer, Response) else _merged_later(answer, refusals)
@@ -335,7 +371,9 @@ async def _merged_later(answer: Awaitable[Response], refusals: Sequence[Response
 
 
 def merged(answer: Response, refusals: Sequence[Response | None]) -> Response:
-    """The answer with the entries of the refusals behind its own."""
+    """The answer with the entries of the refusals behind its own; an error about the whole request stands alone."""
+    if getattr(answer, "error_code", ErrorCode.NONE):
+        return answer
     for refusal in refusals:
         assert refusal is not None, "a refused entry has a place in the response"
         for spec in field_specs(type(refusal)):

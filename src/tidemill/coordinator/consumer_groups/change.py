@@ -6,7 +6,7 @@ subscribed topics, its target) from the present group and the member that change
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup, metadata_hash
@@ -28,8 +28,17 @@ _CHANGES_NAMED_MAX = 3
 
 
 class GroupChange:
-    def __init__(self, group: ConsumerGroup, steady_ms: int, records: Iterable[Record] = ()) -> None:
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        steady_ms: int,
+        records: Iterable[Record] = (),
+        *,
+        sees_topic: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`sees_topic` tells which topics the client may describe that makes the change; None when it may all."""
         self.group = group
+        self.sees_topic = sees_topic
         self.steady_ms = steady_ms
         self.records: list[Record] = list(records)
         self.group_epoch = group.group_epoch

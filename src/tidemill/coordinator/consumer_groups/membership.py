@@ -13,7 +13,7 @@ time, `regex` resolves the group's regular expressions right after the request t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -108,7 +108,7 @@ class ConsumerMembership:
             is_resolved = is_regex_known and updated.subscribed_topic_regex in group.regexes
         else:
             is_resolved = has_new_regex
-        self._refresh_regexes(group, member, updated, change.steady_ms)
+        self._refresh_regexes(change, member, updated)
         must_bump = has_new_names or is_resolved
         if must_bump or group.changed_topics is None or group.changed_topics:
             known = replaced if replaced is not None else member
@@ -182,9 +182,8 @@ class ConsumerMembership:
 
     # Regular expressions.
 
-    def _refresh_regexes(
-        self, group: ConsumerGroup, member: ConsumerMember, updated: ConsumerMember, steady_ms: int
-    ) -> None:
+    def _refresh_regexes(self, change: GroupChange, member: ConsumerMember, updated: ConsumerMember) -> None:
+        group, steady_ms, sees_topic = change.group, change.steady_ms, change.sees_topic
         regexes = dict.fromkeys(group.subscribed_regexes)
         old, new = member.subscribed_topic_regex, updated.subscribed_topic_regex
         if old != new and group.regex_subscribers(old) == 1:
@@ -205,10 +204,15 @@ class ConsumerMembership:
         if is_due:
             group_id = group.group_id
             self.timers.set(
-                group.regex_key, steady_ms, lambda steady_ms: self._resolve_regexes(group_id, steady_ms)
+                group.regex_key,
+                steady_ms,
+                lambda steady_ms: self._resolve_regexes(group_id, sees_topic, steady_ms),
             )
 
-    def _resolve_regexes(self, group_id: str, steady_ms: int) -> Decision | None:
+    def _resolve_regexes(
+        self, group_id: str, sees_topic: Callable[[str], bool] | None, steady_ms: int
+    ) -> Decision | None:
+        """As Kafka: topics that the member whose request made it necessary may not describe are left out."""
         group = self.registry.groups.get(group_id)
         if not isinstance(group, ConsumerGroup) or not group.subscribed_regexes:
             return None
@@ -217,7 +221,8 @@ class ConsumerMembership:
         topics = set(group.subscribed_topics(forgotten_regexes=group.regexes))
         changed = []
         for regex in group.subscribed_regexes:
-            matching = frozenset(Regex(regex).matching(names))
+            found = Regex(regex).matching(names)
+            matching = frozenset(name for name in found if sees_topic is None or sees_topic(name))
             topics |= matching
             known = group.regexes.get(regex)
             if matching != (frozenset() if known is None else known.topics):

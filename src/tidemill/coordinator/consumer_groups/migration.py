@@ -241,7 +241,7 @@ class Migration(ConsumerMembership):
             subscription = decode_subscription(request.protocols[0].metadata)
         except ProtocolError:
             return Decision(reply=join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-        change = GroupChange(group, steady_ms)
+        change = GroupChange(group, steady_ms, sees_topic=caller.sees_topic)
         member, replaced = self._joining_member(change, request, member_id, is_unknown=is_unknown)
         updated = _joined(member, request, subscription, caller)
         reported = by_topic_id(subscription.owned_partitions, self.topics)

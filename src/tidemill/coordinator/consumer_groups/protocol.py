@@ -92,7 +92,7 @@ class ConsumerGroupProtocol(Migration):
         group = known if isinstance(known, ConsumerGroup) else self.open_group(known, request, records)
         self.check_room(group, request.member_id)
         reported = reported_partitions(request)
-        change = GroupChange(group, steady_ms, records)
+        change = GroupChange(group, steady_ms, records, sees_topic=caller.sees_topic)
         replaced: ConsumerMember | None = None
         if request.instance_id is None:
             member = self._dynamic_member(group, request, reported)

@@ -145,8 +145,9 @@ def _metadata(
         response.topics = _find_topics(broker, topics or (), access, refused)
     if request.include_topic_authorized_operations:
         for topic in response.topics:
-            if not topic.error_code:
-                topic.topic_authorized_operations = _topic_operations(access, topic.name or "")
+            # Also of a topic that does not exist; of one that is unknown or hidden nothing is told.
+            if topic.name is not None and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                topic.topic_authorized_operations = _topic_operations(access, topic.name)
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = _cluster_operations(access)
     return response

@@ -59,6 +59,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests import loggers
+from tidemill.broker.requests.access import Access, access_of
 from tidemill.broker.requests.authorization import merged
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.broker.requests.handlers.nodes import for_nodes
@@ -86,6 +87,7 @@ from tidemill.protocol.api.replicas import (
 from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.frames import LENGTH_BYTES, parse_request_header, response_frame
 from tidemill.protocol.schema import Request, Response, decode
+from tidemill.security.acls import Operation
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
@@ -96,16 +98,30 @@ if TYPE_CHECKING:
 @serves(admin.CreatePartitionsRequest, scope=Scope.BOTH)
 async def mutate(broker: Broker, call: Call, request: Request) -> Response:
     """The controller decides on what is within the client's quota."""
-    if call.usage is None:
-        return await ask_controller(broker, call, request)
-    admitted, refusal = within_quota(
-        broker.image, broker.config.topics.num_partitions, call.usage, call.version, request
-    )
-    if refusal is None:
-        return await ask_controller(broker, call, request)
+    admitted: Request | None = request
+    refusal: Response | None = None
+    if call.usage is not None:
+        admitted, refusal = within_quota(
+            broker.image, broker.config.topics.num_partitions, call.usage, call.version, request
+        )
     if admitted is None:
+        assert refusal is not None
         return refusal
-    return merged(await ask_controller(broker, call, admitted), [refusal])
+    response = await ask_controller(broker, call, admitted)
+    if isinstance(response, admin.CreateTopicsResponse):
+        _hide_configs(access_of(broker, call.connection), response)
+    return response if refusal is None else merged(response, [refusal])
+
+
+def _hide_configs(access: Access | None, response: admin.CreateTopicsResponse) -> None:
+    """Only a principal that may describe the configuration of its new topic sees it (KIP-525)."""
+    if access is None:
+        return
+    for topic in response.topics:
+        if not topic.error_code and not access.topic(Operation.DESCRIBE_CONFIGS, topic.name, quiet=True):
+            topic.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            topic.num_partitions = topic.replication_factor = -1
+            topic.configs = []
 
 
 @serves(admin.AlterConfigsRequest, scope=Scope.BOTH)

@@ -93,6 +93,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
@@ -209,16 +210,18 @@ def _is_share_key(key: str, api_version: int) -> bool:
     return api_version >= _SHARE_FIND_SINCE and _SHARE_KEY.fullmatch(key) is not None
 
 
-def _caller(call: Call) -> Caller:
+def _caller(broker: Broker, call: Call) -> Caller:
     # Kafka shows a client's address with a slash before it, and no port.
     host = call.connection.peer.rpartition(":")[0]
-    return Caller(call.client_id or "", f"/{host}", call.version)
+    access = access_of(broker, call.connection)
+    sees_topic = None if access is None else partial(access.topic, Operation.DESCRIBE, quiet=True)
+    return Caller(call.client_id or "", f"/{host}", call.version, sees_topic)
 
 
 def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response | Awaitable[Response]:
     """The coordinator's answer, errors included; a coroutine only when it has to be waited for."""
     try:
-        answer = broker.groups.ask(group_id, request, _caller(call))
+        answer = broker.groups.ask(group_id, request, _caller(broker, call))
     except ApiError as error:
         return error_response(request, call.version, error.code, error.message)
     if isinstance(answer, Response):
@@ -396,9 +399,31 @@ async def consumer_group_describe(
     for group_id in dict.fromkeys(request.group_ids):
         answer = await _asked(broker, call, group_id, replace(request, group_ids=[group_id]))
         merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
+    access = access_of(broker, call.connection)
+    if access is not None:
+        merged.groups = [_with_visible_topics(access, group) for group in merged.groups]
     if request.include_authorized_operations:
         _show_operations(broker, call, merged.groups)
     return merged
+
+
+def _with_visible_topics(
+    access: Access, group: ConsumerGroupDescribeDescribedGroup
+) -> ConsumerGroupDescribeDescribedGroup:
+    """The group, or an error in its place when it has a topic that the client may not describe, as in Kafka."""
+    topics = {
+        each.topic_name
+        for member in group.members
+        for assignment in (member.assignment, member.target_assignment)
+        for each in assignment.topic_partitions
+    }
+    if all(access.topic(Operation.DESCRIBE, name) for name in sorted(topics)):
+        return group
+    return ConsumerGroupDescribeDescribedGroup(
+        group_id=group.group_id,
+        error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        error_message="The group has described topic(s) that the client is not authorized to describe.",
+    )
 
 
 def _show_operations(
@@ -429,7 +454,7 @@ async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest
 async def list_groups(broker: Broker, call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     merged = ListGroupsResponse()
     try:
-        answers = await broker.groups.ask_all(request, _caller(call))
+        answers = await broker.groups.ask_all(request, _caller(broker, call))
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
     for answer in answers:

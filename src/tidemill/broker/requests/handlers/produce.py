@@ -127,8 +127,22 @@ def produce(broker: Broker, call: Call) -> None:
 
 
 def _may_use_transaction(broker: Broker, call: Call, walk: ProduceWalk) -> bool:
-    access = Access(broker, call.connection)
-    return walk.transactional_id is None or access.transactional_id(Operation.WRITE, walk.transactional_id)
+    """As Kafka: transactional batches need a transactional id with Write; an id alone needs nothing."""
+    frame = call.frame
+    is_transactional = any(
+        start >= 0 and _has_transactional_flag(frame[start:end])
+        for _, partitions in walk.topics
+        for _, start, end in partitions
+    )
+    if not is_transactional:
+        return True
+    if walk.transactional_id is None:
+        return False
+    return Access(broker, call.connection).transactional_id(Operation.WRITE, walk.transactional_id)
+
+
+def _has_transactional_flag(batch: memoryview) -> bool:
+    return len(batch) >= HEADER_SIZE and header_at(batch).is_transactional
 
 
 def _without_denied(broker: Broker, call: Call, walk: ProduceWalk) -> tuple[ProduceWalk, Results]:

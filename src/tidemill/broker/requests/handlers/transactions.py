@@ -56,6 +56,7 @@ from tidemill.protocol.coordinator_responses import (
 )
 from tidemill.protocol.schema import Response, replace
 from tidemill.security.acls import Operation
+from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
@@ -87,10 +88,14 @@ def _denied_topics(
     denied = {name for name in names if not access.topic(Operation.WRITE, name)}
     if not denied:
         return None
-    errors = {
-        tp: ErrorCode.TOPIC_AUTHORIZATION_FAILED if tp.topic in denied else ErrorCode.OPERATION_NOT_ATTEMPTED
-        for tp in added_partitions(transaction)
-    }
+
+    def error_of(tp: TopicPartition) -> ErrorCode:
+        if tp.topic in denied:
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        is_known = broker.image.partition(*tp) is not None
+        return ErrorCode.OPERATION_NOT_ATTEMPTED if is_known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    errors = {tp: error_of(tp) for tp in added_partitions(transaction)}
     return verified_response(transaction, call.version, errors)
 
 
