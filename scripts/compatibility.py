@@ -1,6 +1,7 @@
 """Writes docs/compatibility.md: which APIs are served, in which versions, and where Kafka behaves differently.
 
-The first part comes from the dispatch table, the second from the differences that `make diff-kafka` accepts. A test
+The first part comes from the dispatch table, the others from the differences that `make diff-kafka` and `make diff-acls`
+accept. A test
 compares the file with what this would write, so that it is never stale.
 """
 
@@ -16,12 +17,13 @@ from tidemill.protocol.api import API_NAMES
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "compatibility.md"
 ACCEPTED = ROOT / "bench" / "diff" / "accepted.toml"
+ACCEPTED_RIGHTS = ROOT / "bench" / "diff" / "acls" / "accepted.toml"
 
 assert handlers  # importing them fills the table
 
 
 def render() -> str:
-    return "\n".join([*_served(), *_not_served(), *_differences()]) + "\n"
+    return "\n".join([*_served(), *_not_served(), *_differences(), *_rights()]) + "\n"
 
 
 _AT = {Scope.BROKER: "brokers", Scope.CONTROLLER: "controllers", Scope.BOTH: "both"}
@@ -31,7 +33,8 @@ def _served() -> list[str]:
     lines = [
         "# Compatibility with Apache Kafka",
         "",
-        "Written by `make docs` from the dispatch table and from the differences that `make diff-kafka` accepts.",
+        "Written by `make docs` from the dispatch table and from the differences that `make diff-kafka` and "
+        "`make diff-acls` accept.",
         "",
         "## APIs served",
         "",
@@ -68,6 +71,25 @@ def _differences() -> list[str]:
     for entry in accepted:
         cells = [_cell(entry.get(name, "all")) for name in ("api", "cases", "field", "reason")]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _rights() -> list[str]:
+    lines = [
+        "",
+        "## Where rights differ",
+        "",
+        "`make diff-acls` sends both brokers, each with its authorizer, the same requests under the same random ACLs. "
+        "What a principal may do and see is the same, but for what follows. Hosts as ranges of addresses, which are new "
+        "in Kafka 4.4, are not compared.",
+        "",
+        "| API | field | why |",
+        "|---|---|---|",
+    ]
+    for entry in tomllib.loads(ACCEPTED_RIGHTS.read_text())["accepted"]:
+        lines.append(
+            f"| {' | '.join(_cell(entry.get(name, 'all')) for name in ('api', 'field', 'reason'))} |"
+        )
     return lines
 
 

@@ -16,6 +16,7 @@ from bench.diff.script import ABORTED, Answer, Key
 
 ACCEPTED_PATH = Path(__file__).parent / "accepted.toml"
 ABSENT = "(absent)"
+ORDER = "(order)"
 # As many words of Kafka's error text begin Tidemill's.
 FIRST_WORDS = 5
 # The fields that identify the elements of a list, the most specific first.
@@ -102,13 +103,18 @@ def compare(kafka: dict[Key, Answer], tidemill: dict[Key, Answer]) -> list[Diffe
             continue
         left = kafka[key].tree if key in kafka else ABSENT
         right = tidemill[key].tree if key in tidemill else ABSENT
-        for path, ours, theirs in _differences("", left, right):
+        for path, ours, theirs in differences_of(left, right):
             found.append(Difference(key.api, key.version, key.case, path or "(answer)", ours, theirs))
     return found
 
 
 def _script_of(key: Key) -> tuple[str, int, str]:
     return key.api, key.version, key.case.split(":")[0]
+
+
+def differences_of(kafka: Any, tidemill: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(path, Kafka's value, Tidemill's value) of each field in which two trees differ."""
+    return _differences("", kafka, tidemill)
 
 
 def _differences(path: str, kafka: Any, tidemill: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -139,7 +145,7 @@ def _list_differences(path: str, kafka: list[Any], tidemill: list[Any]) -> Itera
     for name in [*left, *(n for n in right if n not in left)]:
         yield from _differences(f"{path}[{name}]", left.get(name, ABSENT), right.get(name, ABSENT))
     if list(left) != list(right) and set(left) == set(right):
-        yield f"{path} (order)", list(left), list(right)
+        yield f"{path} {ORDER}", list(left), list(right)
 
 
 def _named(items: list[Any]) -> dict[str, Any]:

@@ -21,8 +21,10 @@ class Silence(enum.Enum):
 
 
 class Connection:
-    def __init__(self, host: str, port: int, timeout_seconds: float):
-        self._socket = socket.create_connection((host, port), timeout=timeout_seconds)
+    def __init__(self, host: str, port: int, timeout_seconds: float, *, from_host: str = ""):
+        """`from_host` is the own address, where it matters which one the broker sees."""
+        own = (from_host, 0) if from_host else None
+        self._socket = socket.create_connection((host, port), timeout=timeout_seconds, source_address=own)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.is_open = True
 
