@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.wire import (
+    ARRAY_ELEMENTS_MAX,
     Buffer,
     read_uvarint,
     skip_tagged_fields,
+    too_many_elements,
     write_nullable_compact_string,
     write_nullable_string,
     write_uvarint,
@@ -218,6 +220,8 @@ def _name_at(frame: memoryview, position: int, length: int) -> tuple[bytes, int]
 
 
 def _check_count(frame: memoryview, count: int, position: int) -> None:
+    if count > ARRAY_ELEMENTS_MAX:
+        raise too_many_elements(count)
     if count > len(frame) - position:
         raise ProtocolError(f"a Produce request claims {count} elements in {len(frame) - position} bytes")
 

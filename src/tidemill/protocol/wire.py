@@ -24,6 +24,9 @@ INT32 = struct.Struct(">i")
 NULL_LENGTH = -1
 # The int16 length of classic strings. Kafka applies it to compact strings too.
 STRING_BYTES_MAX = 0x7FFF
+# What Kafka's decoder takes at most since 4.4.
+ARRAY_ELEMENTS_MAX = 1_000_000
+TAGGED_FIELDS_MAX = 10_000
 
 
 def truncated(needed: int, left: int) -> ProtocolError:
@@ -112,9 +115,21 @@ def write_nullable_compact_string(out: bytearray, value: str | None) -> None:
 # --- arrays and tagged fields ------------------------------------------------------------------------------
 
 
+def too_many_elements(count: int) -> ProtocolError:
+    return ProtocolError(f"an array of {count} elements, at most {ARRAY_ELEMENTS_MAX} are allowed")
+
+
+def read_tag_count(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Read how many tagged fields a section has, and the position after that."""
+    count, position = read_uvarint(buffer, position)
+    if count > TAGGED_FIELDS_MAX:
+        raise ProtocolError(f"{count} tagged fields, at most {TAGGED_FIELDS_MAX} are allowed")
+    return count, position
+
+
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     """Skip a whole tagged section."""
-    count, position = read_uvarint(buffer, position)
+    count, position = read_tag_count(buffer, position)
     end = len(buffer)
     if count > end - position:
         raise ProtocolError(f"{count} tagged fields announced, {end - position} bytes left")

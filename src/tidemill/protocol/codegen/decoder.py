@@ -33,7 +33,10 @@ class DecoderSource(Source):
         self.views = views
         self.constants["long_uvarint"] = wire.read_uvarint
         self.constants["long_string"] = _long_string
+        self.constants["long_array"] = _long_array
+        self.constants["tag_count"] = wire.read_tag_count
         self.constants["skip_tags"] = wire.skip_tagged_fields
+        self.constants["too_many"] = wire.too_many_elements
         self.constants["overrun"] = _overrun
         self.constants["bad_length"] = _bad_length
         self.constants["bad_tag"] = _bad_tag
@@ -98,8 +101,12 @@ class DecoderSource(Source):
         self.flush()
         if self.flexible:
             long_form = "long_string" if kind == STRING else "long_uvarint"
+            if isinstance(kind, ArrayOf):
+                long_form = "long_array"
             self.line(f"if {var} > 127: {var}, p = {long_form}(buf, p - 1)")
             self.line(f"{var} -= 1")
+        elif isinstance(kind, ArrayOf):
+            self.line(f"if {var} > {wire.ARRAY_ELEMENTS_MAX}: raise too_many({var})")
 
     def null_branch(self, var: str, target: str, nullable: bool, name: str) -> None:
         self.line(f"if {var} < 0:")
@@ -188,7 +195,7 @@ class DecoderSource(Source):
         count, tag, stop = f"c{depth}", f"g{depth}", f"e{depth}"
         self.line("if n:")
         self.indent += 1
-        self.line(f"{count}, p = long_uvarint(buf, p - 1)")
+        self.line(f"{count}, p = tag_count(buf, p - 1)")
         self.line(f"if {count} > end - p: raise overrun('tagged fields', {count}, end - p)")
         self.line(f"for _ in range({count}):")
         self.indent += 1
@@ -213,6 +220,13 @@ def _long_string(buffer: Buffer, position: int) -> tuple[int, int]:
     length, position = wire.read_uvarint(buffer, position)
     if length > wire.STRING_BYTES_MAX + 1:
         raise ProtocolError(f"a string of {length - 1} bytes, at most {wire.STRING_BYTES_MAX} are allowed")
+    return length, position
+
+
+def _long_array(buffer: Buffer, position: int) -> tuple[int, int]:
+    length, position = wire.read_uvarint(buffer, position)
+    if length > wire.ARRAY_ELEMENTS_MAX + 1:
+        raise wire.too_many_elements(length - 1)
     return length, position
 
 
