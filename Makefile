@@ -79,6 +79,10 @@ diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidem
 diff-acls: $(VENV)/dev.stamp  ## 10,000 random ACLs, principals and requests, to Apache Kafka and to Tidemill: CASES=500 SEED=7
 	@$(BIN)/python -m bench.diff.acls --cases $(or $(CASES),10000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+interop-java: $(VENV)/dev.stamp  ## Kafka's own client and tools (jars from Maven Central) over TLS and SASL
+	@$(BIN)/python -m tests.interop.kafka_tools
+	@$(BIN)/python -m pytest tests/interop/test_kafka_tools.py tests/interop/test_security.py -k "java or tools" $(ARGS)
+
 cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk; SECURED=1: TLS and SCRAM between nodes
 	@TIDEMILL_CLUSTER_SECURED=$(SECURED) $(BIN)/python -m pytest tests/cluster $(ARGS)
 
@@ -134,4 +138,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,8 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonPartition
 from tests.brokers import Broker
 from tests.certificates import Authority
+from tests.interop import kafka_tools
+from tests.interop.kafka_tools import CONSOLE_CONSUMER, CONSOLE_PRODUCER, run_tool
 from tests.secured import (
     MECHANISMS,
     PASSWORD,
@@ -28,6 +33,7 @@ from tests.secured import (
     USER,
     Issuer,
     credentials,
+    properties_text,
     sasl_settings,
     start_secured,
 )
@@ -40,6 +46,11 @@ from tidemill.protocol.records import iterate_records
 from tidemill.types import TopicPartition as TidemillPartition
 
 LIMIT_S = 30.0
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
+OAUTH_LOGIN = f"{_OAUTH}.OAuthBearerLoginModule required"
+# librdkafka, https://github.com/confluentinc/librdkafka/pull/4895
+SCRAM_SINCE = (2, 6, 1)
+OAUTH_HANDLER = f"{_OAUTH}.OAuthBearerLoginCallbackHandler"
 # The second takes more than one record of TLS, and more than one chunk of a file.
 VALUES = [b"one", b"two" * 300_000, b"three"]
 
@@ -187,7 +198,81 @@ def own(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> l
         ]
 
 
-@pytest.mark.parametrize("client", [confluent, kafka_python, aio, own], ids=lambda each: str(each.__name__))
+def java(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
+    """Kafka's own client, through its console tools."""
+    options = {"security.protocol": protocol, "max.partition.fetch.bytes": "10000000"}
+    if protocol.endswith("SSL"):
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(secured.authority.path)}
+    virtual_machine: tuple[str, ...] = ()
+    if mechanism is not None:
+        options["sasl.mechanism"] = mechanism
+    if mechanism == "OAUTHBEARER":
+        token = secured.authority.folder / "java-token"
+        token.write_text(secured.issuer.token())
+        options |= {
+            "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
+            "sasl.login.callback.handler.class": OAUTH_HANDLER,
+            "sasl.jaas.config": f"{OAUTH_LOGIN};",
+        }
+        virtual_machine = (f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=file://{token}",)
+        virtual_machine += (f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.files={token}",)
+    elif mechanism is not None:
+        module = PLAIN_LOGIN if mechanism == "PLAIN" else SCRAM_LOGIN
+        options["sasl.jaas.config"] = f"{module} {credentials()};"
+    config = secured.authority.folder / "java.properties"
+    config.write_text(properties_text(options))
+    at = (
+        "--bootstrap-server",
+        secured.addresses[protocol],
+        "--topic",
+        topic,
+        "--command-config",
+        str(config),
+    )
+    run_tool(CONSOLE_PRODUCER, *at, "--sync", stdin=b"\n".join(VALUES) + b"\n", java=virtual_machine)
+    count = ("--from-beginning", "--max-messages", str(len(VALUES)), "--timeout-ms", "60000")
+    return run_tool(CONSOLE_CONSUMER, *at, *count, java=virtual_machine).encode().splitlines()
+
+
+def _librdkafka_of_kcat() -> tuple[int, ...]:
+    shown = subprocess.run(["kcat", "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"librdkafka (\d+)\.(\d+)\.(\d+)", shown)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def kcat(secured: Secured, protocol: str, mechanism: str | None, topic: str) -> list[bytes]:
+    if mechanism == "OAUTHBEARER":
+        pytest.skip("kcat takes no token from its caller; confluent-kafka is the same library and does")
+    options = {"security.protocol": protocol, "ssl.ca.location": str(secured.authority.path)}
+    if mechanism is not None:
+        if mechanism.startswith("SCRAM") and _librdkafka_of_kcat() < SCRAM_SINCE:
+            pytest.skip(
+                "the librdkafka of this kcat sends a wrong nonce, which Kafka 4 refuses, too; 2.6.1 does not"
+            )
+        options |= {"sasl.mechanism": mechanism, "sasl.username": USER, "sasl.password": PASSWORD}
+    given = [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
+    command = ["kcat", "-b", secured.addresses[protocol], "-t", topic, "-p", "0", *given]
+    written = b"\n".join(VALUES) + b"\n"
+    subprocess.run([*command, "-P"], input=written, check=True, timeout=LIMIT_S)
+    reading = [*command, "-C", "-o", "beginning", "-c", str(len(VALUES)), "-q"]
+    return subprocess.run(reading, capture_output=True, check=True, timeout=LIMIT_S).stdout.splitlines()
+
+
+_NO_JAVA = kafka_tools.missing()
+_OPTIONAL = [
+    # Each way takes two Java virtual machines.
+    pytest.param(
+        java, marks=[pytest.mark.long, pytest.mark.skipif(_NO_JAVA is not None, reason=_NO_JAVA or "")]
+    ),
+    pytest.param(
+        kcat, marks=pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "client", [confluent, kafka_python, aio, own, *_OPTIONAL], ids=lambda each: str(each.__name__)
+)
 @pytest.mark.parametrize(("protocol", "mechanism"), WAYS)
 def test_client_reads_what_it_wrote(
     secured: Secured, protocol: str, mechanism: str | None, client: Callable[..., list[bytes]]
