@@ -182,3 +182,12 @@ def test_hosts_are_one_or_one_for_each_node(tmp_path: Path) -> None:
     result = run_alone("security", "init", str(tmp_path / "x"), "--nodes", "3", "--host", "a", "--host", "b")
     assert result.code == 2
     assert "once for each of the 3 nodes" in result.err
+
+
+def test_adding_the_nodes_own_login_says_that_it_has_no_effect(safe: Safe) -> None:
+    added = safe.as_admin("users", "add", "admin", stdin=b"another")
+    assert "node 1 has a login of this name in its own sasl.jaas.config" in added.err
+    safe.as_admin("topics", "list").check()
+    safe.as_admin("users", "remove", "admin").check()
+    assert safe.as_admin("users", "add", "other", stdin=b"another").err == ""
+    safe.as_admin("users", "remove", "other").check()

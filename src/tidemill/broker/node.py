@@ -241,7 +241,7 @@ class Node:
             self._dispatcher.dispatch,
             self._new_nonce,
             self._find_scram,
-            lambda: f"decoy {self._driver.image.cluster_id}".encode(),
+            self._decoy_key(),
         )
         self._entrances.start()
         connection_rates = ConnectionRates(
@@ -328,6 +328,10 @@ class Node:
 
     def _new_nonce(self) -> str:
         return f"{self._platform.rng.getrandbits(192):048x}"
+
+    def _decoy_key(self) -> bytes:
+        secret = self.config.security.decoy_secret
+        return secret.value.encode() if secret is not None else self._new_nonce().encode()
 
     def _find_scram(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
         """Find a user of the metadata. The users that nodes log in with themselves are known without it."""

@@ -37,9 +37,7 @@ from tidemill.protocol.api.security import (
 )
 from tidemill.security.acls import AclBinding, AclFilter
 from tidemill.security.quotas import QuotaEntity
-from tidemill.security.scram import ITERATIONS_MIN, ScramMechanism, salted_password
-
-_SALT_BYTES = 24
+from tidemill.security.scram import ITERATIONS_MIN, SALT_BYTES, ScramMechanism, salted_password
 
 # Each user's mechanisms, with the iterations of each.
 ScramUsers = dict[str, dict[ScramMechanism, int]]
@@ -72,30 +70,33 @@ class SecurityAdmin:
         password: str,
         mechanisms: Sequence[ScramMechanism],
         iterations: int = ITERATIONS_MIN,
-    ) -> None:
-        """Add the user, or replace its password. Each mechanism gets a salt of its own."""
+    ) -> list[str]:
+        """Add the user, or replace its password. Each mechanism gets a salt of its own. Returns remarks of the broker."""
         upsertions = []
         for mechanism in mechanisms:
-            salt = secrets.token_bytes(_SALT_BYTES)
+            salt = secrets.token_bytes(SALT_BYTES)
             salted = salted_password(mechanism, password, salt, iterations)
             upsertions.append(
                 ScramCredentialUpsertion(
                     name=user, mechanism=mechanism, iterations=iterations, salt=salt, salted_password=salted
                 )
             )
-        self._alter_users(AlterUserScramCredentialsRequest(upsertions=upsertions))
+        return self._alter_users(AlterUserScramCredentialsRequest(upsertions=upsertions))
 
     def remove_user(self, user: str, mechanisms: Iterable[ScramMechanism]) -> None:
         deletions = [ScramCredentialDeletion(name=user, mechanism=each) for each in mechanisms]
         self._alter_users(AlterUserScramCredentialsRequest(deletions=deletions), is_repeatable=False)
 
-    def _alter_users(self, message: AlterUserScramCredentialsRequest, *, is_repeatable: bool = True) -> None:
-        def attempt() -> None:
+    def _alter_users(
+        self, message: AlterUserScramCredentialsRequest, *, is_repeatable: bool = True
+    ) -> list[str]:
+        def attempt() -> list[str]:
             response = self.cluster.controller().request(message, AlterUserScramCredentialsResponse)
             for result in response.results:
                 check(result.error_code, result.error_message)
+            return [result.error_message for result in response.results if result.error_message]
 
-        self.cluster.retrying(attempt, is_repeatable=is_repeatable)
+        return self.cluster.retrying(attempt, is_repeatable=is_repeatable)
 
     # --- ACLs ---
 

@@ -22,6 +22,10 @@ from tidemill.tls.settings import TLS_VERSIONS, KeyStore, Password, TlsSettings,
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 
+# The same on all nodes: a stranger that asks two of them, or asks again after a restart, sees one salt for each name.
+DECOY_SECRET = "tidemill.scram.decoy.secret"
+
+
 @dataclass(frozen=True, slots=True)
 class OAuthSettings:
     """`sasl.oauthbearer.*`: whose tokens are believed."""
@@ -78,6 +82,8 @@ class SecurityConfig:
     failed_authentication_delay_ms: int
     # `super.users`, and what nodes of this cluster log in as, each as `User:NAME`.
     node_principals: frozenset[str]
+    # What the salts of unknown SCRAM users are made from; None when the node is to make up one of its own.
+    decoy_secret: Password | None = None
 
 
 def load_security(values: Values, complete: Mapping[str, str], network: NetworkConfig) -> SecurityConfig:
@@ -91,8 +97,11 @@ def load_security(values: Values, complete: Mapping[str, str], network: NetworkC
             listeners[name] = _listener_security(
                 settings, protocol, name, network, is_bound=name in bound, is_dialled=name in dialled
             )
+    values.read.add(DECOY_SECRET)
+    decoy_secret = complete.get(DECOY_SECRET)
     return SecurityConfig(
         listeners=MappingProxyType(listeners),
+        decoy_secret=Password(decoy_secret) if decoy_secret else None,
         failed_authentication_delay_ms=values.number("connection.failed.authentication.delay.ms"),
         node_principals=_node_principals(values, complete, listeners.values()),
     )

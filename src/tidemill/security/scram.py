@@ -9,7 +9,8 @@ The server keeps a salt, a stored key and a server key; from them nobody can com
 everything that was said, both nonces included, so a recorded login cannot be repeated.
 
 A user that does not exist gets a salt too, made from its name and `decoy_key`, and fails at the proof: its answers
-cost the same and read the same as a wrong password. All nodes need the same `decoy_key`, or the salts would differ.
+cost the same and read the same as a wrong password. The key is secret, or the salts could be recognised. All nodes need
+the same one, or the salts would differ from node to node.
 
 As in Kafka, names and passwords are used as they are written, in UTF-8, without SASLprep; in names `,` is `=2C` and
 `=` is `=3D`. Channel binding is not supported.
@@ -32,7 +33,8 @@ ITERATIONS_MIN = 4_096
 ITERATIONS_MAX = 16_384
 # A server cannot keep a client busy for long.
 _CLIENT_ITERATIONS_MAX = 1_000_000
-_SALT_BYTES = 20
+# As many as `tidemill users add` makes: unknown users must look the same.
+SALT_BYTES = 24
 # A printable nonce of the RFC: ASCII without the comma.
 _NONCE = re.compile(r"[\x21-\x2b\x2d-\x7e]+")
 _EXTENSION = re.compile(r"[A-Za-z]+=[^\0,]+")
@@ -64,6 +66,11 @@ class ScramCredential:
     stored_key: bytes = field(repr=False)
     server_key: bytes = field(repr=False)
     iterations: int = ITERATIONS_MIN
+
+
+def decoy_salt(decoy_key: bytes, user: str) -> bytes:
+    """The salt of a user that does not exist, and of users that a node knows without metadata."""
+    return hmac.digest(decoy_key, user.encode(), "sha512")[:SALT_BYTES]
 
 
 def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
@@ -159,7 +166,9 @@ class ScramServer:
     def _decoy(self, user: str) -> ScramCredential:
         digest = hmac.digest(self._decoy_key, user.encode(), "sha512")
         size = hashlib.new(self._hash_name).digest_size
-        return ScramCredential(digest[:_SALT_BYTES], digest[-size:], digest[-size:], ITERATIONS_MIN)
+        return ScramCredential(
+            decoy_salt(self._decoy_key, user), digest[-size:], digest[-size:], ITERATIONS_MIN
+        )
 
 
 @dataclass(frozen=True, slots=True)

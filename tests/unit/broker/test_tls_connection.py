@@ -8,6 +8,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tidemill.protocol.api.cluster import (
 )
 from tidemill.protocol.frames import parse_request_header, response_frame
 from tidemill.security.principals import ANONYMOUS, Principal, PrincipalMapping
+from tidemill.security.scram import ScramClient, ScramMechanism
 from tidemill.tls.contexts import TlsContexts
 from tidemill.tls.settings import KeyStore, Password, TlsSettings, TrustStore
 
@@ -217,7 +219,7 @@ def test_channel_logs_in_over_tls_and_again_before_its_session_ends(authority: A
             handshakes.append(next(nonces))
             return handshakes[-1]
 
-        settings = server_settings(sasl, lambda _mechanism, _user: None, None, lambda: b"decoy")
+        settings = server_settings(sasl, lambda _mechanism, _user: None, None, b"decoy")
         gate = SaslGate(settings, answer, loop, _Clock(), new_nonce, 1)
         tls = contexts(authority)
         entrance = Entrance(tls=tls, login_bytes_max=1000, dispatch=gate.dispatch)
@@ -262,3 +264,14 @@ def test_connection_that_is_given_up_before_its_handshake_begins_is_closed_and_n
         client.close()
 
     run(case)
+
+
+def test_salt_of_a_nodes_own_login_is_the_one_that_an_unknown_user_of_that_name_would_get() -> None:
+    login = Login("SCRAM-SHA-512", "node", Password("secret"))
+    sasl = SaslSettings(("SCRAM-SHA-512",), {}, {login.mechanism: login}, {}, 1000, None)
+    first = ScramClient(ScramMechanism.SHA_512, "node", "secret", nonce="c").first()
+    challenges = []
+    for own in (sasl, replace(sasl, own_logins={})):
+        settings = server_settings(own, lambda _mechanism, _user: None, None, b"decoy")
+        challenges.append(settings.mechanisms[login.mechanism]("s").respond(first, 0))
+    assert challenges[0] == challenges[1]

@@ -14,7 +14,7 @@ from tidemill.client.security import SecurityOptions
 from tidemill.config import load_broker_config, parse_properties
 from tidemill.errors import ConfigError
 
-PASSWORDS = Passwords("admin-secret", "node-secret", "app-secret")
+PASSWORDS = Passwords("admin-secret", "node-secret", "app-secret", "decoy-secret")
 FOLDER = Path("/etc/tidemill")
 THREE = layout.node_addresses([(f"mq{index}.example.com", 9092) for index in (1, 2, 3)], 3)
 
@@ -25,6 +25,14 @@ def settings(node: NodeAddress, nodes: list[NodeAddress]) -> dict[str, str]:
     read = parse_properties(layout.properties_text(properties))
     assert read == properties
     return read
+
+
+def test_all_nodes_make_salts_of_unknown_users_from_one_secret() -> None:
+    secrets = {load_broker_config(settings(node, THREE))[0].security.decoy_secret for node in THREE}
+    (secret,) = secrets
+    assert secret is not None
+    assert secret.value == PASSWORDS.decoy
+    assert PASSWORDS.decoy not in repr(secret)
 
 
 def test_lone_node_has_one_secured_listener_where_the_admin_logs_in() -> None:

@@ -9,11 +9,13 @@ import pytest
 from tidemill.security.conversations import Identity, SaslFailure
 from tidemill.security.scram import (
     ITERATIONS_MIN,
+    SALT_BYTES,
     ScramClient,
     ScramCredential,
     ScramMechanism,
     ScramServer,
     credential,
+    decoy_salt,
     salted_password,
 )
 
@@ -87,6 +89,21 @@ def test_unknown_user_gets_a_stable_salt_and_fails_like_a_wrong_password() -> No
     assert attempt("other")[0] != first
     assert attempt(USER)[1] == public
     assert first.endswith(b",i=4096")
+
+
+def salt_in(first: bytes) -> bytes:
+    return base64.b64decode(first.split(b",s=")[1].split(b",i=")[0])
+
+
+def test_salt_of_an_unknown_user_depends_on_the_secret_and_looks_like_any_other() -> None:
+    first = ScramClient(SHA_256, "nobody", PASSWORD, nonce="c").first()
+    salts = {
+        key: salt_in(ScramServer(SHA_256, lambda _user: None, nonce="s", decoy_key=key).respond(first, 0))
+        for key in (b"one", b"two")
+    }
+    assert salts[b"one"] != salts[b"two"]
+    assert {len(salt) for salt in salts.values()} == {SALT_BYTES}
+    assert salts[b"one"] == decoy_salt(b"one", "nobody")
 
 
 def test_credential_with_too_few_iterations_proves_nothing() -> None:

@@ -24,7 +24,7 @@ class Entrances:
         dispatch: Dispatch,
         new_nonce: Callable[[], str],
         find_scram: FindScram,
-        decoy_key: Callable[[], bytes],
+        decoy_key: bytes,
     ) -> None:
         """Raises ConfigError when a listener's settings cannot be used."""
         self._keys: list[BearerKeys] = []

@@ -8,7 +8,6 @@ request (KIP-368). What fails is one log line, and a flood of failures is few.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import struct
 from asyncio import AbstractEventLoop
@@ -48,6 +47,7 @@ from tidemill.security.scram import (
     ScramMechanism,
     ScramServer,
     credential,
+    decoy_salt,
     salted_password,
 )
 from tidemill.tls.refusals import RefusalLog
@@ -193,7 +193,7 @@ class SaslGate:
 
 
 def server_settings(
-    settings: SaslSettings, find_scram: FindScram, keys: BearerKeys | None, decoy_key: Callable[[], bytes]
+    settings: SaslSettings, find_scram: FindScram, keys: BearerKeys | None, decoy_key: bytes
 ) -> SaslServerSettings:
     """The mechanisms of a listener. The credentials that this node logs in with are known without metadata."""
     mechanisms: dict[str, StartConversation] = {}
@@ -213,12 +213,12 @@ def _scram(
     mechanism: ScramMechanism,
     own_logins: Mapping[str, Login],
     find_scram: FindScram,
-    decoy_key: Callable[[], bytes],
+    decoy_key: bytes,
 ) -> StartConversation:
     login = own_logins.get(mechanism.mechanism_name)
     own = None
     if login is not None:
-        salt = hashlib.sha256(f"{mechanism.name} {login.username}".encode()).digest()[:16]
+        salt = decoy_salt(decoy_key, login.username)
         salted = salted_password(mechanism, login.password.value, salt, ITERATIONS_MIN)
         own = credential(mechanism, salted, salt, ITERATIONS_MIN)
 
@@ -228,6 +228,6 @@ def _scram(
         return find_scram(mechanism, user)
 
     def start(nonce: str) -> ServerConversation:
-        return ScramServer(mechanism, find, nonce=nonce, decoy_key=decoy_key())
+        return ScramServer(mechanism, find, nonce=nonce, decoy_key=decoy_key)
 
     return start

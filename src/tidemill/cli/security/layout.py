@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidemill.config.listeners import is_loopback
+from tidemill.config.security import DECOY_SECRET
 
 ADMIN, NODE, APP = "admin", "node", "app"
 MECHANISM = "SCRAM-SHA-512"
@@ -56,6 +57,8 @@ class Passwords(NamedTuple):
     admin: str
     node: str
     app: str
+    # No user's: unknown users get their salts from it.
+    decoy: str
 
     def __repr__(self) -> str:
         return "Passwords([hidden])"
@@ -92,6 +95,7 @@ def server_properties(
         "listener.security.protocol.map": ",".join(f"{name}:SASL_SSL" for name in ports),
         "inter.broker.listener.name": CLIENTS if is_lone else NODES,
         "sasl.enabled.mechanisms": MECHANISM,
+        DECOY_SECRET: passwords.decoy,
         "sasl.mechanism.inter.broker.protocol": MECHANISM,
         f"listener.name.{CLIENTS.lower()}.{MECHANISM.lower()}.sasl.jaas.config": _login(
             ADMIN, passwords.admin

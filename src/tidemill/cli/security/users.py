@@ -101,13 +101,15 @@ def _add(arguments: argparse.Namespace) -> int:
     password = read_password(arguments.password_file)
     with connect(arguments) as cluster:
         admin = SecurityAdmin(cluster)
-        admin.set_password(
+        remarks = admin.set_password(
             arguments.user, password, [MECHANISMS[name] for name in names], arguments.iterations
         )
     if arguments.json:
         print_json({"user": arguments.user, "mechanisms": names})
     else:
         print(f"{arguments.user} can log in with {' and '.join(names)}")
+    for remark in remarks:
+        print(f"but {remark}", file=sys.stderr)
     return 0
 
 

@@ -42,6 +42,7 @@ from tidemill.protocol.api.admin import (
 from tidemill.protocol.api.security import (
     AclDescription,
     AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
     CreateAclsRequest,
     CredentialInfo,
     DeleteAclsRequest,
@@ -56,6 +57,7 @@ from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.schema import Request, Response
 from tidemill.security.acls import AclFilter, check_filter
 from tidemill.security.quotas import QuotaEntity
+from tidemill.security.scram import MECHANISMS
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
@@ -114,10 +116,33 @@ def _check_authorizer(broker: Broker) -> None:
 
 
 @serves(AlterUserScramCredentialsRequest, scope=Scope.BOTH)
-@serves(
-    AlterClientQuotasRequest,
-    scope=Scope.BOTH,
-)
+async def alter_user_scram_credentials(
+    broker: Broker, call: Call, request: AlterUserScramCredentialsRequest
+) -> Response:
+    response = await ask_controller(broker, call, request)
+    assert isinstance(response, AlterUserScramCredentialsResponse)
+    overridden = _own_users(broker) & {each.name for each in request.upsertions}
+    for result in response.results:
+        if not result.error_code and result.user in overridden:
+            result.error_message = (
+                f"node {broker.config.node_id} has a login of this name in its own sasl.jaas.config, which counts before "
+                "the credential that was stored"
+            )
+    return response
+
+
+def _own_users(broker: Broker) -> set[str]:
+    """SCRAM users that this node knows from its own configuration."""
+    return {
+        login.username
+        for listener in broker.config.security.listeners.values()
+        if listener.sasl is not None
+        for mechanism, login in listener.sasl.own_logins.items()
+        if mechanism in MECHANISMS
+    }
+
+
+@serves(AlterClientQuotasRequest, scope=Scope.BOTH)
 async def alter(broker: Broker, call: Call, request: Request) -> Response:
     return await ask_controller(broker, call, request)
 
