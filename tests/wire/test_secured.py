@@ -20,6 +20,7 @@ from tests.brokers import Broker, RunningBroker, eventually, raise_descriptor_li
 from tests.certificates import Authority
 from tests.secured import PASSWORD, USER, Issuer, sasl_settings, start_secured
 from tests.wire.connection import Connection, ConnectionClosedError
+from tests.wire.transactional import Producer, fetch, kinds, until_stable
 from tidemill.errors import ErrorCode
 
 HALF_HANDSHAKES = 10_000
@@ -173,6 +174,32 @@ def test_client_that_does_not_trust_the_broker_is_told_of(secured: Secured) -> N
     secured.told("it does not trust the authority of this broker's certificate")
 
 
+def test_certificate_of_another_host_is_refused_by_the_client_and_costs_one_connection(
+    secured: Secured,
+) -> None:
+    door = secured.at("SSL")
+    with (
+        pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"),
+        door.connect() as plain,
+    ):
+        secured.context().wrap_socket(plain, server_hostname="elsewhere.example")
+    assert is_served(secured.at("SSL", secured.context()))
+    assert "Traceback" not in secured.log()
+
+
+@pytest.mark.parametrize("listener", ["SSL", "SASL_PLAINTEXT"])
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100, b"\0\0\0\x10" + b"\x7f" * 16]
+)
+def test_garbage_of_a_stranger_costs_one_connection(secured: Secured, listener: str, garbage: bytes) -> None:
+    with Connection(secured.at(listener)) as connection:
+        connection.send(garbage)
+        assert connection.is_closed()
+    assert "Traceback" not in secured.log()
+    assert secured.log().count("\n") <= 1
+    assert is_served(secured.at("SSL", secured.context()))
+
+
 def test_thousands_of_half_handshakes_leave_others_served(secured: Secured) -> None:
     count = min(HALF_HANDSHAKES, raise_descriptor_limit(2 * HALF_HANDSHAKES) - 500)
     host, _, port = secured.addresses["SSL"].rpartition(":")
@@ -283,6 +310,26 @@ def test_session_that_expired_is_closed_at_the_next_request(secured: Secured) ->
         with pytest.raises(ConnectionClosedError):
             eventually(lambda: connection.request("metadata", 12, topics=[]) is None, "the session's end")
     secured.told("its session has expired")
+
+
+def test_transaction_outlives_the_session_that_expired_in_its_middle(secured: Secured) -> None:
+    with Connection(secured.at("PLAINTEXT")) as admin:
+        admin.create_topic("expiring")
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert log_in(connection) == 0
+        producer = Producer(connection, "expiring")
+        producer.init()
+        assert producer.send("expiring", b"before") == 0
+        with pytest.raises(ConnectionClosedError):
+            eventually(lambda: connection.request("metadata", 12, topics=[]) is None, "the session's end")
+    with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+        assert log_in(connection) == 0
+        producer.connection = connection
+        assert producer.send("expiring", b"after") == 0
+        assert producer.end(commit=True) == 0
+    with Connection(secured.at("PLAINTEXT")) as reader:
+        until_stable(reader, "expiring", 3)
+        assert kinds(fetch(reader, "expiring")) == ["before", "after", "commit"]
 
 
 def test_session_is_renewed_by_another_login(secured: Secured) -> None:

@@ -26,8 +26,9 @@ from tests.unit.broker.authorized_node import (
 )
 from tidemill.controller.image import ResourceType
 from tidemill.errors import ErrorCode
-from tidemill.protocol.api import admin, cluster, data, groups, offsets, transactions
+from tidemill.protocol.api import admin, cluster, data, groups, offsets, security, transactions
 from tidemill.protocol.records import Record, build_batch
+from tidemill.security.principals import Principal
 
 DELETE, DESCRIBE_CONFIGS = 6, 10
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -152,6 +153,43 @@ async def test_altering_loggers_the_old_way_is_invalid_whatever_the_principal_ma
     )
     (answer,) = (await authorized.ask(ALICE, admin.AlterConfigsRequest(resources=[logger]))).responses
     assert answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+async def test_rule_removed_under_a_waiting_fetch_denies_what_arrives_then(authorized: Authorized) -> None:
+    await authorized.allow(READ, TOPIC, PUBLIC)
+    wanted = data.FetchPartition(partition=0, partition_max_bytes=1000)
+    topic = data.FetchTopic(topic_id=authorized.topic_id(PUBLIC), partitions=[wanted])
+    fetch = data.FetchRequest(max_wait_ms=int(LIMIT_S * 1000), min_bytes=1, topics=[topic])
+    waiting = asyncio.create_task(authorized.ask(ALICE, fetch))
+    await asyncio.sleep(0)
+    everything = security.DeleteAclsFilter(
+        resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
+    )
+    await authorized.ask(ADMIN, security.DeleteAclsRequest(filters=[everything]))
+    assert not waiting.done()
+    record = Record(offset=0, timestamp=0, key=None, value=b"secret")
+    partition = data.PartitionProduceData(index=0, records=bytes(build_batch([record])))
+    topic_data = data.TopicProduceData(name=PUBLIC, partition_data=[partition])
+    request = data.ProduceRequest(acks=1, timeout_ms=1000, topic_data=[topic_data])
+    produced = await authorized.ask(ADMIN, request, 9)
+    assert produced.responses[0].partition_responses[0].error_code == 0
+    (answer,) = (await waiting).responses
+    assert (answer.partitions[0].error_code, answer.partitions[0].records or b"") == (DENIED, b"")
+
+
+async def test_rule_for_a_name_with_quotes_and_newlines_is_for_that_name_alone(
+    authorized: Authorized,
+) -> None:
+    odd = "o\"hara', User:*\r\nUser:admin"
+    await authorized.allow(DESCRIBE, TOPIC, SECRET, principal=f"User:{odd}")
+    request = cluster.MetadataRequest(
+        topics=[cluster.MetadataRequestTopic(name=SECRET)], allow_auto_topic_creation=False
+    )
+    codes = {
+        name: (await authorized.ask(Principal.user(name), request)).topics[0].error_code
+        for name in (odd, 'o"hara', "*", odd.replace("\r\n", ""))
+    }
+    assert codes == {odd: 0, 'o"hara': DENIED, "*": DENIED, odd.replace("\r\n", ""): DENIED}
 
 
 # --- groups and transactions ---
