@@ -72,6 +72,12 @@ bench-cluster: $(VENV)/dev.stamp  ## three brokers: replicated produce, failover
 bench-cluster-kafka: $(VENV)/dev.stamp  ## the same beside three nodes of Apache Kafka, with ratios
 	@$(BIN)/python -m bench --cluster --kafka $(ARGS)
 
+bench-secured-kafka: $(VENV)/dev.stamp  ## produce, fetch, acks and handshakes over TLS, and quotas, beside Apache Kafka
+	@$(BIN)/python -m bench --secured --kafka $(ARGS)
+
+bench-authorizer: $(VENV)/dev.stamp  ## what a decision of the authorizer costs with 10,000 ACLs
+	@$(BIN)/python -m bench.micro.authorizer $(ARGS)
+
 ##@ Compare and break
 diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidemill, answers compared
 	@$(BIN)/python -m bench.diff $(ARGS)
@@ -138,4 +144,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java bench-secured-kafka bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules

@@ -19,12 +19,13 @@ from bench.cluster.loads import PRODUCER_SETTINGS as CLUSTER_PRODUCER_SETTINGS
 from bench.cluster.nodes import kafka_cluster_target, tidemill_cluster_target
 from bench.goals import judge
 from bench.librdkafka_loads import CONSUMER_SETTINGS, PRODUCER_SETTINGS
-from bench.run import CLUSTER, ONE_BROKER, Run, say
+from bench.run import CLUSTER, ONE_BROKER, SECURED, Run, say
+from bench.secured.nodes import kafka_secured_target, tidemill_secured_target
 
 
 def _families(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    known = (*ONE_BROKER.families, *CLUSTER.families)
+    known = (*ONE_BROKER.families, *CLUSTER.families, *SECURED.families)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise argparse.ArgumentTypeError(
@@ -51,11 +52,13 @@ def new_file(text: str) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--cluster", action="store_true", help="measure a cluster of three brokers")
+    parser.add_argument("--secured", action="store_true", help="measure one broker over TLS, and its quotas")
     parser.add_argument(
         "--only",
         type=_families,
         metavar="NAME,…",
-        help=f"of {', '.join(ONE_BROKER.families)}; with --cluster of {', '.join(CLUSTER.families)}",
+        help=f"of {', '.join(ONE_BROKER.families)}; with --cluster of {', '.join(CLUSTER.families)}; with --secured of "
+        f"{', '.join(SECURED.families)}",
     )
     parser.add_argument("--quick", action="store_true", help="less data, fewer cases, one round")
     parser.add_argument("--rounds", type=positive, help="how often each live case runs (the median counts)")
@@ -73,6 +76,8 @@ def _targets(options: argparse.Namespace) -> list[Target]:
     ours, theirs = tidemill_target, apache_kafka_target
     if options.cluster:
         ours, theirs = tidemill_cluster_target, kafka_cluster_target
+    elif options.secured:
+        ours, theirs = tidemill_secured_target, kafka_secured_target
     targets: list[Target] = [] if options.kafka_only else [ours()]
     if options.kafka or options.kafka_only:
         missing = ApacheKafka.available()
@@ -95,7 +100,7 @@ def _headline(targets: list[Target], facts: dict[str, str | float]) -> str:
 def main() -> int:
     parser = _parser()
     options = parser.parse_args()
-    suite = CLUSTER if options.cluster else ONE_BROKER
+    suite = CLUSTER if options.cluster else SECURED if options.secured else ONE_BROKER
     families = options.only or list(suite.families)
     if not suite.families.keys() >= set(families):
         parser.error(f"--only: choose from {', '.join(suite.families)}")

@@ -102,7 +102,7 @@ class Tidemill:
                 command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
         try:
-            self.bootstrap = self._await_address(started_s + START_SECONDS_MAX)
+            self.bootstrap = self._endpoint(self._await_address(started_s + START_SECONDS_MAX))
             while not answers_api_versions(self.bootstrap):
                 self._check(started_s + START_SECONDS_MAX)
                 time.sleep(0.005)
@@ -134,6 +134,10 @@ class Tidemill:
     @property
     def _log_path(self) -> Path:
         return self.data_dir / "server.log"
+
+    def _endpoint(self, address: str) -> str:
+        """What loads connect to when the broker listens there."""
+        return address
 
     def _await_address(self, deadline_s: float) -> str:
         assert self._process is not None

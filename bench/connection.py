@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from bench import frames
+from bench.endpoints import Endpoint
 
 TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 180.0
@@ -22,9 +22,7 @@ class RequestFailedError(Exception):
 
 class Connection:
     def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
-        host, _, port = bootstrap.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = Endpoint.parse(bootstrap).connect(timeout_s)
         self._buffer = bytearray(1 << 16)
         self._correlation_id = 0
 

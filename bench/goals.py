@@ -101,6 +101,16 @@ GOALS = (
             ("Spark sink", "spark-sink"),
         )
     ),
+    *(
+        goal
+        for text, family in (("TLS produce", "tls-produce"), ("TLS fetch", "tls-fetch"))
+        for goal in (
+            Goal(f"{text} : Kafka's", family, "", "mb_per_s", 1.0, is_ratio=True, is_at_least=True),
+            Goal(f"{text} CPU-s/GB : Kafka's", family, "", CPU, 0.7, is_ratio=True),
+        )
+    ),
+    Goal("TLS ack p99 : Kafka's", "tls-latency", "ack", "p99_ms", 0.7, is_ratio=True),
+    Goal("quota: rate off by %", "quotas", "", "off_percent", 5),
     Goal("start : Kafka's", "start", "", "start_s", 0.2, is_ratio=True),
     Goal("RSS : Kafka's", "start", "", "rss_mb", 0.2, is_ratio=True),
 )

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from bench import frames
 from bench.connection import Connection, RequestFailedError
+from bench.endpoints import has_buffered, librdkafka_settings
 from bench.load import Load
 from bench.processes import Meter, Metrics
 from bench.stats import Schedule, percentile
@@ -97,7 +98,9 @@ class _RawRun:
             if time.monotonic() > deadline_s:
                 raise RequestFailedError(f"{len(done_s)} of {self._schedule.count} messages in time")
             self._send_due()
-            readable, _, _ = select.select(sockets, [], [], self._pause_s())
+            readable = [each for each in sockets if has_buffered(each)]
+            if not readable:
+                readable, _, _ = select.select(sockets, [], [], self._pause_s())
             if self._producer.socket in readable:
                 self._take_ack()
             if self._consumer.socket in readable:
@@ -162,7 +165,7 @@ class _LibrdkafkaRun:
         self._errors: list[KafkaError] = []
         self._load = load
         self._is_closing = Event()
-        common = {"bootstrap.servers": load.bootstrap}
+        common = librdkafka_settings(load.bootstrap)
         settings = {"linger.ms": 0, "acks": load.acks, "max.in.flight": IN_FLIGHT_MAX}
         self._producer = Producer(common | settings)
         self._producer.list_topics(load.topic, timeout=30)

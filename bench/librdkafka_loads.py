@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from bench.connection import Connection, RequestFailedError, log_end_offsets
+from bench.endpoints import librdkafka_settings
 from bench.load import Load
 from bench.processes import Meter, Metrics
 
@@ -53,7 +54,7 @@ class Produce(Load):
                 failures.append(error)
 
         settings = {
-            "bootstrap.servers": self.bootstrap,
+            **librdkafka_settings(self.bootstrap),
             "batch.size": self.batch_bytes,
             "acks": self.acks,
             "on_delivery": delivered,
@@ -104,7 +105,7 @@ class Fetch(Load):
     messages: int
 
     def run(self) -> Metrics:
-        consumer = Consumer(CONSUMER_SETTINGS | {"bootstrap.servers": self.bootstrap})
+        consumer = Consumer(CONSUMER_SETTINGS | librdkafka_settings(self.bootstrap))
         try:
             consumer.list_topics(self.topic, timeout=30)
             with Meter(self.broker_pids) as meter:

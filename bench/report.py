@@ -75,6 +75,11 @@ COLUMNS = {
     "million_rows_per_s": Column("M rows/s", 3),
     "spark_cpu_s_per_gb": Column("Spark CPU-s/GB", 2),
     "wall_s": Column("took s", 1),
+    "handshakes_per_s": Column("handshakes/s", 0),
+    "broker_ms_per_handshake": Column("broker CPU ms each", 2),
+    "set_mb_per_s": Column("set MB/s", 2),
+    "held_mb_per_s": Column("held MB/s", 2),
+    "off_percent": Column("off by %", 1),
 }
 
 

@@ -33,6 +33,7 @@ from bench.connection import RequestFailedError
 from bench.load import LoadFailedError
 from bench.processes import Metrics
 from bench.results import Result
+from bench.secured.families import SECURED_FAMILIES
 from bench.warm_up import warm_up
 
 # Family → its cases, in the order of the report.
@@ -62,6 +63,7 @@ class Suite:
 
 ONE_BROKER = Suite(FAMILIES, warm_up)
 CLUSTER = Suite(CLUSTER_FAMILIES, warm_up_cluster)
+SECURED = Suite(SECURED_FAMILIES, warm_up)
 # More memory than any broker holds before it is loaded.
 START_TOUCHED_BYTES = 1 << 30
 FAILURES = (RequestFailedError, LoadFailedError, BrokerFailedError, KafkaFailedError, OSError)

@@ -12,12 +12,20 @@ from pathlib import Path
 import pytest
 from bench import report
 from bench.brokers import BrokerFailedError, Tidemill
+from bench.endpoints import Endpoint, librdkafka_settings
 from bench.goals import GOALS, Goal, Verdict, judge
 from bench.processes import cpu_seconds, rss_mb
 from bench.results import Result
-from bench.run import CLUSTER, ONE_BROKER
+from bench.run import CLUSTER, ONE_BROKER, SECURED
 from bench.spark import FAMILIES as SPARK_FAMILIES
 from bench.stats import Schedule, percentile
+
+
+def test_endpoint_is_read_as_it_was_written() -> None:
+    for endpoint in (Endpoint("h:1"), Endpoint("h:1", "/tmp/a b#c/ca.pem")):
+        assert Endpoint.parse(str(endpoint)) == endpoint
+    assert librdkafka_settings("h:1") == {"bootstrap.servers": "h:1"}
+    assert librdkafka_settings("tls://h:1#/ca.pem")["ssl.ca.location"] == "/ca.pem"
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -104,7 +112,12 @@ def test_a_verdict_names_its_limit() -> None:
 
 def test_every_column_that_a_goal_needs_can_be_printed() -> None:
     assert {goal.metric for goal in GOALS} <= report.COLUMNS.keys()
-    assert {goal.family for goal in GOALS} <= {*ONE_BROKER.families, *CLUSTER.families, *SPARK_FAMILIES}
+    assert {goal.family for goal in GOALS} <= {
+        *ONE_BROKER.families,
+        *CLUSTER.families,
+        *SECURED.families,
+        *SPARK_FAMILIES,
+    }
 
 
 def test_cpu_time_includes_children() -> None:
