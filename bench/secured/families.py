@@ -19,9 +19,10 @@ from bench.secured.loads import Handshakes, ProduceOverQuota
 
 HANDSHAKES_AT_ONCE = (1, 8)
 RATES_BYTES_PER_S = (1_000_000, 10_000_000)
-# Rates are averages over eleven windows of a second.
-SETTLING_S = 12.0
-COUNTED_S, COUNTED_QUICK_S = 30.0, 12.0
+# Rates are averages over eleven samples of a second.
+WINDOW_S = 11.0
+SETTLING_S = 2 * WINDOW_S
+COUNTED_S, COUNTED_QUICK_S = 3 * WINDOW_S, WINDOW_S
 
 
 def _over_tls(cases: Callable[[Scale], Sequence[LiveCase]]) -> Callable[[Scale], Sequence[Case]]:

@@ -34,7 +34,10 @@ class Handshakes(Load):
 
 @dataclass(frozen=True)
 class ProduceOverQuota(Load):
-    """As much as the broker takes. It is counted after the first windows, in which a client may burst."""
+    """As much as the broker takes.
+
+    A quota is an average over a window, so bursts come back with each window: whole windows are counted, after the first.
+    """
 
     topic: str
     rate_bytes_per_s: int
@@ -53,10 +56,8 @@ class ProduceOverQuota(Load):
                 if errors:
                     raise RequestFailedError(f"Produce: error codes {errors}")
                 acked.append(time.monotonic() - began_s)
-        counted = [at_s for at_s in acked if at_s >= self.settling_s]
-        # The broker answers at once and then reads nothing for a while: the first counted one closes an interval.
-        span_s = counted[-1] - counted[0]
-        held = (len(counted) - 1) * len(request) / span_s
+        counted = sum(self.settling_s <= at_s < self.settling_s + self.counted_s for at_s in acked)
+        held = counted * len(request) / self.counted_s
         return {
             "set_mb_per_s": self.rate_bytes_per_s / 1e6,
             "held_mb_per_s": held / 1e6,

@@ -21,7 +21,7 @@ from bench.apache_kafka import ApacheKafka
 from bench.diff.acls import brokers
 from bench.diff.acls.outcome import is_refused, outcome
 from bench.diff.acls.questions import Question, random_question
-from bench.diff.acls.rules import HOSTS, USERS, Rule, random_rules
+from bench.diff.acls.rules import ALLOW, GROUP, HOSTS, LITERAL, READ, USERS, Rule, random_rules
 from bench.diff.acls.world import HOST, NONE, World, WorldError
 from bench.diff.brokers import NotStartedError
 from bench.diff.compare import ORDER, Accepted, Difference, differences_of, read_accepted
@@ -32,6 +32,8 @@ from bench.diff.script import Ranges, advertised, shared_ranges
 ACCEPTED_PATH = Path(__file__).parent / "accepted.toml"
 CASES = 10_000
 CASES_PER_SET = 100
+SETS_PER_EXPRESSION = 5
+EXPRESSION = "a|a[.]b|ab|b"
 SHOWN_MAX = 20
 
 
@@ -66,6 +68,12 @@ class Pair:
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
         list(self._pool.map(lambda world: world.set_rules(rules), self._worlds))
+
+    def assigned_by_expression(self, user: str, host: str, group: str) -> tuple[Tree, Tree]:
+        left, right = self._pool.map(
+            lambda world: world.assigned_by_expression(user, host, group, EXPRESSION), self._worlds
+        )
+        return left, right
 
     def ask(self, case: Case) -> tuple[Tree, Tree]:
         def answer(world: World) -> Tree:
@@ -179,10 +187,33 @@ def _compare_set(
         if not all(covering):
             tally.different += 1
             unexplained.append((case, _kind(found)))
+    if name % SETS_PER_EXPRESSION == 0:
+        _compare_expression(both, pair, name, rules, tally)
     for case, kind in unexplained:
         tally.kinds[kind] += 1
         if tally.kinds[kind] == 1 and len(tally.kinds) <= SHOWN_MAX:
             print(_shown(both, pair, name, case), flush=True)
+
+
+def _compare_expression(both: Pair, pair: str, name: int, rules: Sequence[Rule], tally: Tally) -> None:
+    """A subscription by regular expression (KIP-848) shows topics by their assignment, not by a list."""
+    user, host, group = (
+        USERS[name // SETS_PER_EXPRESSION % len(USERS)],
+        HOSTS[name % len(HOSTS)],
+        f"g.of-set-{name}",
+    )
+    joining = Rule(GROUP, group, LITERAL, f"User:{user}", "*", READ, ALLOW)
+    both.set_rules([*rules, joining])
+    kafka, tidemill = both.assigned_by_expression(user, host, group)
+    tally.cases += 1
+    tally.apis["consumer_group_heartbeat"] += 1
+    if kafka != tidemill:
+        tally.different += 1
+        asked = (
+            f"ConsumerGroupHeartbeat of User:{user} at {host}, {pair} (set {name}), expression {EXPRESSION}"
+        )
+        print(asked, *(f"    {rule}" for rule in [*rules, joining]), sep="\n")
+        print(f"        Kafka     {kafka}\n        Tidemill  {tidemill}", flush=True)
 
 
 def _kind(found: Sequence[Difference]) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
 LITERAL, PREFIXED = 3, 4
 DENY, ALLOW = 2, 3
-ALL = 2
+ALL, READ = 2, 3
 OPERATIONS = {
     TOPIC: (3, 4, 5, 6, 7, 8, 10, 11),
     GROUP: (3, 6, 8, 10, 11),

@@ -26,6 +26,7 @@ REPLY_SECONDS = 10.0
 READY_SECONDS = 60.0
 NONE = "NONE(0)"
 CLIENT_ID = "diff-acls"
+RESOLVED_SECONDS = 2.0
 TOPIC_DENIED = "TOPIC_AUTHORIZATION_FAILED(29)"
 
 
@@ -82,6 +83,32 @@ class World:
         except Exception as error:
             # Whatever kio raises on bytes that are no answer of this version, the finding is the same.
             return f"cannot be decoded ({type(error).__name__}): {reply[:60].hex()}"
+
+    def assigned_by_expression(self, user: str, host: str, group: str, expression: str) -> Tree:
+        """The topics that a member of a new group gets for a regular expression, or the error code."""
+        request: dict[str, Any] = {
+            "group_id": group,
+            "member_id": str(uuid.uuid4()),
+            "member_epoch": 0,
+            "rebalance_timeout": 60_000,
+            "subscribed_topic_regex": expression,
+            "topic_partitions": [],
+        }
+        # An expression is resolved after the request that brings it; nothing tells that it matches no topic.
+        deadline = time.monotonic() + RESOLVED_SECONDS
+        while True:
+            answer = self.ask(user, host, Question("consumer_group_heartbeat", 1, request))
+            if not isinstance(answer, dict) or answer["error_code"] != NONE:
+                return answer if isinstance(answer, str) else answer["error_code"]
+            owned = answer["assignment"] and answer["assignment"]["topic_partitions"]
+            request = request | {"member_epoch": answer["member_epoch"], "subscribed_topic_regex": None}
+            request["topic_partitions"] = request["topic_partitions"] if owned is None else owned
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        self.ask(user, host, Question("consumer_group_heartbeat", 1, request | {"member_epoch": -1}))
+        names = {known: name for name, known in self.topic_ids.items()}
+        return sorted(names.get(each["topic_id"], "another") for each in request["topic_partitions"])
 
     # -- ACLs ------------------------------------------------------------------------------------------------------
 
