@@ -66,6 +66,9 @@ class RawLatency(LatencyLoad):
 
     def run(self) -> Metrics:
         with Connection(self.bootstrap) as producer, Connection(self.bootstrap) as consumer:
+            for each in (producer, consumer):
+                # Over TLS, tickets for later sessions come before the first response: `select` would take them for one.
+                each.call(frames.api_versions_request())
             schedule = self._schedule()
             run = _RawRun(self, schedule, producer, consumer)
             with Meter(self.broker_pids) as meter:
