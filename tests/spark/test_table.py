@@ -316,3 +316,17 @@ def test_what_an_old_leader_wrote_alone_is_not_read(topic: str, tmp_path: Path) 
         works = planned(filled, scan="segments", segmentsPath=everywhere)
         assert max(each.end_offset for each in works if isinstance(each, SegmentWork)) > 400
         assert rows_of(works) == filled.rows()
+
+
+def test_files_of_a_topic_with_delays_are_left_to_the_broker(
+    start: Callable[..., Broker], topic: str
+) -> None:
+    quick = start(QUICK_CHECKPOINTS)
+    configs = {"tidemill.delays.enable": "true", **SMALL_SEGMENTS}
+    filled = FilledTopic(quick.bootstrap, topic, partition_count=1, configs=configs)
+    filled.write(300)
+    await_sealed_synced(quick.data_dir, filled)
+    works = planned(filled, scan="segments", segmentsPath=str(quick.data_dir))
+    assert works
+    assert all(isinstance(each, BrokerWork) for each in works)
+    assert rows_of(works) == filled.rows()

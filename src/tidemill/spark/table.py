@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster, PartitionAnswer
 from tidemill.client.connection import Connection
+from tidemill.config import DELAYS_ENABLE
 from tidemill.errors import ConfigError, StorageError
 from tidemill.protocol.api.data import (
     OffsetForLeaderEpochRequest,
@@ -82,6 +83,10 @@ class _Planner:
         self._manifests = dict(self._open_manifests(self._archive)) if self._archive else {}
         if cluster is not None and options.scan == "segments" and partitions:
             folders = SegmentFolders(options.segments_path or _data_dirs(cluster))
+            # Files hold delayed records that wait; only the broker leaves them out.
+            names = sorted({each.topic for each in partitions})
+            values = Admin(cluster).topic_values(names, DELAYS_ENABLE)
+            self._partitions = [each for each in partitions if values.get(each.topic) != "true"]
         self._replicas = dict(self._open_replicas(folders)) if folders else {}
         # Only who leaves a range to the archive needs to know where the log begins.
         self._log_starts = (
