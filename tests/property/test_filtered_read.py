@@ -1,4 +1,4 @@
-"""The filtered read against a dumb filter over the same log: codecs, transactions, gaps, limits, logs that change."""
+"""The filtered read against a dumb filter over the same log: codecs, transactions, limits, indexes, logs that change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import pytest
 
 from tests.poisoned import POISONED
 from tests.unit.log.batches import T0, append, small_segments
+from tests.unit.log.indexed import index_sealed_segments
+from tidemill.errors import StorageError
+from tidemill.filters.language import parse
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead
+from tidemill.log.filtered_read import Filtered, FilteredRead, Skipping
 from tidemill.log.log import Log
+from tidemill.log.segments import tag_index
+from tidemill.log.segments.summaries import Probe
+from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.record_walk import RawRecord, walk
@@ -28,6 +34,7 @@ from tidemill.sim.disk import SimulatedDisk
 
 SEEDS = range(60)
 ALL = 1 << 40
+PROBE = Probe(parse("key in ('y0', 'y1', 'y2', 'y3', 'y4', 'y5', 'y6')"))
 
 
 def keeps(key: bytes | None) -> bool:
@@ -39,16 +46,24 @@ def select(body: bytes, header: BatchHeader) -> Steps[list[RawRecord]]:
     return [record for record in walk(body, header) if keeps(record[4])]
 
 
-def new_log() -> Log:
-    disk = SimulatedDisk()
+def new_log(disk: SimulatedDisk | None = None) -> Log:
+    disk = disk or SimulatedDisk()
     disk.make_folder("/d")
     return Log(disk, "/d", small_segments(segment_bytes=2000), wall_ms=T0)
+
+
+@pytest.fixture
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some runs for each of the small segments."""
+    monkeypatch.setattr(tag_index, "RUN_BYTES", 500)
 
 
 def fill(log: Log, random: Random, count: int = 30) -> None:
     """Batches of all kinds, of which few, some or all records are kept; some in transactions."""
     sequences: dict[int, int] = {}
+    epoch = 0
     for _ in range(count):
+        epoch += random.random() < 0.2
         share = random.choice((0.0, 0.0, 0.0, 0.3, 1.0))
         records = [
             Record(
@@ -68,13 +83,15 @@ def fill(log: Log, random: Random, count: int = 30) -> None:
             fields = {"producer_id": producer, "producer_epoch": 0, "base_sequence": sequence}
             if kind < 0.3:
                 fields["attributes"] = TRANSACTIONAL
-        append(log, build_batch(records, codec=random.choice(list(CompressionType)), **fields))
+        batch = build_batch(records, codec=random.choice(list(CompressionType)), **fields)
+        append(log, batch, leader_epoch=epoch)
         if fields.get("attributes") and random.random() < 0.5:
-            log.append_marker(TransactionEnd(fields["producer_id"], 0, 1, random.random() < 0.5, 0), 0, T0)
+            end = TransactionEnd(fields["producer_id"], 0, 1, random.random() < 0.5, 0)
+            log.append_marker(end, epoch, T0)
 
 
-def reading(log: Log, offset: int, max_bytes: int = ALL) -> FilteredRead:
-    return FilteredRead(log, offset, select, max_bytes, pytest.fail)
+def reading(log: Log, offset: int, max_bytes: int = ALL, skipping: Skipping | None = None) -> FilteredRead:
+    return FilteredRead(log, offset, select, max_bytes, pytest.fail, skipping)
 
 
 def joined(found: Filtered | None) -> bytes:
@@ -103,11 +120,17 @@ def everything(log: Log) -> bytes:
     return b"".join(bytes(batch) for segment in log.segments for _, _, batch in segment.batches())
 
 
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_shows_what_a_dumb_filter_shows(seed: int) -> None:
+def test_shows_what_a_dumb_filter_shows(seed: int, is_indexed: bool, short_runs: None) -> None:
     random = Random(seed)
-    log = new_log()
+    disk = SimulatedDisk()
+    log = new_log(disk)
     fill(log, random)
+    skipping = None
+    if is_indexed:
+        index_sealed_segments(disk, log)
+        skipping = Skipping(PROBE, TagIndexes(disk, random.choice((0, ALL))))
     offset = random.randrange(log.log_end_offset)
     expected = [record for record in shown(everything(log)) if keeps(record.key) and record.offset >= offset]
     found: list[Record] = []
@@ -115,7 +138,7 @@ def test_shows_what_a_dumb_filter_shows(seed: int) -> None:
     position = offset
     # As a consumer does it: from response to response.
     while position < log.log_end_offset:
-        read = reading(log, position, random.choice((1, 300, ALL)))
+        read = reading(log, position, random.choice((1, 300, ALL)), skipping)
         for _ in range(random.randrange(1, 5)):
             run_steps(read.advance(log.log_end_offset, random.choice((1, 500, ALL))))
         data = joined(read.result())
@@ -125,6 +148,72 @@ def test_shows_what_a_dumb_filter_shows(seed: int) -> None:
         position = read.next_offset
     assert found == expected
     assert [header.base_offset for header in headers] == sorted(header.base_offset for header in headers)
+    assert [header.leader_epoch for header in headers] == sorted(header.leader_epoch for header in headers)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_read_with_indexes_returns_the_same_bytes_as_one_without(seed: int, short_runs: None) -> None:
+    random = Random(seed)
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    fill(log, random, 60)
+    ends = [header.base_offset for header in headers_of(everything(log))] + [log.log_end_offset]
+    offset, end_offset = sorted(random.sample(range(len(ends)), 2))
+    max_bytes = random.choice((300, 2000, ALL))
+
+    def found(skipping: Skipping | None) -> tuple[bytes, int]:
+        read = reading(log, ends[offset], max_bytes, skipping)
+        run_steps(read.advance(ends[end_offset], ALL))
+        return joined(read.result()), read.next_offset
+
+    expected = found(None)
+    index_sealed_segments(disk, log)
+    assert found(Skipping(PROBE, TagIndexes(disk))) == expected
+
+
+def test_excluded_runs_are_not_read_and_count_for_little(short_runs: None) -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for number in range(100):
+        append(log, build_batch([Record(0, T0, b"y0" if number == 60 else b"n", b"v" * 100)]))
+    index_sealed_segments(disk, log)
+    read = reading(log, 0, skipping=Skipping(PROBE, TagIndexes(disk)))
+    scanned_bytes = run_steps(read.advance(log.segments[-1].base_offset, ALL))
+    assert [record.offset for record in shown(joined(read.result()))] == [60]
+    assert read.next_offset == log.segments[-1].base_offset
+    assert 0 < scanned_bytes < 500 + log.size // 200
+
+
+def test_an_index_that_comes_and_goes_between_two_steps_changes_nothing(short_runs: None) -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for _ in range(60):
+        append(log, build_batch([Record(0, T0, b"n", b"v" * 100)]))
+    index_sealed_segments(disk, log)
+    read = reading(log, 0, skipping=Skipping(PROBE, TagIndexes(disk)))
+    steps = read.advance(log.log_end_offset, ALL)
+    next(steps)
+    log.truncate_to(1)
+    append(log, build_batch([Record(0, T0, b"y0", b"new")]), leader_epoch=1)
+    assert all(work is None for work in steps)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    assert [record.offset for record in shown(joined(read.result()))] == [1]
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_a_damaged_header_is_an_error_and_not_the_end_of_the_segment(
+    is_indexed: bool, short_runs: None
+) -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for _ in range(60):
+        append(log, build_batch([Record(0, T0, b"y0", b"v" * 100)]))
+    index_sealed_segments(disk, log)
+    positions = [at for at, _, _ in log.segments[1].batches()]
+    disk.flip_bit(log.segments[1].path_of("log"), positions[2] + 16)  # the magic byte
+    read = reading(log, 0, skipping=Skipping(PROBE, TagIndexes(disk)) if is_indexed else None)
+    with pytest.raises(StorageError, match=f"no batch at position {positions[2]}"):
+        run_steps(read.advance(log.log_end_offset, ALL))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

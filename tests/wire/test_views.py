@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.brokers import RunningBroker, eventually
+from tests.brokers import Broker, RunningBroker, eventually
 from tests.poisoned import POISONED, T0
 from tests.wire.batches import Batch, Header, Record, encode, encode_records, parse_fetched
 from tests.wire.connection import Connection, fetch_fields
@@ -219,3 +219,32 @@ def test_failure_34_a_view_at_rest_is_fetched_once_for_each_wait(
     finally:
         is_over.set()
         writer.join()
+
+
+def test_a_selective_view_over_indexed_segments_shows_exactly_what_matches(
+    broker: Broker, connection: Connection, topic: str
+) -> None:
+    connection.create_topic(topic, configs={"segment.bytes": str(1 << 20)})
+    view = f"{topic}-view"
+    where = {"tidemill.view.source": topic, "tidemill.view.filter": "key = 'y'"}
+    connection.create_topic(view, configs=where)
+    value = bytes(32 * 1024)
+    expected = []
+    for number in range(140):
+        key = b"y" if number in (40, 41, 75, 130) else b"n"
+        offset = connection.produce(topic, encode([Record(value, key), Record(value, b"n")])).base_offset
+        expected += [(offset, key)] if key == b"y" else []
+    folder = broker.data_dir / f"{topic}-0"
+
+    def is_indexed() -> bool:
+        sealed = sorted(folder.glob("*.log"))[:-1]
+        return len(sealed) > 3 and all(path.with_suffix(".tagindex").exists() for path in sealed)
+
+    eventually(is_indexed, "an index for each sealed segment")
+    found, offset = [], 0
+    while offset < connection.end_offset(topic):
+        batches = connection.read(view, offset)
+        found += shown(batches)
+        offset = batches[-1].last_offset + 1
+    assert found == expected
+    assert not list(folder.glob("*.tmp"))

@@ -18,7 +18,7 @@ from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
 from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
-from tidemill.broker.disk.cleaning_process import clean_in_process
+from tidemill.broker.disk.cleaning_process import clean_in_process, index_in_process
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metadata_publisher import MetadataPublisher
 from tidemill.broker.net.channel import Channels
@@ -26,6 +26,7 @@ from tidemill.broker.net.link_security import link_security, tls_contexts
 from tidemill.broker.net.network import ServerLimits
 from tidemill.broker.partitions.compaction import Compactor
 from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.partitions.tag_indexing import TagIndexer
 from tidemill.broker.platform import Platform, real_platform
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle
@@ -147,6 +148,12 @@ class Node:
             replicas.partitions,
             platform.run_blocking,
             clean_in_process if isinstance(platform.files, DiskFiles) else None,
+        )
+        self._tag_indexer = TagIndexer(
+            platform.files,
+            replicas.sources_of_views,
+            platform.run_blocking,
+            index_in_process if isinstance(platform.files, DiskFiles) else None,
         )
         self.broker = Broker(
             config=config,
@@ -298,6 +305,7 @@ class Node:
         await self._lifecycle.until_unfenced()
         await driver.wait_for(lambda: not driver.image.brokers[config.node_id].is_fenced)
         self._compactor.start()
+        self._tag_indexer.start()
         for listener in config.network.listeners:
             self._listening.start_accepting(listener.name)
 
@@ -397,6 +405,7 @@ class Node:
         self._transactions.close()
         self._producer_ids.close()
         await self._compactor.stop()
+        await self._tag_indexer.stop()
         # Logs that were never opened are as the last run left them, clean or not.
         is_clean = await self._replicas.close() and self._publisher.is_loaded
         await self._quorum.resign()

@@ -5,6 +5,9 @@ and last offset, producer, sequence numbers, transactional flag, timestamps and 
 batches stay. A run of batches without any record left is skipped. Only at the end of the result one empty batch
 covers it, so that the reader's position gets past it.
 
+A sealed segment may have a tag index, which excludes runs of batches without a look at them. Control batches in such a
+run still come.
+
 It decodes records, so it runs in steps (`protocol/steps.py`) and may be continued when the log has grown. A log that lost or
 replaced segments meanwhile is read from the start again.
 """
@@ -14,12 +17,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.cleaning.rewrite import with_records
 from tidemill.log.files import FileSlice
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import Segment
+from tidemill.log.segments.summaries import Probe
+from tidemill.log.segments.tag_index import TagIndex
+from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.protocol.record_walk import RawRecord, records_in_steps
 from tidemill.protocol.records import (
     HEADER_SIZE,
@@ -37,6 +44,8 @@ from tidemill.types import NO_TIMESTAMP
 _BATCHES_A_STEP = 64
 # Larger ones are compressed in a thread.
 _BYTES_A_STEP = 16 * 1024
+# What a look at one byte costs, in bytes that the tag index excludes.
+_SKIPPED_BYTES_A_BYTE = 256
 _OFFSET_DELTA_MAX = 0x7FFFFFFF
 _NO_PRODUCER = -1
 
@@ -44,6 +53,13 @@ Part = FileSlice | bytearray
 # The kept records of a batch, from its decompressed records and its header. `ProtocolError` when they do not decode.
 # None stands for all of them.
 Select = Callable[[bytes, BatchHeader], Steps[list[RawRecord] | None]]
+
+
+class Skipping(NamedTuple):
+    """How a read skips runs of sealed segments. `probe` must exclude only what `Select` leaves out."""
+
+    probe: Probe
+    indexes: TagIndexes
 
 
 class Filtered:
@@ -66,12 +82,14 @@ class FilteredRead:
         select: Select,
         max_bytes: int,
         on_undecodable: Callable[[str], None],
+        skipping: Skipping | None = None,
     ) -> None:
         self.log = log
         self._offset = offset
         self._select = select
         self._max_bytes = max_bytes
         self._on_undecodable = on_undecodable
+        self._skipping = skipping
         # Set by the reader's owner: the log is damaged there.
         self.has_failed = False
         self._start_over()
@@ -95,7 +113,10 @@ class FilteredRead:
         return not self.is_full and self.next_offset < end_offset
 
     def advance(self, end_offset: int, scan_bytes_max: int) -> Steps[int]:
-        """Look through more batches below `end_offset`. Returns how many bytes were looked through."""
+        """Look through more batches below `end_offset`. Returns how many bytes were looked through.
+
+        Bytes that an index excludes count for as much as they cost.
+        """
         if self.log.removals != self._removals:
             self._start_over()
         scanned_bytes = 0
@@ -117,40 +138,104 @@ class FilteredRead:
 
     def _look_through(self, segment: Segment, end_offset: int, scan_bytes_max: int) -> Steps[int]:
         """Look through one segment."""
-        scanned_bytes, removals = 0, self._removals
-        size, file = segment.size, segment.file
-        position = segment.locate(self.next_offset)
-        for number, (at, header, batch) in enumerate(segment.batches(position), 1):
-            if header.base_offset >= end_offset or at >= size:
-                return scanned_bytes
+        index: TagIndex | None = None
+        skipping = self._skipping
+        if skipping is not None and segment.tag_index_key is not None:
+            yield None
+            index = yield from skipping.indexes.of(segment)
+            if self.log.removals != self._removals:
+                return 0
+        position, size = segment.locate(self.next_offset), segment.size
+        if skipping is None or index is None:
+            scanned_bytes, is_through = yield from self._look_at(
+                segment, position, size, end_offset, scan_bytes_max
+            )
+        else:
+            scanned_bytes, is_through = yield from self._look_at_pieces(
+                segment, index, skipping.probe, position, end_offset, scan_bytes_max
+            )
+        if is_through:
+            self._step_over_gap(segment, end_offset)
+        return scanned_bytes
+
+    def _look_at_pieces(
+        self,
+        segment: Segment,
+        index: TagIndex,
+        probe: Probe,
+        position: int,
+        end_offset: int,
+        scan_bytes_max: int,
+    ) -> Steps[tuple[int, bool]]:
+        """As `_look_at`, to the end of a sealed segment, for the batches that its index does not exclude."""
+        scanned_bytes, size = 0, segment.size
+        while position < size:
+            piece = yield from index.next_piece(probe, position)
+            if self.log.removals != self._removals:
+                return scanned_bytes, False
+            begin = size if piece is None else piece.position
+            scanned_bytes += (begin - position) // _SKIPPED_BYTES_A_BYTE
+            if piece is None:
+                break
+            if begin > position:
+                self._skip_to(min(piece.base_offset, end_offset))
+            scanned, is_through = yield from self._look_at(
+                segment, begin, piece.end_position, end_offset, scan_bytes_max - scanned_bytes
+            )
+            scanned_bytes += scanned
+            if not is_through:
+                return scanned_bytes, False
+            position = piece.end_position
+        return scanned_bytes, True
+
+    def _look_at(
+        self, segment: Segment, position: int, end_position: int, end_offset: int, scan_bytes_max: int
+    ) -> Steps[tuple[int, bool]]:
+        """Look through the batches between two positions. Returns how many bytes that were, and whether it was all."""
+        scanned_bytes, removals, file = 0, self._removals, segment.file
+        batches = segment.batches(position, end_position)
+        for number, (at, header, batch) in enumerate(batches, 1):
+            if header.base_offset >= end_offset:
+                return scanned_bytes, False
             if number % _BATCHES_A_STEP == 0:
                 yield None
             part: Part | None = FileSlice(file, at, header.size)
             if not header.is_control:
                 part = yield from self._left_of(header, batch, FileSlice(file, at, header.size))
             if self.log.removals != removals or self.is_full:
-                return scanned_bytes
+                return scanned_bytes, False
             if part is not None and not self._has_room(part):
                 self.is_full = True
-                return scanned_bytes
+                return scanned_bytes, False
             scanned_bytes += header.size
             self.next_offset = header.next_offset
             if part is not None:
                 self._add(part)
                 self._empty_from = self.next_offset
             self._empty_epoch = header.leader_epoch
+            position = at + header.size
             if scanned_bytes >= scan_bytes_max:
-                return scanned_bytes
-        self._step_over_gap(segment, end_offset)
-        return scanned_bytes
+                return scanned_bytes, False
+        if self.log.removals != removals:
+            return scanned_bytes, False
+        if position < end_position:
+            raise StorageError(f"{segment.path_of('log')}: no batch at position {position}")
+        return scanned_bytes, True
+
+    def _skip_to(self, offset: int) -> None:
+        """Step over offsets without a record to show."""
+        if offset > self.next_offset:
+            self.next_offset = offset
+            # That of the last batch before the offset, or of a gap after it; never one above that of the next batch.
+            self._empty_epoch = max(self._empty_epoch, self.log.epochs.epoch_of(offset - 1))
 
     def _step_over_gap(self, segment: Segment, end_offset: int) -> None:
-        """Compaction may leave a gap between the last batch of a segment and the next segment."""
+        """Step to the next segment. Compaction may leave a gap before it, and the index may exclude the rest."""
         following = next(
             (each.base_offset for each in self.log.segments if each.base_offset > segment.base_offset), None
         )
         if following is not None:
-            self.next_offset = max(self.next_offset, min(following, end_offset))
+            self._skip_to(min(following, end_offset))
 
     def _left_of(self, header: BatchHeader, batch: memoryview, whole: FileSlice) -> Steps[Part | None]:
         """What is kept of a batch; None when that is nothing."""

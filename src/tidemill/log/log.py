@@ -92,6 +92,7 @@ class Log:
                 f"{log_start_offset} when it was closed. Restore the files from a replica or a backup"
             )
         self.log_end_offset = self._find_end() if is_clean else self._recover()
+        self.active.drop_tag_index()
         self.size = sum(segment.size for segment in self._segments)
         if self.log_start_offset > self.log_end_offset:
             self._restart_at(self.log_start_offset, wall_ms)
@@ -110,12 +111,14 @@ class Log:
     # -- opening ---------------------------------------------------------------------------------------------
 
     def _load_segments(self, log_start_offset: int, wall_ms: int) -> None:
-        for base_offset in tidy(self._files, self.folder):
-            self._add_segment(base_offset, wall_ms, create=False)
+        for base_offset, has_tag_index in tidy(self._files, self.folder).items():
+            self._add_segment(base_offset, wall_ms, create=False, has_tag_index=has_tag_index)
         if not self._segments:
             self._add_segment(log_start_offset, wall_ms, create=True)
 
-    def _add_segment(self, base_offset: int, wall_ms: int, *, create: bool) -> Segment:
+    def _add_segment(
+        self, base_offset: int, wall_ms: int, *, create: bool, has_tag_index: bool = False
+    ) -> Segment:
         try:
             segment = Segment(
                 self._files,
@@ -125,6 +128,7 @@ class Log:
                 index_size_max=self.config.segment_index_bytes,
                 created_ms=wall_ms,
                 create=create,
+                has_tag_index=has_tag_index,
             )
         except OSError:
             if create:
@@ -579,5 +583,6 @@ class Log:
         assert self.recovery_point <= self.log_end_offset
         assert self.size == sum(segment.size for segment in self._segments)
         self.producers.check_invariants()
+        assert self.active.tag_index_key is None, "only a sealed segment may have a tag index"
         for segment in self._segments:
             segment.check_invariants()

@@ -1,8 +1,9 @@
-"""A cleaning in a process of its own: it parses records in Python, which in the broker's process takes the loop's time.
+"""A cleaning or an indexing in a process of its own. Both parse records in Python, which in the broker's process takes the
+loop's time.
 
-The parent starts `python -m tidemill.broker.disk.cleaning_process`, writes one pickled `Cleaning` to its stdin and reads one
-pickled outcome from its stdout: a `CleaningResult`, or the error that ended it. The process lives for one cleaning, so
-that an idle broker pays nothing for it. Both ends are this program, and nothing else can write to the pipes.
+The parent starts `python -m tidemill.broker.disk.cleaning_process`, writes one pickled plan to its stdin and reads one
+pickled outcome from its stdout: the result, or the error that ended it. The process lives for one plan, so that an
+idle broker pays nothing for it. Both ends are this program, and nothing else can write to the pipes.
 
 The child ends when its stdin does: a broker that was killed leaves no process behind that still writes to its folders.
 """
@@ -19,12 +20,26 @@ import threading
 from tidemill.errors import StorageError
 from tidemill.log.cleaning.cleaner import Cleaning, CleaningResult, clean
 from tidemill.log.files import DiskFiles
+from tidemill.log.segments.tag_index_files import Indexing, write_index
 
 _NICENESS = 5
+# An index only spares work. It waits for everything else.
+_INDEXING_NICENESS = 15
 
 
 async def clean_in_process(cleaning: Cleaning) -> CleaningResult:
     """Raises what the child raised."""
+    outcome = await _run_in_process(cleaning, cleaning.folder)
+    assert isinstance(outcome, CleaningResult)
+    return outcome
+
+
+async def index_in_process(indexing: Indexing) -> None:
+    """Raises what the child raised."""
+    await _run_in_process(indexing, indexing.path)
+
+
+async def _run_in_process(plan: Cleaning | Indexing, where: str) -> object:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -35,7 +50,7 @@ async def clean_in_process(cleaning: Cleaning) -> CleaningResult:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        request = pickle.dumps(cleaning)
+        request = pickle.dumps(plan)
         process.stdin.write(len(request).to_bytes(8, "big") + request)
         with contextlib.suppress(ConnectionError):  # its exit, below, says more
             await process.stdin.drain()
@@ -47,22 +62,25 @@ async def clean_in_process(cleaning: Cleaning) -> CleaningResult:
             process.kill()
         await process.wait()
     if not answer:
-        raise StorageError(f"{cleaning.folder}: the cleaning process died with {process.returncode}")
-    outcome = pickle.loads(answer)
+        raise StorageError(f"{where}: the process that worked on it died with {process.returncode}")
+    outcome: object = pickle.loads(answer)
     if isinstance(outcome, Exception):
         raise outcome
-    assert isinstance(outcome, CleaningResult)
     return outcome
 
 
 def main() -> None:
-    os.nice(_NICENESS)
     stdin = sys.stdin.buffer
-    cleaning = pickle.loads(stdin.read(int.from_bytes(stdin.read(8), "big")))
+    plan: Cleaning | Indexing = pickle.loads(stdin.read(int.from_bytes(stdin.read(8), "big")))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    outcome: CleaningResult | Exception
+    outcome: CleaningResult | Exception | None = None
     try:
-        outcome = clean(DiskFiles(), cleaning)
+        if isinstance(plan, Indexing):
+            os.nice(_INDEXING_NICENESS)
+            write_index(DiskFiles(), plan)
+        else:
+            os.nice(_NICENESS)
+            outcome = clean(DiskFiles(), plan)
     except (StorageError, OSError) as error:
         outcome = error
     sys.stdout.buffer.write(pickle.dumps(outcome))

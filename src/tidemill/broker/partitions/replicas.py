@@ -39,6 +39,7 @@ from tidemill.controller.image import MetadataImage, PartitionImage, ResourceTyp
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
+from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.raft.messages import TOPIC as METADATA_TOPIC
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.replication.leader import ProposeIsr
@@ -107,6 +108,7 @@ class Replicas:
         # Topics with delayed records, by name and by id.
         self.delaying: set[str | bytes] = set()
         self.filtered_work = LongWork(platform.run_blocking)
+        self.tag_indexes = TagIndexes(platform.files)
         self.delivery_work = LongWork(platform.run_blocking)
 
     # -- finding ---------------------------------------------------------------------------------------------
@@ -156,6 +158,10 @@ class Replicas:
     def partitions(self) -> Iterator[Partition]:
         for hosted in self.by_name.values():
             yield from hosted.values()
+
+    def sources_of_views(self) -> Iterator[Partition]:
+        for name in sorted({view.source for view in self.views.values()}):
+            yield from self.by_name.get(name, {}).values()
 
     # -- what partitions and fetch loops need of the broker --------------------------------------------------
 

@@ -13,6 +13,7 @@ from tidemill.controller.image import TopicImage
 from tidemill.filters.language import parse
 from tidemill.filters.matching import compile_filter
 from tidemill.log.filtered_read import Select
+from tidemill.log.segments.summaries import Probe
 from tidemill.protocol.record_walk import select
 from tidemill.types import TopicId
 
@@ -23,9 +24,12 @@ class View:
     topic_id: TopicId
     source: str
     select: Select
+    # Excludes parts of sealed segments by their index.
+    probe: Probe
     counts: TopicCounts
 
     @classmethod
     def configured(cls, topic: TopicImage, config: Mapping[str, str], counts: TopicCounts) -> Self:
-        matcher = compile_filter(parse(config[VIEW_FILTER]))
-        return cls(topic.name, topic.id, config[VIEW_SOURCE], partial(select, matcher=matcher), counts)
+        parsed = parse(config[VIEW_FILTER])
+        shown = partial(select, matcher=compile_filter(parsed))
+        return cls(topic.name, topic.id, config[VIEW_SOURCE], shown, Probe(parsed), counts)

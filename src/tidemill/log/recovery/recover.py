@@ -105,6 +105,7 @@ def _cut_off_after(files: Files, segments: list[Segment], number: int, position:
     torn.truncate_to_position(position)
     for segment in segments[number + 1 :]:
         segment.close()
+        segment.drop_tag_index()
         bytes_cut += segment.size
         for path in segment.paths:
             if files.exists(path):

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from tidemill.errors import StorageError
 from tidemill.log.files import Files
-from tidemill.log.segments.segment import INDEX_SUFFIXES, SUFFIXES, SWAP, read_batches, segment_name
+from tidemill.log.segments.segment import (
+    INDEX_SUFFIXES,
+    SUFFIXES,
+    SWAP,
+    TAG_INDEX,
+    read_batches,
+    segment_name,
+)
 from tidemill.protocol.records import checksum_matches
 
 _SWAPPED_LOG = f".log{SWAP}"
@@ -40,10 +47,10 @@ def _complete(files: Files, folder: str, base_offset: int, bases: list[int]) -> 
         )
     for covered in bases:
         if base_offset < covered < end_offset:
-            for suffix in SUFFIXES:
+            for suffix in (*SUFFIXES, TAG_INDEX):
                 files.remove(f"{folder}/{segment_name(covered)}.{suffix}")
     # The old indexes are removed before the new log gets its name: their positions are wrong in it.
-    for suffix in INDEX_SUFFIXES:
+    for suffix in (*INDEX_SUFFIXES, TAG_INDEX):
         files.remove(f"{stem}.{suffix}")
     if files.exists(f"{stem}.txnindex{SWAP}"):
         files.rename(f"{stem}.txnindex{SWAP}", f"{stem}.txnindex")

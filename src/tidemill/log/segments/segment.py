@@ -36,6 +36,8 @@ CLEANED, SWAP, IN_PLACE = ".cleaned", ".swap", ""
 INDEX_SUFFIXES = ("index", "timeindex")
 # The last one exists only when the segment has aborted transactions.
 SUFFIXES = ("log", *INDEX_SUFFIXES, "txnindex")
+# The tag index. Only sealed segments of topics with views have one.
+TAG_INDEX = "tagindex"
 # A consumer at the end of the log fetches an offset that was appended a moment ago. These need no index lookup.
 _RECENT_APPENDS_MAX = 64
 
@@ -106,6 +108,7 @@ class Segment:
         "max_timestamp_offset",
         "offset_index",
         "size",
+        "tag_index_key",
         "txn_index",
     )
 
@@ -120,6 +123,7 @@ class Segment:
         created_ms: int,
         create: bool = False,
         state: str = IN_PLACE,
+        has_tag_index: bool = False,
     ) -> None:
         self._files = files
         self._folder = folder
@@ -131,6 +135,8 @@ class Segment:
         self._bytes_since_index_entry = 0
         self._recent: dict[int, int] = {}
         self._is_damaged = False
+        # Another object for each tag index that the segment gets; None while it has none.
+        self.tag_index_key: object | None = object() if has_tag_index else None
         if create:
             # Index files of an earlier segment of this name, left by a crash, do not belong to the new one.
             for path in self.paths[1:]:
@@ -148,7 +154,8 @@ class Segment:
 
     @property
     def paths(self) -> list[str]:
-        return [self.path_of(suffix) for suffix in SUFFIXES]
+        suffixes = SUFFIXES if self.tag_index_key is None else (*SUFFIXES, TAG_INDEX)
+        return [self.path_of(suffix) for suffix in suffixes]
 
     def _open_indexes(self) -> None:
         try:
@@ -288,6 +295,7 @@ class Segment:
 
         Raises `StorageError` when an earlier batch is damaged; the file is truncated nevertheless.
         """
+        self.drop_tag_index()
         self._file.truncate(position)
         self._file.sync()
         self.size = position
@@ -333,7 +341,19 @@ class Segment:
             if self._files.exists(path):
                 self._files.rename(path, f"{path}.deleted")
                 renamed.append(f"{path}.deleted")
+        self.tag_index_key = None
         return renamed
+
+    def take_tag_index(self, path: str) -> None:
+        """Take a new tag index: the file at `path`."""
+        self._files.rename(path, self.path_of(TAG_INDEX))
+        self.tag_index_key = object()
+
+    def drop_tag_index(self) -> None:
+        """Remove the tag index, before the batches change that it describes or because it is broken."""
+        if self.tag_index_key is not None:
+            self._files.remove(self.path_of(TAG_INDEX))
+            self.tag_index_key = None
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -428,9 +448,11 @@ class Segment:
             position += header.size
         return position
 
-    def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    def batches(
+        self, position: int = 0, end_position: int | None = None
+    ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Returns every whole batch from a position on, with its bytes. Stops at the first implausible one."""
-        for found in read_batches(self._file, self.size, position):
+        for found in read_batches(self._file, self.size if end_position is None else end_position, position):
             if not can_hold(self.base_offset, found[1]):
                 return
             yield found
@@ -473,8 +495,10 @@ class Segment:
     def recover(self, on_batch: Callable[[BatchHeader], None]) -> int:
         """Verify every batch and rebuild the indexes. Returns the position of the first broken batch.
 
-        The log file is not changed; the log decides whether to truncate it.
+        The log file is not changed; the log decides whether to truncate it. The tag index may be of batches that a
+        crash has taken, so it goes.
         """
+        self.drop_tag_index()
         self._forget_indexes()
         end = 0
         expected_offset = self.base_offset

@@ -177,6 +177,10 @@ class TagIndex:
             return None
         return index
 
+    @property
+    def size(self) -> int:
+        return len(self._content)
+
     def next_piece(self, probe: Probe, position: int) -> Steps[Piece | None]:
         """The first batches at or after the batch at `position` that have to be read. None when there are none.
 

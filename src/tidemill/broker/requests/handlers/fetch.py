@@ -42,7 +42,7 @@ from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead, Select, both
+from tidemill.log.filtered_read import Filtered, FilteredRead, Select, Skipping, both
 from tidemill.log.hidden_records import select_shown
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
@@ -308,7 +308,12 @@ class ConsumerFetch:
                 on_undecodable = partial(self._broker.replicas.report_undecodable, partition)
                 max_bytes = min(wanted.partition_max_bytes, self._request.max_bytes)
                 read = self._filtered[key] = FilteredRead(
-                    log, wanted.fetch_offset, select, max_bytes, on_undecodable
+                    log,
+                    wanted.fetch_offset,
+                    select,
+                    max_bytes,
+                    on_undecodable,
+                    None if view is None else Skipping(view.probe, self._broker.replicas.tag_indexes),
                 )
             try:
                 scanned = yield from read.advance(self._end_offset(partition), scan_bytes_max - scanned_bytes)

@@ -1,0 +1,91 @@
+"""The files of tag indexes: `<base offset>.tagindex` beside a sealed segment, and those in memory.
+
+A worker process writes the index of a segment to a temporary file. The owner of the log then gives it to the segment,
+unless the log has lost or replaced segments meanwhile. The file is not synced: it has a checksum, and without it reads
+are only slower.
+
+The index names its segment by size alone, so a segment loses it before its batches change: `Segment.drop_tag_index`.
+After a crash, segments above the recovery point lose theirs too. Segments get one only below the recovery point.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from tidemill.log.files import Files
+from tidemill.log.segments.segment import TAG_INDEX, Segment, read_batches
+from tidemill.log.segments.tag_index import TagIndex, build
+from tidemill.protocol.steps import Steps
+
+# A gibibyte of small records with few headers has an index of about one.
+_LOADED_BYTES_MAX = 32 << 20
+
+
+class Indexing(NamedTuple):
+    """The plan of an index: plain values that can be sent to another process."""
+
+    segment_path: str
+    segment_size: int
+    # Ends with `.tmp`, so that the next start removes what a crash leaves.
+    path: str
+
+    @classmethod
+    def of(cls, segment: Segment) -> Indexing:
+        return cls(segment.path_of("log"), segment.size, f"{segment.path_of(TAG_INDEX)}.tmp")
+
+
+def write_index(files: Files, indexing: Indexing) -> None:
+    """Build an index and write its temporary file. Raises `StorageError` when the segment is damaged."""
+    file = files.open(indexing.segment_path, writable=False)
+    content = build(read_batches(file, indexing.segment_size), indexing.segment_size)
+    target = files.open(indexing.path, create=True)
+    target.truncate(0)
+    target.write(content, 0)
+
+
+class TagIndexes:
+    """The indexes in memory, up to a number of bytes. The least recently used one goes first."""
+
+    def __init__(self, files: Files, bytes_max: int = _LOADED_BYTES_MAX) -> None:
+        self._files = files
+        self._bytes_max = bytes_max
+        # By the segment's key for it, so that no deleted segment is kept here.
+        self._loaded: dict[object, TagIndex] = {}
+        self._loaded_bytes = 0
+
+    def of(self, segment: Segment) -> Steps[TagIndex | None]:
+        """The index of a segment; None when it has none, or a broken one, which is removed."""
+        key = segment.tag_index_key
+        if key is None:
+            return None
+        index = self._loaded.pop(key, None)
+        if index is None:
+            path = segment.path_of(TAG_INDEX)
+            index = yield partial(_load, self._files, path, segment.size)
+            if segment.tag_index_key is not key:
+                return None
+            if index is None:
+                _drop(segment)
+                return None
+            if key not in self._loaded:
+                self._loaded_bytes += index.size
+        self._loaded[key] = index
+        while self._loaded_bytes > self._bytes_max:
+            self._loaded_bytes -= self._loaded.pop(next(iter(self._loaded))).size
+        return index
+
+
+def _load(files: Files, path: str, segment_size: int) -> TagIndex | None:
+    try:
+        return TagIndex.open(files.read(path), segment_size)
+    except OSError:
+        return None
+
+
+def _drop(segment: Segment) -> None:
+    try:
+        segment.drop_tag_index()
+    except OSError:
+        # The disk fails. The index is read again by the next reader, and not used.
+        return

@@ -1,0 +1,164 @@
+"""The background indexing for views: what it picks, and what it does when something is in the way."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.log.batches import T0, append, batch, small_segments
+from tests.unit.log.indexed import check_indexes, index_files
+from tidemill.broker.disk.cleaning_process import index_in_process
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.tag_indexing import TagIndexer
+from tidemill.errors import StorageError
+from tidemill.log.files import DiskFiles, Files
+from tidemill.log.log import Log
+from tidemill.log.segments.segment import TAG_INDEX
+from tidemill.log.segments.tag_index_files import Indexing, write_index
+from tidemill.sim.disk import SimulatedDisk
+from tidemill.types import TopicPartition
+
+TOPIC_ID = bytes(15) + b"\x01"
+
+
+class Broker:
+    """Partitions that views show, and an indexer whose blocking work is done at once."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self.shown: list[Partition] = []
+        self.during_work: Callable[[], object] = lambda: None
+        self.indexer = TagIndexer(files, lambda: self.shown, self._run_blocking)
+
+    # What a partition needs of its broker, none of which indexing uses.
+    syncer = None
+
+    def propose(self, partition: Partition, proposal: object) -> None: ...
+    def reconsider_later(self, partition: Partition) -> None: ...
+    def went_offline(self, partition: Partition, reason: str) -> None: ...
+
+    async def _run_blocking(self, function: Callable[[], Any]) -> Any:
+        result = function()
+        self.during_work()
+        return result
+
+    def add(self, name: str) -> Log:
+        folder = f"/data/{name}-0"
+        self.files.make_folder(folder)
+        config = small_segments()
+        log = Log(self.files, folder, config, wall_ms=T0)
+        self.shown.append(Partition(TopicPartition(name, 0), TOPIC_ID, log, config, cast("Any", self)))
+        return log
+
+
+def fill(log: Log, sealed: int, timestamp: int = T0) -> None:
+    """So many sealed segments, on disk, and an active one."""
+    while len(log.segments) <= sealed:
+        append(log, batch(2, timestamps=[timestamp + len(log.segments)] * 2))
+    work = log.sync_work()
+    work.run()
+    log.synced(work.end_offset, T0)
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk()
+
+
+async def test_the_newest_segment_comes_first_and_each_is_indexed_once(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    old, new = broker.add("old"), broker.add("new")
+    fill(old, 1)
+    fill(new, 2, T0 + 1000)
+    order = []
+    while await broker.indexer.index_newest():
+        order.append((index_files(disk, old.folder), index_files(disk, new.folder)))
+    first, second = (segment.base_offset for segment in new.segments[:2])
+    assert order == [([], [second]), ([], [first, second]), ([0], [first, second])]
+    assert (check_indexes(disk, old), check_indexes(disk, new)) == (1, 2)
+
+
+async def test_a_segment_above_the_recovery_point_waits(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    log = broker.add("t")
+    fill(log, 3)
+    log.recovery_point = log.segments[2].base_offset - 1
+    while await broker.indexer.index_newest():
+        pass
+    assert index_files(disk, log.folder) == [0]
+
+
+def _cut(log: Log) -> None:
+    log.truncate_to(1)
+
+
+def _delete_front(log: Log) -> None:
+    log.move_start(log.segments[1].base_offset)
+
+
+@pytest.mark.parametrize("change", [_cut, _delete_front])
+async def test_an_index_of_a_log_that_changed_meanwhile_is_dropped(
+    disk: SimulatedDisk, change: Callable[[Log], None]
+) -> None:
+    broker = Broker(disk)
+    log = broker.add("t")
+    fill(log, 2)
+    broker.during_work = lambda: change(log)
+    assert await broker.indexer.index_newest()
+    assert all(segment.tag_index_key is None for segment in log.segments)
+    assert not [name for name in disk.list(log.folder) if TAG_INDEX in name]
+
+
+async def test_a_partition_that_went_away_meanwhile_is_left_alone(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    log = broker.add("t")
+    fill(log, 1)
+    broker.during_work = lambda: setattr(broker.shown[0].reader, "log", None)
+    assert await broker.indexer.index_newest()
+    assert index_files(disk, log.folder) == []
+    assert not await broker.indexer.index_newest()
+
+
+async def test_a_damaged_segment_is_reported_once_and_the_others_are_indexed(
+    disk: SimulatedDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(disk)
+    log = broker.add("t")
+    fill(log, 3)
+    disk.flip_bit(log.segments[1].path_of("log"), 16)  # the magic byte
+    with caplog.at_level(logging.WARNING):
+        while await broker.indexer.index_newest():
+            pass
+    assert index_files(disk, log.folder) == [0, log.segments[2].base_offset]
+    assert len(caplog.records) == 1
+
+
+async def test_on_a_full_disk_it_tries_again_later(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    log = broker.add("t")
+    fill(log, 1)
+    disk.fail("write", pattern=f"*{TAG_INDEX}*", error=errno.ENOSPC)
+    assert not await broker.indexer.index_newest()
+    assert index_files(disk, log.folder) == []
+    disk.heal()
+    assert await broker.indexer.index_newest()
+    assert check_indexes(disk, log) == 1
+
+
+async def test_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:
+    log = Log(DiskFiles(), str(tmp_path), small_segments(), wall_ms=T0)
+    fill(log, 1)
+    indexing = Indexing.of(log.segments[0])
+    write_index(DiskFiles(), indexing)
+    expected = DiskFiles().read(indexing.path)
+    DiskFiles().remove(indexing.path)
+    await index_in_process(indexing)
+    assert DiskFiles().read(indexing.path) == expected
+    with pytest.raises(StorageError, match="are batches"):
+        await index_in_process(indexing._replace(segment_size=indexing.segment_size - 1))
+    log.close()
