@@ -30,6 +30,8 @@ COLUMNS = {
     "messages_per_s": Column("msgs/s", 0),
     "broker_cpu_s_per_gb": Column("broker CPU-s/GB", 2),
     "client_cpu_s_per_gb": Column("client CPU-s/GB", 2),
+    "network_mb": Column("network MB", 1),
+    "index_cpu_s_per_gb": Column("index CPU-s/GB", 1),
     "commit_p50_ms": Column("commit p50 ms", 2),
     "commit_p99_ms": Column("commit p99 ms", 2),
     "transactions_per_s": Column("transactions/s", 0),

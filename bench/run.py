@@ -23,6 +23,7 @@ from bench import (
     small_requests,
     startup,
     transactions,
+    views,
 )
 from bench.apache_kafka import KafkaFailedError
 from bench.brokers import Broker, BrokerFailedError, Target
@@ -47,6 +48,7 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
     "groups": groups.cases,
     "transactions": transactions.cases,
     "compaction": compaction.cases,
+    "views": views.cases,
     "memory": startup.after_load_cases,
     "partitions": partitions.cases,
     "metrics-cost": metrics_cost.cases,
