@@ -6,6 +6,7 @@ import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.log.batches import T0, append, batch, small_segments
 from tests.unit.log.indexed import check_indexes, index_files
 from tidemill.broker.disk.cleaning_process import index_in_process
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.partitions.tag_indexing import TagIndexer
 from tidemill.errors import StorageError
 from tidemill.log.files import DiskFiles, Files
@@ -81,6 +83,15 @@ async def test_the_newest_segment_comes_first_and_each_is_indexed_once(disk: Sim
     first, second = (segment.base_offset for segment in new.segments[:2])
     assert order == [([], [second]), ([], [first, second]), ([0], [first, second])]
     assert (check_indexes(disk, old), check_indexes(disk, new)) == (1, 2)
+
+
+def test_only_partitions_that_a_view_shows_are_indexed() -> None:
+    views = {name: SimpleNamespace(source="shown") for name in ("view", b"id of the view", "second view")}
+    hosted = {name: {0: f"{name}-0", 1: f"{name}-1"} for name in ("plain", "shown", "view")}
+    replicas = cast("Any", SimpleNamespace(views=views, by_name=hosted))
+    assert [str(each) for each in Replicas.sources_of_views(replicas)] == ["shown-0", "shown-1"]
+    replicas.views = {}
+    assert list(Replicas.sources_of_views(replicas)) == []
 
 
 async def test_a_segment_above_the_recovery_point_waits(disk: SimulatedDisk) -> None:
