@@ -35,7 +35,18 @@ def _take_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _allow_slow_examples() -> None:
+    """Hypothesis fails an example that takes longer than 200 ms, which a busy machine does to any of them."""
+    try:
+        from hypothesis import settings
+    except ImportError:  # environments for one version of Spark
+        return
+    settings.register_profile("busy machine", deadline=None)
+    settings.load_profile("busy machine")
+
+
 _take_interrupts()
+_allow_slow_examples()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tidemill views create eu-orders --from orders --where \"region = 'eu' and not 'test' in tags\"\n"
         "tidemill views create gold --from orders --where \"key starts with 'gold-' or tier in ('gold', 'vip')\"",
     )
-    create.add_argument("view", metavar="VIEW")
+    create.add_argument("view", metavar="VIEW", help="the name of the new view")
     create.add_argument(
         "--from", dest="source", metavar="TOPIC", required=True, help="the topic that it shows"
     )
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "give a view another filter, for what is read from now on",
         "tidemill views alter eu-orders --where \"region in ('eu', 'ch')\"",
     )
-    alter.add_argument("view", metavar="VIEW")
+    alter.add_argument("view", metavar="VIEW", help="the name of a view")
     _add_filter(alter)
     delete = add_verb(
         verbs,
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "delete views; the records of their sources stay",
         "tidemill views delete eu-orders\ntidemill views delete eu-orders gold --yes",
     )
-    delete.add_argument("views", metavar="VIEW", nargs="+")
+    delete.add_argument("views", metavar="VIEW", nargs="+", help="the names of views")
     delete.add_argument("--yes", action="store_true", help="do not ask")
 
 

@@ -182,13 +182,15 @@ class ConsumerFetch:
         can_grow = False
         answers: list[Answer[Records]] = []
         access = self._access
+        delaying = () if self._sees_hidden else self._broker.replicas.delaying
         for key, wanted, _ in self._wanted:
             if access is not None and not self._may_read(access, key[0]):
                 is_urgent = self._has_errors = True
                 answers.append((key, Fetched(wanted.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED), None))
                 continue
             partition, error = self._broker.replicas.find(key)
-            is_filtered = error is ErrorCode.INVALID_TOPIC_EXCEPTION or key in self._filtered
+            # A topic may be created while the fetch waits: what waits in it must not be shown either.
+            is_filtered = error is ErrorCode.INVALID_TOPIC_EXCEPTION or (delaying and key[0] in delaying)
             if is_filtered:
                 partition, _, error = self._broker.replicas.find_readable(key)
             if partition is None:
