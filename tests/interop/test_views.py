@@ -93,7 +93,8 @@ def test_a_view_has_the_ends_of_its_source(client: Client, other: Client, topic:
 def test_a_producer_is_refused(client: Client, other: Client, topic: str, view: str) -> None:
     with pytest.raises(ClientError) as refused:
         client.produce(view, [Message(b"v", headers=SHOWN)])
-    assert refused.value.code == INVALID_TOPIC_EXCEPTION
+    # kcat prints the error's name and no code.
+    assert refused.value.code == INVALID_TOPIC_EXCEPTION or "Invalid topic" in str(refused.value)
     assert other.end_offset(topic, 0) == 0
 
 

@@ -24,6 +24,7 @@ from tidemill.sim.checker import (
     MessageId,
     Revoked,
     Sent,
+    Shown,
     Violation,
     check,
 )
@@ -53,6 +54,10 @@ class Script:
 
     def found(self, number: int, offset: int, partition: TopicPartition = P0) -> Script:
         self.events.append(Found(self._now(), partition, offset, MessageId("p", number)))
+        return self
+
+    def shown(self, number: int, offset: int) -> Script:
+        self.events.append(Shown(self._now(), "reader", P0, offset, MessageId("p", number)))
         return self
 
     def ended(self, partition: TopicPartition = P0) -> Script:
@@ -138,6 +143,11 @@ def _marks() -> list[pytest.Mark]:
             "nothing_read_vanishes",
             script().assigned(A, None).delivered(A, 0).delivered(A, 1).found(0, 0).ended(),
             "a of g read p/1 at t-0 offset 1, which is gone",
+        ),
+        (
+            "views_show_what_matches",
+            script().found(0, 0).found(1, 1).found(2, 2).ended().shown(0, 0).shown(2, 2),
+            "record 1 of the view of t-0 is (2, MessageId(producer='p', number=2)) and not (1, ",
         ),
         ("nothing_is_invented", script().found(99, 0), "p/99 at t-0 offset 0 was never sent"),
         (
