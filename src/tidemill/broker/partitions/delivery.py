@@ -59,6 +59,7 @@ class DelayedDelivery:
         "_carry_before",
         "_config",
         "_host",
+        "_is_woken",
         "_is_working",
         "_leadership",
         "_log",
@@ -88,6 +89,8 @@ class DelayedDelivery:
         self._log: Log | None = None
         self._carry_before = 0
         self._is_working = False
+        # Whether something became visible during a round, which may have looked before.
+        self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
 
     # -- its life --------------------------------------------------------------------------------------------
@@ -120,8 +123,6 @@ class DelayedDelivery:
 
     def retained_offset(self, log: Log) -> int:
         """Retention must keep the log from here on."""
-        if not self._config.tidemill_delays_enable:
-            return log.log_end_offset
         state = self._state
         if state is None or state.end_offset < self._reader.high_watermark:
             # A follower moves its log start with the leader's, which knows what is pending.
@@ -137,13 +138,14 @@ class DelayedDelivery:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def _grew(self, _added_bytes: int) -> None:
-        # The listener stays registered: it is told of everything that becomes visible.
+        # Registered for good, not for one round.
         self._wake()
 
     def _wake(self) -> None:
         if self._is_working or self._state is None:
+            self._is_woken = True
             return
-        self._is_working = True
+        self._is_working, self._is_woken = True, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -159,7 +161,7 @@ class DelayedDelivery:
             if not isinstance(error, ApiError | OSError):
                 logger.error("%s: delivering delayed records failed", self._name, exc_info=error)
             self._look_after(_RETRY_S)
-        elif not is_done:
+        elif not is_done or self._is_woken:
             self._wake()
         elif state.next_due_ms is not None:
             left_s = (state.next_due_ms - self._host.wall_ms()) / 1000
