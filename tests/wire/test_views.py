@@ -194,7 +194,7 @@ def test_poisoned_batches_are_not_shown_and_harm_nothing(
 def test_failure_34_a_view_at_rest_is_fetched_once_for_each_wait(
     target: RunningBroker, topic: str, view: str
 ) -> None:
-    """A selective view of a busy source: its consumer hears of it when something is shown, or its time is over."""
+    """A selective view of a busy source: its consumer gets an answer when something is shown, or when its time is over."""
     is_over = threading.Event()
 
     def write() -> None:

@@ -14,12 +14,11 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
 from tidemill.client.producer import Producer
 from tidemill.config import DELAYS_ENABLE
-from tidemill.delays.requests import CANCEL, SCHEDULE_ID, may_hold_requests
+from tidemill.delays.requests import CANCEL, SCHEDULE_ID, delay_records
 from tidemill.delays.state import PartitionDelays
-from tidemill.errors import ApiError, ErrorCode, ProtocolError
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN
-from tidemill.protocol.record_walk import records_of
-from tidemill.protocol.records import TRANSACTIONAL, BatchHeader, Header, Record, iterate_records
+from tidemill.protocol.records import TRANSACTIONAL, BatchHeader, Header, Record
 from tidemill.types import TopicPartition
 
 
@@ -102,10 +101,6 @@ class DelayAdmin:
         level = READ_COMMITTED | READ_HIDDEN
         for answer in fetch_range(self._cluster, tp, start_offset, end_offset, isolation_level=level):
             for header, batch in answer.batches:
-                try:
-                    has_requests = may_hold_requests(records_of(batch, header))
-                    records = list(iterate_records(batch, header)) if has_requests else []
-                except ProtocolError:
-                    records = []
                 # Every transaction that was read is committed, so its records count where they stand.
-                yield header._replace(attributes=header.attributes & ~TRANSACTIONAL), records
+                committed = header._replace(attributes=header.attributes & ~TRANSACTIONAL)
+                yield committed, delay_records(batch, header)

@@ -266,18 +266,16 @@ class FilteredRead:
 
     def _add(self, part: Part) -> None:
         last = self._parts[-1] if self._parts else None
-        if isinstance(part, FileSlice):
-            self.length += part.length
-            if (
-                isinstance(last, FileSlice)
-                and last.file is part.file
-                and last.position + last.length == part.position
-            ):
-                self._parts[-1] = last._replace(length=last.length + part.length)
-                return
+        self.length += part.length if isinstance(part, FileSlice) else len(part)
+        if (
+            isinstance(part, FileSlice)
+            and isinstance(last, FileSlice)
+            and last.file is part.file
+            and last.position + last.length == part.position
+        ):
+            self._parts[-1] = last._replace(length=last.length + part.length)
         else:
-            self.length += len(part)
-        self._parts.append(part)
+            self._parts.append(part)
         self.is_full = self.length >= self._max_bytes
 
     def result(self) -> Filtered | None:
