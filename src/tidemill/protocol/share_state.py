@@ -1,0 +1,84 @@
+"""The durable state of one partition of a share group, as values: its key, what is written and what is read.
+
+The messages are in `api/share_state.py`. These values are immutable, so that machines and tasks may keep them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidemill.types import TopicId, uuid_bytes, uuid_text
+
+# The start offset of a partition whose first read has not decided it yet (`share.auto.offset.reset`).
+NO_START_OFFSET = -1
+# The count of records that are complete, where a broker of an earlier version does not say it.
+NO_DELIVERY_COMPLETE_COUNT = -1
+
+
+class SharePartitionKey(NamedTuple):
+    """One partition of one share group. Its text is the key of FindCoordinator and decides the shard."""
+
+    group_id: str
+    topic_id: TopicId
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.group_id}:{uuid_text(self.topic_id)}:{self.partition}"
+
+    @classmethod
+    def parse(cls, text: str) -> SharePartitionKey:
+        """Reads a key of FindCoordinator; `ValueError` says what is wrong. A group id may contain colons."""
+        parts = text.rsplit(":", 2)
+        if len(parts) != 3:
+            raise ValueError(f"{text!r} has not the form groupId:topicId:partition")
+        group_id, topic_id, partition = parts
+        if not group_id:
+            raise ValueError("the group id is empty")
+        if not (partition.isascii() and partition.isdigit()):
+            raise ValueError(f"{partition!r} is not a partition")
+        return cls(group_id, TopicId(uuid_bytes(topic_id)), int(partition))
+
+
+class StateBatch(NamedTuple):
+    """Consecutive offsets with the same delivery state and count. `last_offset` is inclusive, as on the wire."""
+
+    first_offset: int
+    last_offset: int
+    # 0 available, 2 acknowledged, 4 archived. What is acquired (1) is never durable.
+    delivery_state: int
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareState:
+    """The state of a share partition as its new leader reads it."""
+
+    state_epoch: int
+    # NO_START_OFFSET: the reader decides by `share.auto.offset.reset`.
+    start_offset: int
+    # In order of offsets, without overlap; offsets between them were never delivered.
+    batches: tuple[StateBatch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStateChange:
+    """One write of the share partition's leader."""
+
+    state_epoch: int
+    leader_epoch: int
+    # NO_START_OFFSET leaves it where it is.
+    start_offset: int
+    batches: tuple[StateBatch, ...] = ()
+    # How many records from the start offset on are acknowledged or archived, for the lag (KIP-1226).
+    delivery_complete_count: int = NO_DELIVERY_COMPLETE_COUNT
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStateSummary:
+    """The state without its batches, for the offsets and the lag of a share group."""
+
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
