@@ -122,6 +122,46 @@ def test_a_partition_is_not_confirmed_before_its_record_is_committed() -> None:
     assert token not in world.asked
 
 
+def verification(transactional_id: str, producer_id: int, epoch: int) -> AddPartitionsToTxnRequest:
+    transaction = AddPartitionsToTxnTransaction(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        verify_only=True,
+        topics=[AddPartitionsToTxnTopic(name="orders", partitions=[0])],
+    )
+    return AddPartitionsToTxnRequest(transactions=[transaction])
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        verification("unknown", 1001, 0),
+        verification("tx", 1001, 0),
+        verification("tx", 1000, 1),
+        EndTxnRequest(transactional_id="unknown", producer_id=1001, producer_epoch=0, committed=True),
+        EndTxnRequest(transactional_id="tx", producer_id=1000, producer_epoch=5, committed=True),
+        EndTxnRequest(transactional_id="tx", producer_id=1000, producer_epoch=0, committed=True),
+        AddOffsetsToTxnRequest(transactional_id="unknown", producer_id=1001, producer_epoch=0, group_id="g"),
+        InitProducerIdRequest(
+            transactional_id="tx", transaction_timeout_ms=60_000, producer_id=7, producer_epoch=3
+        ),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_a_coordinator_that_was_replaced_gives_out_no_final_refusal(refused: Request) -> None:
+    """The successor may know the producer. Only a commit proves that there is no successor."""
+    world = World()
+    init(world)
+    known = dict(world.machine.transactions)
+    world.holds_commits = True
+    token = world.ask("c", refused)
+    assert token in world.asked
+    assert world.machine.transactions == known
+    world.release_commits()
+    assert token not in world.asked
+
+
 def test_markers_are_wanted_only_when_the_decision_is_committed() -> None:
     world = World()
     init(world)

@@ -14,7 +14,7 @@ out a decision that was made elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,6 +71,10 @@ else:
     Decision = machine.Decision
 
 _END_BUMPS_EPOCH_SINCE = 5
+# A producer gives up after these. TRANSACTION_ABORTABLE only makes it abort and begin again.
+_FINAL_REFUSALS = frozenset(
+    {ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_TXN_STATE}
+)
 # A completion that could not be written is tried again after this time.
 _RETRY_MS = 100
 # Tombstones are written in batches of about this size.
@@ -174,7 +178,18 @@ class Transactions:
             return self._HANDLERS[type(request.request)](self, request.request, request.caller, steady_ms)
         except ApiError as error:
             response = error_response(request.request, request.caller.api_version, error.code)
+            return self._refuse(_transactional_id(request), {error.code}, response)
+
+    def _refuse(self, transactional_id: str, codes: Iterable[ErrorCode], response: Response) -> Decision:
+        """Refuses a request. A final refusal restates what it rests on, and is given out when that is committed.
+
+        A coordinator that has been replaced, and does not know it yet, lacks what its successor has written. Its refusal
+        would end a producer that the successor knows. Its record is never committed, so the refusal is never given out.
+        """
+        if not transactional_id or _FINAL_REFUSALS.isdisjoint(codes):
             return Decision(reply=response)
+        known = TransactionRecord(transactional_id, self.transactions.get(transactional_id))
+        return Decision([known], response)
 
     def expire(self, steady_ms: int) -> Decision | None:
         """Returns the next due decision: one transaction's abort or one batch of tombstones; None when nothing is due."""
@@ -257,7 +272,7 @@ class Transactions:
             transaction = self.transactions.get(wanted.transactional_id)
             errors = {each: transaction_rules.verified(transaction, producer, each) for each in partitions}
             response = verified_response(wanted, caller.api_version, errors)
-            return Decision(reply=response)
+            return self._refuse(wanted.transactional_id, errors.values(), response)
         response = added_response(wanted, caller.api_version, ErrorCode.NONE)
         is_batched = caller.api_version >= ADD_PARTITIONS_BATCHED_SINCE
         client_version = EPOCH_BUMP_SINCE if is_batched else 0
@@ -508,6 +523,13 @@ class Transactions:
         DescribeTransactionsRequest: _describe,
         ListTransactionsRequest: _list,
     }
+
+
+def _transactional_id(call: TransactionCall) -> str:
+    """Returns the transactional id that the request is about; empty when it is about none, or about several."""
+    if isinstance(call.request, AddPartitionsToTxnRequest):
+        return added_transaction(call.request, call.caller.api_version).transactional_id
+    return getattr(call.request, "transactional_id", None) or ""
 
 
 def _expected_producer(request: InitProducerIdRequest) -> Producer | None:
