@@ -62,6 +62,10 @@ def client_context(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
+def enables_kernel_tls(context: ssl.SSLContext) -> bool:
+    return bool(context.options & _OP_ENABLE_KTLS)
+
+
 def kernel_has_tls() -> bool:
     """Whether the kernel can encrypt what `sendfile` sends."""
     try:

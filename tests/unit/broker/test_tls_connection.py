@@ -20,6 +20,7 @@ from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.net.network import Address, Dispatch, Entrance, Peer, ServerLimits
 from tidemill.broker.net.server import Server
 from tidemill.broker.net.sockets import SocketNetwork
+from tidemill.broker.net.tls_socket import KernelTlsSocket, TlsSocket
 from tidemill.broker.requests.sasl import SaslGate, server_settings
 from tidemill.config import Login, SaslSettings
 from tidemill.log.files import DiskFiles, FileSlice
@@ -44,6 +45,13 @@ LIMIT_S = 30.0
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
+
+
+@pytest.fixture(params=[TlsSocket, KernelTlsSocket], autouse=True)
+def kind_of_socket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of sockets: OpenSSL between memory and kernel, and OpenSSL on the descriptor."""
+    on_descriptor = request.param is KernelTlsSocket
+    monkeypatch.setattr("tidemill.broker.net.tls.enables_kernel_tls", lambda _context: on_descriptor)
 
 
 def contexts(authority: Authority, *, client_auth: str = "none", version: str = "TLSv1.3") -> TlsContexts:

@@ -34,6 +34,7 @@ from time import perf_counter
 from tidemill.broker.net.network import Part
 from tidemill.broker.net.receive_buffer import ReceiveBuffer
 from tidemill.broker.net.request_order import InFlight, Order, order_of
+from tidemill.broker.net.tls_socket import ByteSocket
 from tidemill.broker.net.turns import TURN_S, Turns
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
@@ -100,7 +101,7 @@ class Connection:
     def __init__(
         self,
         loop: AbstractEventLoop,
-        sock: socket.socket,
+        sock: ByteSocket,
         peer: str,
         local_address: tuple[str, int],
         listener_name: str,

@@ -7,9 +7,9 @@ whichever side opened it.
 
 from __future__ import annotations
 
-import socket
 import struct
 
+from tidemill.broker.net.tls_socket import ByteSocket
 from tidemill.errors import ProtocolError
 
 _SIZE = struct.Struct(">i")
@@ -33,7 +33,7 @@ class ReceiveBuffer:
         # How many bytes the unfinished frame at the front takes in all, as far as is known.
         self._needed = 4
 
-    def receive_from(self, sock: socket.socket) -> int:
+    def receive_from(self, sock: ByteSocket) -> int:
         """How many bytes came; 0 at the end of the stream. Call it when no whole frame is left, and after `make_room`."""
         assert self._end < self._receive_end, "without room a read would look like the end of the stream"
         received = sock.recv_into(self._view[self._end : self._receive_end])

@@ -15,7 +15,6 @@ import asyncio
 import errno
 import logging
 import socket
-import ssl
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -26,6 +25,7 @@ from tidemill.broker.net.connection import Connection
 from tidemill.broker.net.network import OPEN, Dispatch, Entrance, ServerLimits
 from tidemill.broker.net.setups import Setups
 from tidemill.broker.net.tls import HandshakeFailed, TlsConnection, accept_tls
+from tidemill.broker.net.tls_socket import ByteSocket, SecuredSocket
 from tidemill.broker.net.turns import Turns
 from tidemill.errors import ConfigError
 from tidemill.security.principals import ANONYMOUS, NoMatchingRule, Principal, Subject
@@ -157,7 +157,7 @@ class Server:
     def _open(
         self,
         kind: Callable[..., Connection],
-        sock: socket.socket,
+        sock: ByteSocket,
         address: tuple[str, int],
         listener: _Listener,
     ) -> Connection:
@@ -287,7 +287,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-def _principal(sock: ssl.SSLSocket, entrance: Entrance) -> Principal:
+def _principal(sock: SecuredSocket, entrance: Entrance) -> Principal:
     """Raises NoMatchingRule, with the socket closed."""
     certificate = sock.getpeercert() if entrance.principal_of is not None else None
     if not certificate or entrance.principal_of is None:

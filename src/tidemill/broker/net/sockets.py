@@ -24,6 +24,7 @@ from tidemill.broker.net.network import Address, Dispatch, ServerLimits
 from tidemill.broker.net.receive_buffer import ReceiveBuffer
 from tidemill.broker.net.server import Server
 from tidemill.broker.net.tls import HandshakeFailed, open_tls, say_goodbye
+from tidemill.broker.net.tls_socket import ByteSocket, TlsSocket
 from tidemill.errors import ProtocolError
 from tidemill.tls.contexts import TlsContexts, tls_reason
 
@@ -98,7 +99,7 @@ class SocketLink:
         self._received = ReceiveBuffer(frame_bytes_max)
         self._outgoing: deque[bytes | bytearray | memoryview] = deque()
         self._queued_bytes = 0
-        self._sock: socket.socket | None = None
+        self._sock: ByteSocket | None = None
         self._found: deque[_Found] = deque()
         self._is_up = False
         self._is_writing = False
@@ -133,7 +134,8 @@ class SocketLink:
         while self._found:
             family, kind, protocol, _name, address = self._found.popleft()
             try:
-                sock = self._sock = socket.socket(family, kind, protocol)
+                sock = socket.socket(family, kind, protocol)
+                self._sock = sock
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -153,7 +155,7 @@ class SocketLink:
 
     def _on_connected(self) -> None:
         sock = self._sock
-        assert sock is not None
+        assert isinstance(sock, socket.socket)
         self._loop.remove_writer(sock.fileno())
         status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if status == 0:
@@ -162,7 +164,7 @@ class SocketLink:
             self._drop_socket()
             self._connect_to_next(os.strerror(status))
 
-    def _up(self, sock: socket.socket) -> None:
+    def _up(self, sock: ByteSocket) -> None:
         self._is_up = True
         self._stop_connecting()
         self._loop.add_reader(sock.fileno(), self._on_readable)
@@ -241,7 +243,7 @@ class SocketLink:
             self._is_writing = False
             self._loop.remove_writer(sock.fileno())
 
-    def _send_some(self, sock: socket.socket) -> None:
+    def _send_some(self, sock: ByteSocket) -> None:
         outgoing = self._outgoing
         data = outgoing.popleft()
         if outgoing and len(data) < _SEND_JOIN_BYTES_MAX:
@@ -260,7 +262,7 @@ class SocketLink:
         if sent < len(data):
             outgoing.appendleft(memoryview(data)[sent:])
 
-    def _write(self, sock: socket.socket, data: bytes | bytearray | memoryview) -> int:
+    def _write(self, sock: ByteSocket, data: bytes | bytearray | memoryview) -> int:
         return sock.send(data)
 
     # -- closing ---------------------------------------------------------------------------------------------
@@ -315,10 +317,11 @@ class TlsLink(SocketLink):
         self._contexts = contexts
         self._executor = executor
         self._handshake: asyncio.Task[None] | None = None
-        self._tls: ssl.SSLSocket | None = None
+        self._tls: TlsSocket | None = None
         super().__init__(loop, address, on_frame, on_close, frame_bytes_max)
 
-    def _up(self, sock: socket.socket) -> None:
+    def _up(self, sock: ByteSocket) -> None:
+        assert isinstance(sock, socket.socket)
         # From here on the handshake owns the socket, and closes it when it fails. The time to connect goes on.
         self._sock = None
         self._handshake = self._loop.create_task(self._shake_hands(sock))
@@ -355,7 +358,7 @@ class TlsLink(SocketLink):
             if self.is_closed or not sock.pending():
                 return
 
-    def _write(self, sock: socket.socket, data: bytes | bytearray | memoryview) -> int:
+    def _write(self, sock: ByteSocket, data: bytes | bytearray | memoryview) -> int:
         """What did not fit is repeated with the same bytes first, as OpenSSL wants it."""
         try:
             return sock.send(data)

@@ -2,8 +2,8 @@
 
 The handshake's arithmetic takes a millisecond or more, so it runs in a few threads; OpenSSL lets go of the interpreter
 meanwhile. What follows is on the loop, as without TLS: records are decrypted into the frame's own place, and file slices are
-read and encrypted in chunks, for a millisecond at most before others have their turn. Where the kernel encrypts (kernel
-TLS), slices go out by `sendfile`.
+read and encrypted in chunks, for a millisecond at most before others have their turn. `tls_socket.py` has the socket. Where
+the kernel encrypts (kernel TLS), OpenSSL works on the descriptor instead, and slices go out by `sendfile`.
 
 OpenSSL may hold bytes that it has decrypted already; no event of the socket tells of those. So `pending` is looked at before
 waiting. A write that did not fit must be repeated with the same bytes: `_chunk` keeps them.
@@ -23,16 +23,17 @@ from time import perf_counter
 from typing import Any
 
 from tidemill.broker.net.connection import Connection
+from tidemill.broker.net.tls_socket import KernelTlsSocket, SecuredSocket, TlsSocket
 from tidemill.broker.net.turns import TURN_S
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.log.files import FileSlice
-from tidemill.tls.contexts import TlsContexts, tls_reason
+from tidemill.tls.contexts import TlsContexts, enables_kernel_tls, tls_reason
 
 logger = logging.getLogger(__name__)
 
 # Encrypted at once: a fraction of a millisecond, and few calls for each megabyte.
-_CHUNK_BYTES = 128 * 1024
-_RECORDS_PER_RECEIVE = 8
+_CHUNK_BYTES = 64 * 1024
+_READS_PER_RECEIVE = 8
 # The first byte of a handshake, where a Kafka request has the highest byte of its length.
 _HANDSHAKE_RECORD = 0x16
 # Linux: which protocol is stacked on TCP, and whether it encrypts what is sent.
@@ -57,7 +58,7 @@ class HandshakeFailed(TidemillError):
 
 async def accept_tls(
     loop: AbstractEventLoop, executor: Executor | None, context: ssl.SSLContext, sock: socket.socket
-) -> ssl.SSLSocket:
+) -> SecuredSocket:
     """The encrypted socket. However it ends otherwise, the socket is closed."""
     try:
         # Nothing is allocated for a peer that is silent.
@@ -67,7 +68,7 @@ async def accept_tls(
             raise HandshakeFailed(
                 "it speaks plaintext on a listener with TLS; set its security.protocol to SSL or SASL_SSL"
             )
-        wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        wrapped = _wrapped(context, sock)
     except OSError as error:
         sock.close()
         raise HandshakeFailed("" if isinstance(error, ConnectionError) else str(error)) from None
@@ -80,7 +81,7 @@ async def accept_tls(
 
 async def open_tls(
     loop: AbstractEventLoop, executor: Executor | None, contexts: TlsContexts, sock: socket.socket, host: str
-) -> ssl.SSLSocket:
+) -> TlsSocket:
     """The same for the side that dialled `host`, with certificates as they are now."""
     try:
         await loop.run_in_executor(executor, _renew, contexts, host)
@@ -89,11 +90,20 @@ async def open_tls(
         raise
     assert contexts.client is not None
     try:
-        wrapped = contexts.client.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+        wrapped = TlsSocket(contexts.client, sock, server_hostname=host)
     except (OSError, ValueError) as error:
         sock.close()
         raise HandshakeFailed(str(error)) from None
     await _shake_hands(loop, executor, wrapped)
+    return wrapped
+
+
+def _wrapped(context: ssl.SSLContext, sock: socket.socket) -> SecuredSocket:
+    if not enables_kernel_tls(context):
+        return TlsSocket(context, sock, server_side=True)
+    context.sslsocket_class = KernelTlsSocket
+    wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    assert isinstance(wrapped, KernelTlsSocket)
     return wrapped
 
 
@@ -104,7 +114,7 @@ def _renew(contexts: TlsContexts, host: str) -> None:
         logger.error("dialling %s with the old certificates: %s", host, error)
 
 
-async def _shake_hands(loop: AbstractEventLoop, executor: Executor | None, sock: ssl.SSLSocket) -> None:
+async def _shake_hands(loop: AbstractEventLoop, executor: Executor | None, sock: SecuredSocket) -> None:
     try:
         while True:
             step = loop.run_in_executor(executor, _step, sock)
@@ -114,10 +124,17 @@ async def _shake_hands(loop: AbstractEventLoop, executor: Executor | None, sock:
                 # The thread may be using the descriptor: its number must not be another's yet.
                 step.add_done_callback(lambda done: _close_after(done, sock))
                 raise
+            if isinstance(sock, TlsSocket):
+                await _exchange(loop, sock, receives=wanted is not None)
+            elif wanted is not None:
+                await (_until_readable if wanted == "read" else _until_writable)(loop, sock.fileno())
             if wanted is None:
                 return
-            await (_until_readable if wanted == "read" else _until_writable)(loop, sock.fileno())
     except ssl.SSLError as error:
+        if isinstance(sock, TlsSocket):
+            # The alert that tells the peer why.
+            with contextlib.suppress(OSError):
+                sock.exchange(receives=False)
         sock.close()
         raise HandshakeFailed(_refusal(error)) from None
     except OSError as error:
@@ -129,7 +146,19 @@ async def _shake_hands(loop: AbstractEventLoop, executor: Executor | None, sock:
         raise
 
 
-def _step(sock: ssl.SSLSocket) -> str | None:
+async def _exchange(loop: AbstractEventLoop, sock: TlsSocket, *, receives: bool) -> None:
+    while True:
+        try:
+            sock.exchange(receives=receives)
+        except ssl.SSLWantReadError:
+            await _until_readable(loop, sock.fileno())
+        except ssl.SSLWantWriteError:
+            await _until_writable(loop, sock.fileno())
+        else:
+            return
+
+
+def _step(sock: SecuredSocket) -> str | None:
     """One step of the handshake; what it waits for, or None when it is done."""
     try:
         sock.do_handshake()
@@ -140,7 +169,7 @@ def _step(sock: ssl.SSLSocket) -> str | None:
     return None
 
 
-def _close_after(step: asyncio.Future[str | None], sock: ssl.SSLSocket) -> None:
+def _close_after(step: asyncio.Future[str | None], sock: SecuredSocket) -> None:
     if not step.cancelled():
         step.exception()
     sock.close()
@@ -177,8 +206,10 @@ def _set(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def kernel_encrypts(sock: ssl.SSLSocket) -> bool:
+def _kernel_encrypts(sock: SecuredSocket) -> bool:
     """Whether the kernel encrypts what is sent, so that `sendfile` may be used."""
+    if isinstance(sock, TlsSocket):
+        return False
     try:
         if sock.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).rstrip(b"\0") != b"tls":
             return False
@@ -188,7 +219,7 @@ def kernel_encrypts(sock: ssl.SSLSocket) -> bool:
     return True
 
 
-def say_goodbye(sock: ssl.SSLSocket) -> None:
+def say_goodbye(sock: SecuredSocket) -> None:
     """close_notify, so that the peer can tell the end from a cut; as far as the socket takes it."""
     with contextlib.suppress(OSError, ValueError):
         sock.unwrap()
@@ -199,9 +230,9 @@ class TlsConnection(Connection):
 
     __slots__ = ("_chunk", "_kernel_encrypts", "_read_wants_write", "_tls", "_write_wants_read")
 
-    def __init__(self, loop: AbstractEventLoop, sock: ssl.SSLSocket, *rest: Any, **named: Any) -> None:
+    def __init__(self, loop: AbstractEventLoop, sock: SecuredSocket, *rest: Any, **named: Any) -> None:
         self._tls = sock
-        self._kernel_encrypts = kernel_encrypts(sock)
+        self._kernel_encrypts = _kernel_encrypts(sock)
         # Taken from the queue, and not out yet.
         self._chunk: memoryview | None = None
         # A peer that changes its keys makes a read wait for room to answer, and a write wait for the peer.
@@ -222,12 +253,12 @@ class TlsConnection(Connection):
             self._loop.add_writer(self.fd, self._on_writable)
         received, is_ended = 0, False
         try:
-            # A record has 16 KiB at most: a large frame takes many.
-            for _ in range(_RECORDS_PER_RECEIVE):
-                count = self._received.receive_from(self._sock)
+            # A large frame takes many records, and many reads.
+            for _ in range(_READS_PER_RECEIVE):
+                count = self._received.receive_from(self._tls)
                 received += count
                 is_ended = count == 0
-                if is_ended or not self._received.has_room:
+                if is_ended or not self._received.has_room or not self._tls.has_more:
                     break
         except ssl.SSLWantReadError:
             pass
@@ -286,7 +317,7 @@ class TlsConnection(Connection):
 
     def _send_chunk(self, chunk: memoryview) -> None:
         self._chunk = chunk
-        sent = self._sock.send(chunk)
+        sent = self._tls.send(chunk)
         self._chunk = chunk[sent:] if sent < len(chunk) else None
         self.last_active_s = perf_counter()
 
