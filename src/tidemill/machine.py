@@ -85,8 +85,8 @@ class Machine(Protocol[RecordT, RawT_co]):
     def expire(self, steady_ms: int) -> Decision[RecordT, Any] | None:
         """Returns one decision that is due by itself; None when none is. It has no reply."""
 
-    def replay(self, record: RecordT, writer: Writer | None = None) -> None:
-        """Takes in one record. With a writer it takes effect when that producer's transaction is committed."""
+    def replay(self, record: RecordT, writer: Writer | None = None, offset: int = -1) -> None:
+        """Takes in the record at `offset`. With a writer it takes effect when that producer's transaction is committed."""
 
     def on_loaded(self, steady_ms: int) -> None:
         """Starts timers: everything that the log holds is replayed."""

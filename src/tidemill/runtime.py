@@ -138,8 +138,8 @@ class MachineRuntime(Generic[RecordT, RawT]):
             except ApiError as error:
                 self._append_failed(decision, answers, error)
                 return
-            for record in decision.records:
-                self.machine.replay(record, decision.writer)
+            for offset, record in enumerate(decision.records, self._written_offset - len(decision.records)):
+                self.machine.replay(record, decision.writer, offset)
         for effect in decision.effects:
             self._report(effect)
         self._park(answers, decision.committed_effects)

@@ -16,6 +16,8 @@ from dataclasses import replace
 from tidemill.broker.coordinators.groups import GroupCoordinators
 from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
+from tidemill.broker.coordinators.share_state import ShareCoordinators
+from tidemill.broker.coordinators.share_state_client import ShareStateClient
 from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
 from tidemill.broker.disk.cleaning_process import clean_in_process, index_in_process
@@ -139,7 +141,8 @@ class Node:
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._make_coordinators()
-        self._publisher = MetadataPublisher(config.node_id, replicas, (self._groups, self._transactions))
+        coordinators = (self._groups, self._transactions, self._share_coordinators)
+        self._publisher = MetadataPublisher(config.node_id, replicas, coordinators)
         self._compactor = Compactor(
             config,
             platform.files,
@@ -169,6 +172,8 @@ class Node:
             producer_ids=self._producer_ids,
             groups=self._groups,
             transactions=self._transactions,
+            share_coordinators=self._share_coordinators,
+            share_state=self._share_state,
             verification=self._verification,
             marker_writer=self._marker_writer,
             data_dir=data_dir,
@@ -218,7 +223,11 @@ class Node:
             self._groups.partition_of,
             self._marker_writer.write,
         )
-        hosts = (self._groups, self._transactions)
+        self._share_coordinators = ShareCoordinators(config, clock, replicas, driver)
+        self._share_state = ShareStateClient(
+            config, self._channels, replicas.address_of, self._share_coordinators
+        )
+        hosts = (self._groups, self._transactions, self._share_coordinators)
         self._topic_creation = TopicCreation(
             driver.ask, {host.topic.name: host.ensure_topic for host in hosts}
         )
@@ -403,6 +412,8 @@ class Node:
         self._groups.close()
         self._verification.close()
         self._transactions.close()
+        self._share_state.close()
+        self._share_coordinators.close()
         self._producer_ids.close()
         await self._compactor.stop()
         await self._tag_indexer.stop()

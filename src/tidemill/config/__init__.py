@@ -43,6 +43,7 @@ from tidemill.config.network import NetworkConfig
 from tidemill.config.properties import parse_properties
 from tidemill.config.protection import check_dynamic_protection, check_protection
 from tidemill.config.security import ListenerSecurity, Login, OAuthSettings, SaslSettings, SecurityConfig
+from tidemill.config.share_coordinator import ShareCoordinatorConfig
 from tidemill.config.topics import (
     TOPIC_KEYS_BY_NAME,
     TopicConfig,
@@ -80,6 +81,7 @@ __all__ = [
     "ReplicationConfig",
     "SaslSettings",
     "SecurityConfig",
+    "ShareCoordinatorConfig",
     "StorageConfig",
     "Subscription",
     "TopicConfig",

@@ -26,6 +26,7 @@ from tidemill.config.layers import BROKER_KEYS, BrokerLayers, unknown_key_warnin
 from tidemill.config.network import NetworkConfig, load_network
 from tidemill.config.protection import check_protection, is_security_key
 from tidemill.config.security import SecurityConfig, load_security
+from tidemill.config.share_coordinator import ShareCoordinatorConfig, load_share_coordinator
 from tidemill.config.topics import TopicConfig, resolve_topic_config
 from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
@@ -107,6 +108,7 @@ class BrokerConfig:
     groups: GroupsConfig
     offsets_topic: OffsetsTopicConfig
     transactions: TransactionsConfig
+    share_coordinator: ShareCoordinatorConfig
     authorization: AuthorizationConfig
     # As they were written, with secrets among them.
     properties: Mapping[str, str] = field(repr=False)
@@ -161,6 +163,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
             segment_bytes=values.number("offsets.topic.segment.bytes"),
         ),
         transactions=load_transactions(values),
+        share_coordinator=load_share_coordinator(values),
         authorization=_authorization(values),
         properties=MappingProxyType(complete),
     )

@@ -110,7 +110,7 @@ class Controller:
 
     # -- as the runtime sees it ------------------------------------------------------------------------------
 
-    def replay(self, record: Record, writer: Writer | None = None) -> None:
+    def replay(self, record: Record, writer: Writer | None = None, _offset: int = -1) -> None:
         assert writer is None, "the metadata log has no transactions of producers"
         self._delta.replay(record)
 

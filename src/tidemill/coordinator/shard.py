@@ -82,15 +82,17 @@ class Shard(MachineRuntime[RecordT, RawRecord]):
         self, records: Iterable[RawRecord], end_offset: int, committed_offset: int, steady_ms: int
     ) -> None:
         """Builds the machine from the partition's records up to `end_offset`, tombstones included."""
-        for key, value in records:
-            self.replay_raw(key, value)
+        for offset, (key, value) in enumerate(records):
+            self.replay_raw(key, value, offset=offset)
         self.loaded(end_offset, committed_offset, steady_ms)
 
-    def replay_raw(self, key: bytes, value: bytes | None, writer: Writer | None = None) -> None:
+    def replay_raw(
+        self, key: bytes, value: bytes | None, writer: Writer | None = None, offset: int = -1
+    ) -> None:
         """Replays one record of a load that is done in pieces; `loaded` ends it."""
         record = self.machine.decode(key, value)
         if record is not None:
-            self.machine.replay(record, writer)
+            self.machine.replay(record, writer, offset)
 
     def replay_end(self, end: TransactionEnd) -> None:
         """Replays one marker of a load that is done in pieces."""

@@ -5,6 +5,7 @@ The messages are in `api/share_state.py`. These values are immutable, so that ma
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from tidemill.types import TopicId, uuid_bytes, uuid_text
 NO_START_OFFSET = -1
 # The count of records that are complete, where a broker of an earlier version does not say it.
 NO_DELIVERY_COMPLETE_COUNT = -1
+# As Java reads a number. A negative one is a matter of the coordinator.
+_PARTITION = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
 
 class SharePartitionKey(NamedTuple):
@@ -33,9 +36,9 @@ class SharePartitionKey(NamedTuple):
         if len(parts) != 3:
             raise ValueError(f"{text!r} has not the form groupId:topicId:partition")
         group_id, topic_id, partition = parts
-        if not group_id:
+        if not group_id.strip():
             raise ValueError("the group id is empty")
-        if not (partition.isascii() and partition.isdigit()):
+        if _PARTITION.fullmatch(partition) is None or not -(2**31) <= int(partition) < 2**31:
             raise ValueError(f"{partition!r} is not a partition")
         return cls(group_id, TopicId(uuid_bytes(topic_id)), int(partition))
 

@@ -27,7 +27,7 @@ class _Machine:
     def decode(self, key: bytes, _value: bytes | None) -> bytes:
         return key
 
-    def replay(self, record: bytes, _writer: object) -> None:
+    def replay(self, record: bytes, _writer: object, _offset: int) -> None:
         self.replayed.append(record)
 
     def on_loaded(self, _steady_ms: int) -> None:

@@ -72,7 +72,7 @@ class Counter:
         # Each decision sees the record of the one before it.
         return Decision([self.total + 1])
 
-    def replay(self, record: int, writer: Writer | None = None) -> None:
+    def replay(self, record: int, writer: Writer | None = None, _offset: int = -1) -> None:
         if writer is not None:
             self.pending.setdefault(writer.producer_id, []).append(record)
             return

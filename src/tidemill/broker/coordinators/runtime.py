@@ -359,7 +359,7 @@ class HostedShard(Generic[MachineT]):
         writer = Writer(header.producer_id, header.producer_epoch) if header.is_transactional else None
         for record in iterate_records(batch, header):
             if record.key is not None:
-                self._shard.replay_raw(record.key, record.value, writer)
+                self._shard.replay_raw(record.key, record.value, writer, record.offset)
 
     def close(self) -> None:
         self._is_closed = True

@@ -322,6 +322,11 @@ NEEDS: dict[int, Need] = {
         "AddRaftVoter": _ALTER,
         "RemoveRaftVoter": _ALTER,
         "UpdateRaftVoter": _CLUSTER_ACTION,
+        "InitializeShareGroupState": _CLUSTER_ACTION,
+        "ReadShareGroupState": _CLUSTER_ACTION,
+        "WriteShareGroupState": _CLUSTER_ACTION,
+        "DeleteShareGroupState": _CLUSTER_ACTION,
+        "ReadShareGroupStateSummary": _CLUSTER_ACTION,
     }.items()
 }
 

@@ -13,6 +13,8 @@ from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators.groups import GroupCoordinators
 from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
+from tidemill.broker.coordinators.share_state import ShareCoordinators
+from tidemill.broker.coordinators.share_state_client import ShareStateClient
 from tidemill.broker.coordinators.transactions import TransactionCoordinators
 from tidemill.broker.coordinators.verification import Verification
 from tidemill.broker.disk.syncer import Syncer
@@ -56,6 +58,8 @@ class Broker:
     producer_ids: ProducerIds
     groups: GroupCoordinators
     transactions: TransactionCoordinators
+    share_coordinators: ShareCoordinators
+    share_state: ShareStateClient
     verification: Verification
     marker_writer: MarkerWriter
     data_dir: DataDir

@@ -350,6 +350,14 @@ GROUPS_KEYS: tuple[ConfigKey, ...] = (
         CLUSTER_WIDE,
     ),
     key(
+        "share.coordinator.cold.partition.snapshot.interval.ms",
+        INT,
+        "300000",
+        "Time after which a share partition without a snapshot of its state gets one.",
+        at_least(1),
+        is_internal=True,
+    ),
+    key(
         "share.coordinator.load.buffer.size",
         INT,
         "5242880",
@@ -382,6 +390,14 @@ GROUPS_KEYS: tuple[ConfigKey, ...] = (
         "50",
         "Partitions of the topic of share group state.",
         at_least(1),
+    ),
+    key(
+        "share.coordinator.state.topic.prune.interval.ms",
+        INT,
+        "300000",
+        "Time between two deletions of redundant records in the topic of share group state.",
+        at_least(1),
+        is_internal=True,
     ),
     key(
         "share.coordinator.state.topic.replication.factor",

@@ -130,7 +130,7 @@ class Groups:
                 return Decision(tombstones)
         return None
 
-    def replay(self, record: Record, writer: Writer | None = None) -> None:
+    def replay(self, record: Record, writer: Writer | None = None, _offset: int = -1) -> None:
         key, value = record
         if isinstance(key, OffsetCommitKey):
             assert value is None or isinstance(value, OffsetCommitValue)

@@ -147,7 +147,7 @@ class Transactions:
     def waiting_tokens(self) -> list[int]:
         return []
 
-    def replay(self, record: TransactionRecord, _writer: Writer | None = None) -> None:
+    def replay(self, record: TransactionRecord, _writer: Writer | None = None, _offset: int = -1) -> None:
         transactional_id, transaction = record
         self._ongoing.pop(transactional_id, None)
         self._prepared.pop(transactional_id, None)

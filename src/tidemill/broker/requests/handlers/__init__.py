@@ -13,6 +13,7 @@ from tidemill.broker.requests.handlers import (
     quorum,
     sasl,
     security,
+    share_state,
     telemetry,
     transactions,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "quorum",
     "sasl",
     "security",
+    "share_state",
     "telemetry",
     "transactions",
 ]

@@ -91,7 +91,6 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -135,6 +134,7 @@ from tidemill.protocol.api.transactions import (
 )
 from tidemill.protocol.coordinator_responses import error_response, in_version
 from tidemill.protocol.schema import Request, Response, replace
+from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.security.acls import Operation, Resource, ResourceType
 from tidemill.types import BrokerId, TopicPartition
 
@@ -144,8 +144,6 @@ if TYPE_CHECKING:
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
 _BATCHED_FIND_SINCE = 4
 _SHARE_FIND_SINCE = 6
-# A share coordinator is one of a group's partition: group, topic id, partition.
-_SHARE_KEY = re.compile(r".+:[A-Za-z0-9_-]{22}:[0-9]+", re.DOTALL)
 _BATCHED_FETCH_SINCE = 8
 _TXN_COMMIT_ABORTABLE_SINCE = 4
 _TXN_COMMIT_ADDS_SINCE = 5
@@ -155,10 +153,7 @@ _ALL_GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8, 10, 11))
 ResponseT = TypeVar("ResponseT", bound=Response)
 
 
-@serves(
-    FindCoordinatorRequest,
-    gaps=("Share groups (key type 2) have no coordinator: COORDINATOR_NOT_AVAILABLE.",),
-)
+@serves(FindCoordinatorRequest)
 async def find_coordinator(
     broker: Broker, call: Call, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
@@ -181,17 +176,27 @@ async def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> C
     error = ErrorCode.NONE
     try:
         _check_describable(broker, call, key_type, key)
-        if key_type == _SHARE and _is_share_key(key, call.version):
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if key_type not in (_GROUP, _TRANSACTION):
-            raise ApiError(ErrorCode.INVALID_REQUEST)
-        coordinators: CoordinatorRuntime[Any] = broker.groups if key_type == _GROUP else broker.transactions
+        coordinators = _coordinators(broker, call, key_type, key)
         member = broker.image.brokers[BrokerId(await coordinators.leader_of(key))]
         host, port = broker.address_of(member, call.connection)
         return Coordinator(key=key, node_id=member.id, host=host, port=port, error_message="")
     except ApiError as refused:
         error = refused.code
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=error.message)
+
+
+def _coordinators(broker: Broker, call: Call, key_type: int, key: str) -> CoordinatorRuntime[Any]:
+    if key_type == _GROUP:
+        return broker.groups
+    if key_type == _TRANSACTION:
+        return broker.transactions
+    if key_type != _SHARE or call.version < _SHARE_FIND_SINCE:
+        raise ApiError(ErrorCode.INVALID_REQUEST)
+    try:
+        SharePartitionKey.parse(key)
+    except ValueError:
+        raise ApiError(ErrorCode.INVALID_REQUEST) from None
+    return broker.share_coordinators
 
 
 def _check_describable(broker: Broker, call: Call, key_type: int, key: str) -> None:
@@ -204,10 +209,6 @@ def _check_describable(broker: Broker, call: Call, key_type: int, key: str) -> N
         raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     if key_type == _SHARE and not access.cluster(Operation.CLUSTER_ACTION):
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-
-
-def _is_share_key(key: str, api_version: int) -> bool:
-    return api_version >= _SHARE_FIND_SINCE and _SHARE_KEY.fullmatch(key) is not None
 
 
 def _caller(broker: Broker, call: Call) -> Caller:
