@@ -12,12 +12,13 @@ from pathlib import Path
 from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
 from tidemill.config import BROKER_KEYS, BrokerLayers, brokers, load_broker_config
 from tidemill.config.definitions import ConfigKey, UpdateMode
-from tidemill.config.group_configs import GROUP_KEYS
+from tidemill.config.group_configs import GROUP_KEYS, broker_key_of
 from tidemill.config.keys.broker_topics import TOPICS_KEYS
 from tidemill.config.keys.groups import GROUPS_KEYS
 from tidemill.config.keys.log import LOG_KEYS
 from tidemill.config.keys.node import NODE_KEYS
 from tidemill.config.keys.topics import TOPIC_KEYS
+from tidemill.config.share_groups import SHARE_ONLY_KEYS
 from tidemill.config.values import Values
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -81,6 +82,14 @@ def keys_with_effect() -> set[str]:
     return {name for values in made for name in values.read if name in BROKER_KEYS} | _ONLY_DYNAMIC
 
 
+def _group_row(name: str) -> str:
+    broker_key = broker_key_of(name)
+    if broker_key is not None:
+        return f"| `{name}` | from `{broker_key}` |"
+    key = SHARE_ONLY_KEYS[name]
+    return f"| `{name}` | `{key.default}`: {key.allowed()} |"
+
+
 def render() -> str:
     effective = keys_with_effect()
     lines = [_INTRODUCTION, "", "## Topics", ""]
@@ -90,11 +99,12 @@ def render() -> str:
         "",
         "## Groups",
         "",
-        "Set with `tidemill configs set group NAME KEY=VALUE`, each within the limits of two broker keys.",
+        "Set with `tidemill configs set group NAME KEY=VALUE`. What overrides a broker key stays within the limits of "
+        "two others.",
         "",
     ]
-    lines += ["| key | default from |", "|---|---|"]
-    lines += [f"| `{name}` | `group.{name}` |" for name in GROUP_KEYS]
+    lines += ["| key | default |", "|---|---|"]
+    lines += [_group_row(name) for name in GROUP_KEYS]
     lines += [
         "",
         "## Brokers",

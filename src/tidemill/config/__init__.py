@@ -44,6 +44,13 @@ from tidemill.config.properties import parse_properties
 from tidemill.config.protection import check_dynamic_protection, check_protection
 from tidemill.config.security import ListenerSecurity, Login, OAuthSettings, SaslSettings, SecurityConfig
 from tidemill.config.share_coordinator import ShareCoordinatorConfig
+from tidemill.config.share_groups import (
+    OffsetReset,
+    OffsetResetStrategy,
+    ShareGroupConfig,
+    ShareGroupsConfig,
+    share_group_config,
+)
 from tidemill.config.topics import (
     TOPIC_KEYS_BY_NAME,
     TopicConfig,
@@ -76,12 +83,16 @@ __all__ = [
     "MembershipConfig",
     "NetworkConfig",
     "OAuthSettings",
+    "OffsetReset",
+    "OffsetResetStrategy",
     "OffsetsTopicConfig",
     "QuorumVoter",
     "ReplicationConfig",
     "SaslSettings",
     "SecurityConfig",
     "ShareCoordinatorConfig",
+    "ShareGroupConfig",
+    "ShareGroupsConfig",
     "StorageConfig",
     "Subscription",
     "TopicConfig",
@@ -100,6 +111,7 @@ __all__ = [
     "load_broker_config",
     "parse_properties",
     "resolve_topic_config",
+    "share_group_config",
     "subscription",
     "unknown_key_warning",
     "validate_client_metrics",

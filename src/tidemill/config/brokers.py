@@ -27,6 +27,7 @@ from tidemill.config.network import NetworkConfig, load_network
 from tidemill.config.protection import check_protection, is_security_key
 from tidemill.config.security import SecurityConfig, load_security
 from tidemill.config.share_coordinator import ShareCoordinatorConfig, load_share_coordinator
+from tidemill.config.share_groups import ShareGroupsConfig, load_share_groups
 from tidemill.config.topics import TopicConfig, resolve_topic_config
 from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
@@ -106,6 +107,7 @@ class BrokerConfig:
     topics: TopicsConfig
     fetch: FetchConfig
     groups: GroupsConfig
+    share_groups: ShareGroupsConfig
     offsets_topic: OffsetsTopicConfig
     transactions: TransactionsConfig
     share_coordinator: ShareCoordinatorConfig
@@ -157,6 +159,7 @@ def load_broker_config(properties: Mapping[str, str]) -> tuple[BrokerConfig, lis
             max_request_partition_size_limit=values.number("max.request.partition.size.limit"),
         ),
         groups=_groups(values),
+        share_groups=load_share_groups(values),
         offsets_topic=OffsetsTopicConfig(
             num_partitions=values.number("offsets.topic.num.partitions"),
             replication_factor=values.number("offsets.topic.replication.factor"),

@@ -27,6 +27,7 @@ FEATURE_LEVELS: Mapping[str, int] = {
     "metadata.version": 30,
     "eligible.leader.replicas.version": 1,
     "group.version": 1,
+    "share.version": 1,
     "transaction.version": 2,
 }
 MIN_ISR = "min.insync.replicas"

@@ -35,6 +35,7 @@ class TestFirstRecords:
             "metadata.version": 30,
             "eligible.leader.replicas.version": 1,
             "group.version": 1,
+            "share.version": 1,
             "transaction.version": 2,
         }
 
@@ -52,6 +53,7 @@ class TestFirstRecords:
         assert [record.name for record in records if isinstance(record, FeatureLevelRecord)] == [
             "eligible.leader.replicas.version",
             "group.version",
+            "share.version",
             "transaction.version",
         ]
         assert [
