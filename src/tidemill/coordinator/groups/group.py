@@ -1,6 +1,6 @@
 """The interface of groups of all kinds, and the environment that they share.
 
-A `Group` is one entry of the registry in machine.py. Its kind (classic or consumer group) owns its members and its
+A `Group` is one entry of the registry in machine.py. Its kind (classic, consumer or share group) owns its members and its
 rebalances. offsets.py calls it to check commits, fetches and expiry; machine.py calls it for listing and deletion. Only
 `replay` changes the replicated state. Everything else (timers, waiting requests, joins in progress) is soft and is lost
 when the coordinator moves.
@@ -32,6 +32,12 @@ from tidemill.protocol.api.groups import (
     JoinGroupRequest,
     LeaveGroupRequest,
     SyncGroupRequest,
+)
+from tidemill.protocol.api.share import (
+    AlterShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequest,
+    DescribedGroup,
+    ShareGroupHeartbeatRequest,
 )
 from tidemill.protocol.schema import Request
 from tidemill.types import TopicId
@@ -153,6 +159,8 @@ class Group(ABC):
     """One group of any kind."""
 
     type: GroupType
+    # Whether an empty group is removed when it has no offsets left.
+    may_expire = True
 
     def __init__(self, group_id: str, environment: Environment) -> None:
         self.group_id = group_id
@@ -274,3 +282,25 @@ class ConsumerProtocol(Protocol):
     def classic_leave(self, group: Group, request: LeaveGroupRequest, steady_ms: int) -> Decision: ...
 
     def topics_changed(self, change: TopicsChanged, steady_ms: int) -> Decision: ...
+
+
+class ShareProtocol(Protocol):
+    """The interface of `share_groups/protocol.py` to machine.py."""
+
+    # The key messages whose records belong to share groups.
+    record_keys: frozenset[type]
+
+    def replay(self, record: Record) -> None: ...
+
+    def heartbeat(self, request: ShareGroupHeartbeatRequest, caller: Caller, steady_ms: int) -> Decision: ...
+
+    def describe(self, group_id: str) -> DescribedGroup: ...
+
+    def alter_offsets(self, request: AlterShareGroupOffsetsRequest, steady_ms: int) -> Decision: ...
+
+    def delete_offsets(self, request: DeleteShareGroupOffsetsRequest) -> Decision: ...
+
+    def handle(self, event: Any) -> Decision:
+        """Takes in what the shell reports or asks, one of `share_groups/state_requests.py`."""
+
+    def topics_changed(self, change: TopicsChanged) -> list[Record]: ...

@@ -1,9 +1,9 @@
 """The groups machine: all groups of one partition of `__consumer_offsets`, of every kind, with their offsets.
 
 It passes each request to the group that it names, each record to its group or offset, and each due timer to the code
-that set it. Classic groups are in classic_protocol.py, consumer groups in `consumer_groups/`, offsets in offsets.py. A
-request that names several groups (DescribeGroups, DeleteGroups, OffsetFetch) must name groups of this partition only; the
-shell splits requests and merges responses.
+that set it. Classic groups are in classic_protocol.py, consumer groups in `consumer_groups/`, share groups in
+`share_groups/`, offsets in offsets.py. A request that names several groups (DescribeGroups, DeleteGroups, OffsetFetch)
+must name groups of this partition only; the shell splits requests and merges responses.
 
 A group exists when a record says so. The only exception is a new classic group between the decision that creates it and
 the replay of its record, which follows at once.
@@ -27,6 +27,7 @@ from tidemill.coordinator.groups.group import (
     GroupCall,
     GroupType,
     RebalanceEvent,
+    ShareProtocol,
     TopicsChanged,
 )
 from tidemill.coordinator.groups.offsets import Offsets
@@ -59,6 +60,14 @@ from tidemill.protocol.api.groups import (
     SyncGroupRequest,
 )
 from tidemill.protocol.api.offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from tidemill.protocol.api.share import (
+    AlterShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequest,
+    DescribedGroup,
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponse,
+    ShareGroupHeartbeatRequest,
+)
 from tidemill.protocol.api.transactions import TxnOffsetCommitRequest
 
 if TYPE_CHECKING:
@@ -75,12 +84,14 @@ class Groups:
         self,
         environment: Environment,
         consumer_protocol: Callable[[Groups], ConsumerProtocol] | None = None,
+        share_protocol: Callable[[Groups], ShareProtocol] | None = None,
     ) -> None:
         self.environment = environment
         self.groups: dict[str, Group] = {}
         self.classic = ClassicProtocol(environment, self.groups)
         self.offsets = Offsets(environment, self.groups)
         self.consumer = None if consumer_protocol is None else consumer_protocol(self)
+        self.share = None if share_protocol is None else share_protocol(self)
         self._is_loaded = False
         # Groups that a replay created, whose members have no timers yet.
         self._untimed: list[str] = []
@@ -110,10 +121,13 @@ class Groups:
     def waiting_tokens(self) -> list[int]:
         return [token for group in self.groups.values() for token in group.waiting_tokens()]
 
-    def decide(self, request: GroupCall | TopicsChanged, token: int, steady_ms: int) -> Decision:
+    def decide(self, request: Any, token: int, steady_ms: int) -> Decision:
+        """Decides about a `GroupCall`, a `TopicsChanged`, or an event of share groups."""
         self._start_timers(steady_ms)
         if isinstance(request, TopicsChanged):
             return self._topics_changed(request, steady_ms)
+        if not isinstance(request, GroupCall):
+            return self._share().handle(request)
         return self._HANDLERS[type(request.request)](self, request.request, request.caller, token, steady_ms)
 
     def expire(self, steady_ms: int) -> Decision | None:
@@ -143,6 +157,8 @@ class Groups:
             self._replay_classic(key.group, value)
         elif self.consumer is not None and type(key) in self.consumer.record_keys:
             self.consumer.replay(record)
+        elif self.share is not None and type(key) in self.share.record_keys:
+            self.share.replay(record)
 
     def replay_end(self, end: TransactionEnd) -> None:
         self.offsets.replay_end(end)
@@ -234,6 +250,26 @@ class Groups:
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
         return self.consumer.heartbeat(request, caller, steady_ms)
 
+    def _share(self) -> ShareProtocol:
+        if self.share is None:
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
+        return self.share
+
+    def _share_heartbeat(
+        self, request: ShareGroupHeartbeatRequest, caller: Caller, _token: int, steady_ms: int
+    ) -> Decision:
+        return self._share().heartbeat(request, caller, steady_ms)
+
+    def _alter_share_offsets(
+        self, request: AlterShareGroupOffsetsRequest, _caller: Caller, _token: int, steady_ms: int
+    ) -> Decision:
+        return self._share().alter_offsets(request, steady_ms)
+
+    def _delete_share_offsets(
+        self, request: DeleteShareGroupOffsetsRequest, _caller: Caller, _token: int, _steady_ms: int
+    ) -> Decision:
+        return self._share().delete_offsets(request)
+
     # Offsets.
 
     def _commit(self, request: OffsetCommitRequest, caller: Caller, _token: int, steady_ms: int) -> Decision:
@@ -269,17 +305,21 @@ class Groups:
         self.environment.timers.set(_EXPIRY_KEY, steady_ms + interval_ms, begin_round)
 
     def _expired(self, group: Group, steady_ms: int) -> list[Record]:
+        if not group.may_expire:
+            return []
         tombstones, has_none_left = self.offsets.expired(group, steady_ms)
         if has_none_left and group.is_empty:
             tombstones += group.deletion_records()
         return tombstones
 
     def _topics_changed(self, change: TopicsChanged, steady_ms: int) -> Decision:
-        tombstones = self.offsets.topics_deleted(change.deleted.items())
+        written = self.offsets.topics_deleted(change.deleted.items())
+        if self.share is not None:
+            written += self.share.topics_changed(change)
         if self.consumer is None:
-            return Decision(tombstones, None)
+            return Decision(written, None)
         regrouped = self.consumer.topics_changed(change, steady_ms)
-        return replace(regrouped, records=[*tombstones, *regrouped.records], reply=None)
+        return replace(regrouped, records=[*written, *regrouped.records], reply=None)
 
     # Lists and descriptions.
 
@@ -317,6 +357,22 @@ class Groups:
                     )
                 )
         return Decision(reply=ConsumerGroupDescribeResponse(groups=described))
+
+    def _describe_share(
+        self, request: ShareGroupDescribeRequest, _caller: Caller, _token: int, _steady_ms: int
+    ) -> Decision:
+        described = []
+        for group_id in request.group_ids:
+            if not group_id:
+                described.append(DescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID))
+                continue
+            try:
+                described.append(self._share().describe(group_id))
+            except ApiError as error:
+                described.append(
+                    DescribedGroup(group_id=group_id, error_code=error.code, error_message=error.message)
+                )
+        return Decision(reply=ShareGroupDescribeResponse(groups=described))
 
     def _list(self, request: ListGroupsRequest, _caller: Caller, _token: int, _steady_ms: int) -> Decision:
         states = {state.lower() for state in request.states_filter}
@@ -376,6 +432,10 @@ class Groups:
         LeaveGroupRequest: _leave,
         ConsumerGroupHeartbeatRequest: _consumer_heartbeat,
         ConsumerGroupDescribeRequest: _describe_consumer,
+        ShareGroupHeartbeatRequest: _share_heartbeat,
+        ShareGroupDescribeRequest: _describe_share,
+        AlterShareGroupOffsetsRequest: _alter_share_offsets,
+        DeleteShareGroupOffsetsRequest: _delete_share_offsets,
         OffsetCommitRequest: _commit,
         TxnOffsetCommitRequest: _commit_in_transaction,
         OffsetFetchRequest: _fetch,
