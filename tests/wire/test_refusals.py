@@ -31,7 +31,7 @@ ACL = {
     "permission_type": 2,
 }
 UNSERVED: list[tuple[str, int, dict[str, Any]]] = [
-    ("share_group_describe", 1, {"group_ids": ["g"]}),
+    ("streams_group_describe", 0, {"group_ids": ["g"]}),
 ]
 
 

@@ -14,8 +14,10 @@ import uuid
 from dataclasses import replace
 
 from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.coordinators.latest_offsets import LatestOffsets
 from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
+from tidemill.broker.coordinators.share_group_states import ShareGroupStates
 from tidemill.broker.coordinators.share_state import ShareCoordinators
 from tidemill.broker.coordinators.share_state_client import ShareStateClient
 from tidemill.broker.coordinators.transactions import TransactionCoordinators
@@ -176,6 +178,9 @@ class Node:
             share_state=self._share_state,
             verification=self._verification,
             marker_writer=self._marker_writer,
+            latest_offsets=LatestOffsets(
+                config.node_id, self._channels, lambda: driver.image, replicas.address_of, replicas
+            ),
             data_dir=data_dir,
             topic_creation=self._topic_creation,
             client_metrics=ClientMetrics(
@@ -211,7 +216,14 @@ class Node:
     def _make_coordinators(self) -> None:
         config, replicas, driver = self.config, self._replicas, self._driver
         clock = self._platform.clock
-        self._groups = GroupCoordinators(config, clock, replicas, driver, self._new_uuid, uuid_text)
+        self._share_coordinators = ShareCoordinators(config, clock, replicas, driver)
+        self._share_state = ShareStateClient(
+            config, self._channels, replicas.address_of, self._share_coordinators
+        )
+        share_states = ShareGroupStates(self._share_state)
+        self._groups = GroupCoordinators(
+            config, clock, replicas, driver, self._new_uuid, uuid_text, share_states
+        )
         self._marker_writer = MarkerWriter(replicas, self._groups, clock)
         self._transactions = TransactionCoordinators(
             config,
@@ -222,10 +234,6 @@ class Node:
             self._producer_ids,
             self._groups.partition_of,
             self._marker_writer.write,
-        )
-        self._share_coordinators = ShareCoordinators(config, clock, replicas, driver)
-        self._share_state = ShareStateClient(
-            config, self._channels, replicas.address_of, self._share_coordinators
         )
         hosts = (self._groups, self._transactions, self._share_coordinators)
         self._topic_creation = TopicCreation(

@@ -14,6 +14,7 @@ from typing import Any
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime, InternalTopic
+from tidemill.broker.coordinators.share_group_states import Background, ShareGroupStates, outcome
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
@@ -23,9 +24,29 @@ from tidemill.coordinator.consumer_groups.protocol import ConsumerGroupProtocol
 from tidemill.coordinator.groups.group import Environment, GroupCall, RebalanceEvent, TopicsChanged
 from tidemill.coordinator.groups.machine import Groups
 from tidemill.coordinator.shard import Caller
+from tidemill.coordinator.share_groups.protocol import ShareGroupProtocol
+from tidemill.coordinator.share_groups.state_requests import (
+    GroupDeletion,
+    InitializedPartitions,
+    InitializeState,
+    OffsetsToAlter,
+    ShareEvent,
+    StateDeleted,
+    StateInitialized,
+    StateToDelete,
+)
 from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.api.share import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsResponseTopic,
+)
 from tidemill.protocol.schema import Request, Response
+from tidemill.protocol.share_state import ShareStateSummary
+from tidemill.runtime import NO_TOKEN
 from tidemill.types import TopicId
 
 logger = logging.getLogger(__name__)
@@ -43,6 +64,7 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
         controller: ControllerDriver,
         new_uuid: Callable[[], bytes],
         uuid_text: Callable[[bytes], str],
+        share_states: ShareGroupStates,
     ) -> None:
         settings = config.offsets_topic
         topic = InternalTopic(
@@ -58,6 +80,8 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
         super().__init__(topic, config, clock, replicas, controller)
         self._new_uuid = new_uuid
         self._uuid_text = uuid_text
+        self._share_states = share_states
+        self._background = Background()
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -88,6 +112,82 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
         hosted = self._shards.get(self.partition_of(group_id))
         return () if hosted is None else hosted.machine.environment.events_of(group_id)
 
+    # -- share groups ----------------------------------------------------------------------------------------
+
+    async def ask_share(self, group_id: str, event: ShareEvent) -> Any:
+        """Returns the reply of the group's machine to an event of share groups. Raises `ApiError`."""
+        shard = self.shard_of(group_id)
+        answer = self.ask_shard(partial(shard.handle, event))
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    async def _asked(self, group_id: str, request: Request, caller: Caller) -> Any:
+        answer: Any = self.ask(group_id, request, caller)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    async def alter_share_offsets(
+        self, request: AlterShareGroupOffsetsRequest, caller: Caller
+    ) -> AlterShareGroupOffsetsResponse:
+        """Initialises partitions of an empty share group at the given offsets. Raises `ApiError`."""
+        wanted: OffsetsToAlter = await self._asked(request.group_id, request, caller)
+        errors = await self._share_states.initialize(wanted.initialize)
+        done = outcome(wanted.initialize, errors).done
+        if done:
+            event = StateInitialized(request.group_id, wanted.initialize.state_epoch, done)
+            await self.ask_share(request.group_id, event)
+        for topic in wanted.response.responses:
+            for each in topic.partitions:
+                error = errors.get((TopicId(topic.topic_id), each.partition_index))
+                if error is not None and not each.error_code:
+                    each.error_code, each.error_message = error.code, error.message
+        return wanted.response
+
+    async def delete_share_offsets(
+        self, request: DeleteShareGroupOffsetsRequest, caller: Caller
+    ) -> DeleteShareGroupOffsetsResponse:
+        """Deletes the state of topics of an empty share group. Raises `ApiError`."""
+        wanted: StateToDelete = await self._asked(request.group_id, request, caller)
+        errors = await self._share_states.delete(request.group_id, wanted.partitions)
+        deleted = frozenset(topic_id for topic_id in wanted.partitions if topic_id not in errors)
+        if deleted:
+            await self.ask_share(request.group_id, StateDeleted(request.group_id, deleted))
+        response = DeleteShareGroupOffsetsResponse()
+        for topic_id, name in wanted.names.items():
+            answer = DeleteShareGroupOffsetsResponseTopic(topic_id=topic_id, topic_name=name)
+            if topic_id in errors:
+                answer.error_code, answer.error_message = errors[topic_id].code, errors[topic_id].message
+            response.responses.append(answer)
+        response.responses += wanted.refused
+        return response
+
+    async def delete_share_state(self, group_id: str) -> None:
+        """Deletes the state of a group that is about to be deleted, if it is a share group. Raises `ApiError`."""
+        wanted: StateToDelete | None = await self.ask_share(group_id, GroupDeletion(group_id))
+        if wanted is None:
+            return
+        for error in (await self._share_states.delete(group_id, wanted.partitions)).values():
+            raise error
+
+    async def share_offsets(
+        self, group_id: str, partitions: Mapping[TopicId, list[int]] | None
+    ) -> dict[tuple[TopicId, int], ShareStateSummary | None]:
+        """Returns the state of the partitions, or of all that have any. None: no state. Raises `ApiError`."""
+        if partitions is None:
+            initialized = await self.ask_share(group_id, InitializedPartitions(group_id))
+            partitions = {topic_id: sorted(indexes) for topic_id, indexes in initialized.items()}
+        found = await self._share_states.summaries(group_id, partitions)
+        return {
+            (topic_id, partition): found.get((topic_id, partition))
+            for topic_id, indexes in partitions.items()
+            for partition in indexes
+        }
+
+    async def _initialize(self, partition_index: int, leader_epoch: int, wanted: InitializeState) -> None:
+        event = outcome(wanted, await self._share_states.initialize(wanted))
+        shard = self._shards.get(partition_index)
+        if shard is not None and shard.leader_epoch == leader_epoch:
+            # When that cannot be written, a heartbeat has it initialised again.
+            shard.handle(event, NO_TOKEN)
+
     # -- following the metadata ------------------------------------------------------------------------------
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -102,11 +202,20 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
     def _machine(self, partition_index: int, leader_epoch: int) -> Groups:  # noqa: ARG002
         environment = Environment(self._config.groups, _ImageTopics(self._controller), self._new_member_id)
         environment.group_configs = self._group_configs
-        return Groups(environment, ConsumerGroupProtocol)
+        share_groups = self._config.share_groups
+        return Groups(
+            environment, ConsumerGroupProtocol, lambda groups: ShareGroupProtocol(groups, share_groups)
+        )
 
-    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:  # noqa: ARG002
+    def _report(self, partition_index: int, leader_epoch: int, effect: Any) -> None:
         if isinstance(effect, RebalanceEvent):
             logger.info("%s", effect)
+        elif isinstance(effect, InitializeState):
+            self._background.start(partial(self._initialize, partition_index, leader_epoch, effect))
+
+    def close(self) -> None:
+        self._background.close()
+        super().close()
 
     def _returned(self, machine: Groups, steady_ms: int) -> None:
         """Heartbeats could not arrive meanwhile: the members get new sessions."""

@@ -36,6 +36,8 @@ TRANSACTIONAL_ID_DENIED = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 CLUSTER_DENIED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 _ADD_PARTITIONS_BATCHED_SINCE = 4
 _DELETE_BY_ID_SINCE = 6
+# What requests call the name of a topic.
+_TOPIC_NAMES = ("name", "topic", "topic_name")
 
 
 class _Asked:
@@ -53,7 +55,7 @@ class _Asked:
         """The topic of an entry: by name, by id, or both. An id that is unknown has no name."""
         if isinstance(entry, str):
             return [entry]
-        name = getattr(entry, "name", None) or getattr(entry, "topic", None)
+        name = next((found for field in _TOPIC_NAMES if (found := getattr(entry, field, None))), None)
         names = [] if name is None else [name]
         known = self.broker.image.topics_by_id.get(TopicId(getattr(entry, "topic_id", NO_UUID)))
         if known is not None:
@@ -319,6 +321,11 @@ NEEDS: dict[int, Need] = {
         "PushTelemetry": _OPEN,
         "ListConfigResources": Need((_cluster(Operation.DESCRIBE_CONFIGS),)),
         "DescribeTopicPartitions": Need(in_handler="Describe on each topic"),
+        "ShareGroupHeartbeat": Need((_group(Operation.READ), _subscription)),
+        "ShareGroupDescribe": Need(split=_each_group(Operation.DESCRIBE, "group_ids")),
+        "DescribeShareGroupOffsets": Need(in_handler="Describe on each group and topic"),
+        "AlterShareGroupOffsets": Need((_group(Operation.READ),), _each_topic(Operation.READ)),
+        "DeleteShareGroupOffsets": Need((_group(Operation.DELETE),), _each_topic(Operation.READ)),
         "AddRaftVoter": _ALTER,
         "RemoveRaftVoter": _ALTER,
         "UpdateRaftVoter": _CLUSTER_ACTION,

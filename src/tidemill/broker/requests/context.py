@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators.groups import GroupCoordinators
+from tidemill.broker.coordinators.latest_offsets import LatestOffsets
 from tidemill.broker.coordinators.marker_writer import MarkerWriter
 from tidemill.broker.coordinators.producer_ids import ProducerIds
 from tidemill.broker.coordinators.share_state import ShareCoordinators
@@ -62,6 +63,7 @@ class Broker:
     share_state: ShareStateClient
     verification: Verification
     marker_writer: MarkerWriter
+    latest_offsets: LatestOffsets
     data_dir: DataDir
     topic_creation: TopicCreation
     client_metrics: ClientMetrics

@@ -126,6 +126,7 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from tidemill.protocol.api.share import DescribedGroup, ShareGroupHeartbeatRequest
 from tidemill.protocol.api.transactions import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
@@ -211,7 +212,7 @@ def _check_describable(broker: Broker, call: Call, key_type: int, key: str) -> N
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
-def _caller(broker: Broker, call: Call) -> Caller:
+def caller_of(broker: Broker, call: Call) -> Caller:
     # Kafka shows a client's address with a slash before it, and no port.
     host = call.connection.peer.rpartition(":")[0]
     access = access_of(broker, call.connection)
@@ -219,10 +220,12 @@ def _caller(broker: Broker, call: Call) -> Caller:
     return Caller(call.client_id or "", f"/{host}", call.version, sees_topic)
 
 
-def _ask(broker: Broker, call: Call, group_id: str, request: Request) -> Response | Awaitable[Response]:
+def ask_coordinator(
+    broker: Broker, call: Call, group_id: str, request: Request
+) -> Response | Awaitable[Response]:
     """The coordinator's answer, errors included; a coroutine only when it has to be waited for."""
     try:
-        answer = broker.groups.ask(group_id, request, _caller(broker, call))
+        answer = broker.groups.ask(group_id, request, caller_of(broker, call))
     except ApiError as error:
         return error_response(request, call.version, error.code, error.message)
     if isinstance(answer, Response):
@@ -237,8 +240,8 @@ async def _answer_later(call: Call, request: Request, answer: Awaitable[Response
         return error_response(request, call.version, error.code, error.message)
 
 
-async def _asked(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
-    answer = _ask(broker, call, group_id, request)
+async def asked(broker: Broker, call: Call, group_id: str, request: Request) -> Response:
+    answer = ask_coordinator(broker, call, group_id, request)
     return answer if isinstance(answer, Response) else await answer
 
 
@@ -249,6 +252,7 @@ async def _asked(broker: Broker, call: Call, group_id: str, request: Request) ->
 @serves(OffsetCommitRequest)
 @serves(OffsetDeleteRequest)
 @serves(ConsumerGroupHeartbeatRequest)
+@serves(ShareGroupHeartbeatRequest)
 def ask_of_group(
     broker: Broker,
     call: Call,
@@ -258,9 +262,10 @@ def ask_of_group(
     | SyncGroupRequest
     | OffsetCommitRequest
     | OffsetDeleteRequest
-    | ConsumerGroupHeartbeatRequest,
+    | ConsumerGroupHeartbeatRequest
+    | ShareGroupHeartbeatRequest,
 ) -> Response | Awaitable[Response]:
-    return _ask(broker, call, request.group_id, request)
+    return ask_coordinator(broker, call, request.group_id, request)
 
 
 @serves(OffsetFetchRequest)
@@ -269,7 +274,7 @@ async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) 
     if call.version < _BATCHED_FETCH_SINCE:
         if access is not None and not access.group(Operation.DESCRIBE, request.group_id):
             return error_response(request, call.version, ErrorCode.GROUP_AUTHORIZATION_FAILED)
-        only = cast(OffsetFetchResponse, await _asked(broker, call, request.group_id, request))
+        only = cast(OffsetFetchResponse, await asked(broker, call, request.group_id, request))
         if access is not None:
             only.topics = [topic for topic in only.topics if _is_shown(access, topic, request.topics is None)]
         return only
@@ -284,7 +289,7 @@ async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) 
         if access is not None and not access.group(Operation.DESCRIBE, group.group_id):
             answer = error_response(one, call.version, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         else:
-            answer = await _asked(broker, call, group.group_id, one)
+            answer = await asked(broker, call, group.group_id, one)
         told = cast(OffsetFetchResponse, answer).groups
         if access is not None:
             for each in told:
@@ -351,7 +356,7 @@ async def _commit_in_transaction(
     except ApiError as error:
         refused = error_response(request, call.version, coordinator_error(error.code))
         return cast(TxnOffsetCommitResponse, refused)
-    return cast(TxnOffsetCommitResponse, await _asked(broker, call, request.group_id, request))
+    return cast(TxnOffsetCommitResponse, await asked(broker, call, request.group_id, request))
 
 
 async def _confirm(broker: Broker, call: Call, request: TxnOffsetCommitRequest) -> None:
@@ -385,10 +390,10 @@ async def describe_groups(
 ) -> DescribeGroupsResponse:
     merged = DescribeGroupsResponse()
     for group_id in dict.fromkeys(request.groups):
-        answer = await _asked(broker, call, group_id, replace(request, groups=[group_id]))
+        answer = await asked(broker, call, group_id, replace(request, groups=[group_id]))
         merged.groups += cast(DescribeGroupsResponse, answer).groups
     if request.include_authorized_operations:
-        _show_operations(broker, call, merged.groups)
+        show_operations(broker, call, merged.groups)
     return merged
 
 
@@ -398,13 +403,13 @@ async def consumer_group_describe(
 ) -> ConsumerGroupDescribeResponse:
     merged = ConsumerGroupDescribeResponse()
     for group_id in dict.fromkeys(request.group_ids):
-        answer = await _asked(broker, call, group_id, replace(request, group_ids=[group_id]))
+        answer = await asked(broker, call, group_id, replace(request, group_ids=[group_id]))
         merged.groups += cast(ConsumerGroupDescribeResponse, answer).groups
     access = access_of(broker, call.connection)
     if access is not None:
         merged.groups = [_with_visible_topics(access, group) for group in merged.groups]
     if request.include_authorized_operations:
-        _show_operations(broker, call, merged.groups)
+        show_operations(broker, call, merged.groups)
     return merged
 
 
@@ -427,10 +432,10 @@ def _with_visible_topics(
     )
 
 
-def _show_operations(
+def show_operations(
     broker: Broker,
     call: Call,
-    groups: Iterable[DescribeGroupsDescribedGroup | ConsumerGroupDescribeDescribedGroup],
+    groups: Iterable[DescribeGroupsDescribedGroup | ConsumerGroupDescribeDescribedGroup | DescribedGroup],
 ) -> None:
     access = access_of(broker, call.connection)
     for group in groups:
@@ -446,7 +451,15 @@ def _show_operations(
 async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     merged = DeleteGroupsResponse()
     for group_id in dict.fromkeys(request.groups_names):
-        answer = await _asked(broker, call, group_id, replace(request, groups_names=[group_id]))
+        one = replace(request, groups_names=[group_id])
+        answer: Response
+        try:
+            # The group is removed only when its state in the share coordinators is.
+            await broker.groups.delete_share_state(group_id)
+        except ApiError as error:
+            answer = error_response(one, call.version, error.code, error.message)
+        else:
+            answer = await asked(broker, call, group_id, one)
         merged.results += cast(DeleteGroupsResponse, answer).results
     return merged
 
@@ -455,7 +468,7 @@ async def delete_groups(broker: Broker, call: Call, request: DeleteGroupsRequest
 async def list_groups(broker: Broker, call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     merged = ListGroupsResponse()
     try:
-        answers = await broker.groups.ask_all(request, _caller(broker, call))
+        answers = await broker.groups.ask_all(request, caller_of(broker, call))
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
     for answer in answers:
