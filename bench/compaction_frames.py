@@ -27,8 +27,8 @@ def keyed_batch(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
     for delta, (key, value) in enumerate(pairs):
         body = b"\0\0" + varint(delta) + varint(len(key)) + key + varint(len(value)) + value + b"\0"
         records += varint(len(body)) + body
-    now_ms, count = time.time_ns() // 1_000_000, len(pairs)
-    checked = struct.pack(">hiqqqhii", 0, count - 1, now_ms, now_ms, -1, -1, -1, count) + records
+    wall_ms, count = time.time_ns() // 1_000_000, len(pairs)
+    checked = struct.pack(">hiqqqhii", 0, count - 1, wall_ms, wall_ms, -1, -1, -1, count) + records
     return struct.pack(">qiibI", 0, len(checked) + 9, -1, 2, crc32c(checked)) + checked
 
 

@@ -67,9 +67,9 @@ def _ask_pair(
             other = running.enter_context(brokers.tidemill(options.tidemill, second, pair))
         shared = shared_ranges(advertised(*kafka), advertised(*other))
         # One clock for both runs: a timestamp in a script is the same number on either side.
-        now_ms = time.time_ns() // 1_000_000
+        wall_ms = time.time_ns() // 1_000_000
         with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(_answers, chosen, address, shared, now_ms) for address in (kafka, other)]
+            asked = [pool.submit(_answers, chosen, address, shared, wall_ms) for address in (kafka, other)]
             left |= asked[0].result()
             right |= asked[1].result()
     return {item.api for item in chosen} - set(shared)
@@ -90,8 +90,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _answers(chosen: list[Case], address: brokers.Address, shared: Ranges, now_ms: int) -> dict[Key, Answer]:
-    script = Script(*address, shared, now_ms)
+def _answers(chosen: list[Case], address: brokers.Address, shared: Ranges, wall_ms: int) -> dict[Key, Answer]:
+    script = Script(*address, shared, wall_ms)
     try:
         script.learn()
         for item in chosen:

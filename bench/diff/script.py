@@ -108,7 +108,7 @@ class Script:
     host: str
     port: int
     shared: Ranges
-    now_ms: int
+    wall_ms: int
     answers: dict[Key, Answer] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     api: str = ""
@@ -145,7 +145,7 @@ class Script:
     def name(self, label: str) -> str:
         """A topic's name, new in each run so that a broker can be used again."""
         script = f"{self.api.replace('_', '-')}-{self.case_name.replace(' ', '-')}"
-        return f"{script}-v{self.version}-{self.now_ms:x}-{label}"
+        return f"{script}-v{self.version}-{self.wall_ms:x}-{label}"
 
     def note(self, label: str, tree: Tree, request: Any = None) -> None:
         key = Key(self.api, self.version, f"{self.case_name}: {label}" if label else self.case_name)

@@ -276,7 +276,7 @@ def await_coordinator(s: Script, transactional_id: str) -> None:
 
 def first_ms(s: Script) -> int:
     """The time of every first record."""
-    return s.now_ms - AGE_MS
+    return s.wall_ms - AGE_MS
 
 
 def read(s: Script, label: str, topic: Topic, offset: int = 0, partition: int = 0) -> None:

@@ -139,7 +139,7 @@ def measure_encode(size: int, rounds: int) -> Iterator[Row]:
             shape = f"{value}, {'keys' if has_keys else 'no keys'}{', 2 headers' if has_headers else ''}"
 
             def work(rows: pa.RecordBatch = rows) -> None:
-                for _ in encode(rows, now_ms=0, batch_bytes_max=_MB):
+                for _ in encode(rows, wall_ms=0, batch_bytes_max=_MB):
                     pass
 
             yield measured("encode", shape, rows.num_rows, total, best_cpu_s(work, rounds))

@@ -243,10 +243,10 @@ def test_what_is_archived_and_old_is_deleted_and_the_table_stays_whole(
 ) -> None:
     filled = FilledTopic(target.bootstrap, topic)
     hour_ms = 3_600_000
-    now_ms = int(time.time() * 1000)
-    old = [now_ms - 30 * hour_ms + n for n in range(200)]
+    wall_ms = int(time.time() * 1000)
+    old = [wall_ms - 30 * hour_ms + n for n in range(200)]
     filled.write(200, timestamps_ms=old)
-    filled.write(100, timestamps_ms=[now_ms - hour_ms] * 100)
+    filled.write(100, timestamps_ms=[wall_ms - hour_ms] * 100)
     words = ("--topic", topic, "--archive", str(tmp_path), *TINY)
     summary, notes = run_here(archive, target.bootstrap, *words, "--delete-archived-after", "24h")
     assert any("retention.ms" in note for note in notes)

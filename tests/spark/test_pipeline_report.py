@@ -34,9 +34,9 @@ def run(spark: SparkSession, target: RunningBroker, *words: str) -> dict[str, An
     return report.run(spark, options_of(target, *words), Progress()).as_json()
 
 
-def skewed(now_ms: int) -> list[Fed]:
+def skewed(wall_ms: int) -> list[Fed]:
     """Ten hours of records: most of one key, in partition 0; some without a key; hour h has 100 + 10 h records."""
-    start_ms = now_ms // HOUR_MS * HOUR_MS - HOURS * HOUR_MS
+    start_ms = wall_ms // HOUR_MS * HOUR_MS - HOURS * HOUR_MS
     records = []
     for hour in range(HOURS):
         for number in range(100 + 10 * hour):

@@ -154,7 +154,7 @@ def bad_batches(s: Script) -> None:
 def bad_records(s: Script) -> None:
     """What a broker can see only if it decodes the records of a batch whose header and checksum are right."""
     t = Trials(s)
-    future = s.now_ms + 7_200_000
+    future = s.wall_ms + 7_200_000
     t.ask("garbage", batch(records(2), payload=b"\x07garbage!"))
     t.ask("record longer than the batch", batch(records(1), payload=b"\x7e\x00\x00\x00\x01\x01\x00"))
     t.ask("one record more in the header", batch(records(2), count=3, last_offset_delta=2))
@@ -211,7 +211,7 @@ def sizes(s: Script) -> None:
 
 @case("produce", only_ends=True)
 def timestamps(s: Script) -> None:
-    now = s.now_ms
+    now = s.wall_ms
     before, after = str(100 * YEAR_MS), "3600000"
     t = Trials(s, count=10, message_timestamp_before_max_ms=before, message_timestamp_after_max_ms=after)
     t.ask("now", batch(_stamped(now)))
@@ -240,7 +240,7 @@ def log_append_time(s: Script) -> None:
     s.ask("compressed", produce(t, batch(records(2), codec="zstd")))
     s.ask("no timestamp", produce(t, batch([Record(timestamp_ms=-1)])))
     s.ask("wrong crc", produce(t, batch(records(1), crc=1)))
-    s.ask("far in the future", produce(t, batch([Record(timestamp_ms=s.now_ms + 9 * YEAR_MS)])))
+    s.ask("far in the future", produce(t, batch([Record(timestamp_ms=s.wall_ms + 9 * YEAR_MS)])))
     look(s, "the log", t)
 
 

@@ -215,7 +215,7 @@ def by_isolation_of_offsets(s: Script) -> None:
             "largest timestamp": MAX_TIMESTAMP,
             "at the first": first_ms(s),
             "at the second": first_ms(s) + 1,
-            "after all": s.now_ms + 2_000_000,
+            "after all": s.wall_ms + 2_000_000,
         }.items():
             for level, name in ((0, "uncommitted"), (READ_COMMITTED, "committed")):
                 s.ask(f"{state}: {label}, {name}", by_time(t.name, timestamp, isolation_level=level))
@@ -229,7 +229,7 @@ def by_isolation_of_offsets(s: Script) -> None:
     p.await_end(False)
     ask("aborted")
     p.begin(t)
-    s.produce(t, batch(records(1, timestamp_ms=s.now_ms + 1_000_000)))
+    s.produce(t, batch(records(1, timestamp_ms=s.wall_ms + 1_000_000)))
     ask("open again")
     p.end()
     p.await_end()

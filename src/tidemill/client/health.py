@@ -251,11 +251,11 @@ def quorum_symptoms(quorum: Quorum) -> list[Symptom]:
         )
         return [Symptom(Severity.CRITICAL, "quorum", text, "start more than half of its voters")]
     # The leader is caught up with itself at any time, so this is its clock. Before version 1 nothing has a time.
-    now_ms = leader.last_caught_up_timestamp
+    leader_wall_ms = leader.last_caught_up_timestamp
     late = []
     for voter in quorum.voters:
         caught_up_ms = voter.last_caught_up_timestamp
-        if now_ms > 0 and (caught_up_ms <= 0 or now_ms - caught_up_ms > _CAUGHT_UP_MS_MAX):
+        if leader_wall_ms > 0 and (caught_up_ms <= 0 or leader_wall_ms - caught_up_ms > _CAUGHT_UP_MS_MAX):
             behind = leader.log_end_offset - voter.log_end_offset
             lag = "it never fetched" if voter.log_end_offset < 0 else f"{behind} behind"
             late.append(f"{voter.replica_id} ({lag})")

@@ -53,13 +53,13 @@ class Producer:
         acks: int = ACKS_ALL,
         codec: int = CompressionType.NONE,
         partitioner: Partitioner | None = None,
-        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        wall_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._cluster = cluster
         self._acks = acks
         self._codec = codec
         self._partitioner = partitioner or Partitioner()
-        self._now_ms = now_ms
+        self._wall_ms = wall_ms
         self._gathered: dict[TopicPartition, list[Record]] = {}
         self._gathered_bytes = 0
         self._partition_counts: dict[str, int] = {}
@@ -85,7 +85,7 @@ class Producer:
                 count = self._partition_counts[topic] = len(self._cluster.partitions_of(topic))
             partition = self._partitioner.partition(topic, key, count)
         records = self._gathered.setdefault(TopicPartition(topic, partition), [])
-        timestamp = self._now_ms() if timestamp_ms is None else timestamp_ms
+        timestamp = self._wall_ms() if timestamp_ms is None else timestamp_ms
         records.append(Record(len(records), timestamp, key, value, headers))
         self._gathered_bytes += _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
         self._gathered_bytes += sum(len(name) + len(content or b"") for name, content in headers)

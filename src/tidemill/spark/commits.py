@@ -121,9 +121,9 @@ class Commits:
         self._producer.commit()
 
     def _write(self, key: bytes, value: bytes | None) -> None:
-        now_ms = int(time.time() * 1000)
-        batch = build_batch([Record(0, now_ms, key, value)])
-        self._producer.produce([(self._partition, _Encoded(memoryview(batch)[HEADER_SIZE:], now_ms))])
+        wall_ms = int(time.time() * 1000)
+        batch = build_batch([Record(0, wall_ms, key, value)])
+        self._producer.produce([(self._partition, _Encoded(memoryview(batch)[HEADER_SIZE:], wall_ms))])
         self._producer.flush()
 
     # --- the topic ---

@@ -41,31 +41,31 @@ class EncodedBatch(NamedTuple):
 
 
 def encode(
-    rows: pa.RecordBatch, *, now_ms: int, batch_bytes_max: int, starts: Sequence[int] = (0,)
+    rows: pa.RecordBatch, *, wall_ms: int, batch_bytes_max: int, starts: Sequence[int] = (0,)
 ) -> Iterator[EncodedBatch]:
     """The rows' records in their order, in batches of at most that many bytes, or of one record.
 
     The columns are key and value, binary or string, and where they are there headers and timestamp. A timestamp that is
-    null is `now_ms`. `starts` has the first row of each part.
+    null is `wall_ms`. `starts` has the first row of each part.
     """
-    return _encode(rows, now_ms, batch_bytes_max, starts, 0)
+    return _encode(rows, wall_ms, batch_bytes_max, starts, 0)
 
 
 def _encode(
-    rows: pa.RecordBatch, now_ms: int, batch_bytes_max: int, starts: Sequence[int], first_part: int
+    rows: pa.RecordBatch, wall_ms: int, batch_bytes_max: int, starts: Sequence[int], first_part: int
 ) -> Iterator[EncodedBatch]:
     count = rows.num_rows
     if count == 0:
         return
-    pieces = _pieces(rows, now_ms)
+    pieces = _pieces(rows, wall_ms)
     if count > 1 and int(pieces.sizes.sum()) > _JOINED_BYTES_MAX:
         middle = count // 2
         # The part that begins at the middle row, or that the cut goes through.
         part = bisect_right(starts, middle) - 1
         before = starts[: part + 1] if starts[part] < middle else starts[:part]
         behind = [0, *(start - middle for start in starts[part + 1 :])]
-        yield from _encode(rows.slice(0, middle), now_ms, batch_bytes_max, before, first_part)
-        yield from _encode(rows.slice(middle), now_ms, batch_bytes_max, behind, first_part + part)
+        yield from _encode(rows.slice(0, middle), wall_ms, batch_bytes_max, before, first_part)
+        yield from _encode(rows.slice(middle), wall_ms, batch_bytes_max, behind, first_part + part)
         return
     firsts = _cut(pieces, batch_bytes_max, starts)
     counts = np.diff(firsts, append=count)
@@ -94,7 +94,7 @@ class _Pieces(NamedTuple):
     sizes: Ints
 
 
-def _pieces(rows: pa.RecordBatch, now_ms: int) -> _Pieces:
+def _pieces(rows: pa.RecordBatch, wall_ms: int) -> _Pieces:
     keys, key_lengths = _binary(rows.column("key"))
     values, value_lengths = _binary(rows.column("value"))
     headers, header_sizes = _headers(rows)
@@ -103,7 +103,7 @@ def _pieces(rows: pa.RecordBatch, now_ms: int) -> _Pieces:
     taken = 1 + sizes(zigzag(key_lengths)) + np.maximum(key_lengths, 0)
     taken += sizes(prefixes) + np.maximum(value_lengths, 0) + header_sizes
     return _Pieces(
-        keys, key_lengths, _varints(value_lengths), values, headers, _timestamps(rows, now_ms), taken
+        keys, key_lengths, _varints(value_lengths), values, headers, _timestamps(rows, wall_ms), taken
     )
 
 
@@ -148,10 +148,10 @@ def _header_bytes(pairs: pa.StructArray) -> tuple[memoryview, Ints]:
     return _joined([_varints(name_lengths), names, _varints(value_lengths), values])
 
 
-def _timestamps(rows: pa.RecordBatch, now_ms: int) -> Ints:
+def _timestamps(rows: pa.RecordBatch, wall_ms: int) -> Ints:
     """In milliseconds, rounded down."""
     if "timestamp" not in rows.schema.names or rows.column("timestamp").null_count == rows.num_rows:
-        return np.full(rows.num_rows, now_ms, dtype=np.int64)
+        return np.full(rows.num_rows, wall_ms, dtype=np.int64)
     column = rows.column("timestamp")
     if not pa.types.is_timestamp(column.type):
         raise TidemillError(f"the timestamp column is {column.type}: cast it to timestamp")
@@ -165,7 +165,7 @@ def _timestamps(rows: pa.RecordBatch, now_ms: int) -> Ints:
         case "ns":
             milliseconds = milliseconds // 1_000_000
     if times.null_count:
-        milliseconds = np.where(times.is_null().to_numpy(zero_copy_only=False), now_ms, milliseconds)
+        milliseconds = np.where(times.is_null().to_numpy(zero_copy_only=False), wall_ms, milliseconds)
     return milliseconds
 
 

@@ -243,7 +243,7 @@ def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router:
         for topic, records, partitions, starts in router.route(chunk):
             bytes_max = min(router.bytes_max(topic), options.batch_bytes_max)
             for batch in encode(
-                records, now_ms=_now_ms(), batch_bytes_max=bytes_max - HEADER_SIZE, starts=starts
+                records, wall_ms=_wall_ms(), batch_bytes_max=bytes_max - HEADER_SIZE, starts=starts
             ):
                 partition = TopicPartition(topic, partitions[batch.part])
                 _check_size(partition, batch, bytes_max, options)
@@ -333,5 +333,5 @@ def _context() -> TaskContext:
     return context
 
 
-def _now_ms() -> int:
+def _wall_ms() -> int:
     return int(time.time() * 1000)

@@ -26,9 +26,9 @@ ZSTD = 4
 
 class World:
     def __init__(self) -> None:
-        self.now_ms = 5.0
+        self.steady_ms = 5.0
         self.image = MetadataImage()
-        self.metrics = ClientMetrics(lambda: self.image, lambda: self.now_ms, 1_000)
+        self.metrics = ClientMetrics(lambda: self.image, lambda: self.steady_ms, 1_000)
 
     def subscribe(self, **subscriptions: dict[str, str]) -> None:
         configs = {
@@ -92,13 +92,13 @@ def test_without_a_subscription_nothing_is_asked_for() -> None:
 def test_questions_and_pushes_before_their_time_are_throttled(world: World) -> None:
     assert world.get() is ErrorCode.NONE
     assert world.get() is ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    world.now_ms += 1
+    world.steady_ms += 1
     assert world.push() is ErrorCode.NONE
     assert world.push() is ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    world.now_ms += 1_000
+    world.steady_ms += 1_000
     assert world.push() is ErrorCode.NONE
     assert world.push(last=True) is ErrorCode.NONE
-    world.now_ms += 1_000
+    world.steady_ms += 1_000
     assert world.push() is ErrorCode.INVALID_REQUEST
 
 
@@ -108,7 +108,7 @@ def test_a_changed_subscription_is_seen_at_once(world: World) -> None:
     world.subscribe(one={"metrics": "c.", "interval.ms": "1000"})
     assert world.push(number) is ErrorCode.UNKNOWN_SUBSCRIPTION_ID
     assert world.get() is ErrorCode.NONE
-    world.now_ms += 1_000
+    world.steady_ms += 1_000
     assert world.push() is ErrorCode.NONE
 
 
@@ -118,7 +118,7 @@ def test_a_changed_subscription_is_seen_at_once(world: World) -> None:
 )
 def test_what_cannot_be_taken_is_refused(world: World, codec: int, size: int, code: ErrorCode) -> None:
     world.get()
-    world.now_ms += 1
+    world.steady_ms += 1
     assert world.push(codec=codec, size=size) is code
 
 
@@ -182,7 +182,7 @@ def test_a_push_expands_to_a_bounded_size(max_bytes: int, expanded: int) -> None
 
 def test_a_silent_client_is_forgotten(world: World) -> None:
     world.metrics.keep(world.client(), [Point("gauge", (), 3.0, False)])
-    world.now_ms += 60_000
+    world.steady_ms += 60_000
     assert world.metrics.rows() == []
     assert world.metrics.client_count == 0
 

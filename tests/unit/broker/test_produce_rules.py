@@ -40,8 +40,8 @@ def _bomb(count: int, **fields: int) -> bytearray:
     return _claiming(count, compress(4, TINY_RECORD * count), **fields)
 
 
-def _inspect(config: TopicConfig, data: bytearray, now_ms: int = T0) -> tuple[memoryview, BatchHeader]:
-    return run_steps(ProduceRules("t", config).inspect(memoryview(data), header_at(data), now_ms))
+def _inspect(config: TopicConfig, data: bytearray, wall_ms: int = T0) -> tuple[memoryview, BatchHeader]:
+    return run_steps(ProduceRules("t", config).inspect(memoryview(data), header_at(data), wall_ms))
 
 
 @pytest.mark.parametrize("old", CODECS)
@@ -112,7 +112,7 @@ def test_few_of_many_wrong_records_are_named(cleanup_policy: str) -> None:
     """No key, and a time of which the topic thinks that it is too new."""
     newest = T0 if cleanup_policy == "compact" else T0 - 10_000_000
     with pytest.raises(InvalidBatch) as raised:
-        _inspect(TopicConfig(cleanup_policy=(cleanup_policy,)), _bomb(20_000), now_ms=newest)
+        _inspect(TopicConfig(cleanup_policy=(cleanup_policy,)), _bomb(20_000), wall_ms=newest)
     assert len(raised.value.record_errors) == 100
 
 

@@ -14,12 +14,12 @@ from tests.unit.broker.transaction_world import (
     fetched,
     list_offset,
     mark,
-    now_ms,
     outcome,
     send,
     start_fetch,
     start_marker,
     verification_of,
+    wall_ms,
     write,
 )
 from tests.wire.batches import parse_fetched
@@ -104,7 +104,7 @@ class TestHowFar:
     def test_list_offsets(self, world: World) -> None:
         write(world, b"before")
         world.settle()
-        between_ms = now_ms(world)
+        between_ms = wall_ms(world)
         add(world, 0)
         assert list_offset(world, LATEST).offset == 1
         assert list_offset(world, LATEST, isolation=READ_UNCOMMITTED).offset == 2
@@ -143,7 +143,7 @@ class TestAborted:
         add(world, 0)
         assert mark(world, is_commit=False) is ErrorCode.NONE
         log = world[1].log
-        world._run_in(world[1], lambda: log.roll(now_ms(world)))
+        world._run_in(world[1], lambda: log.roll(wall_ms(world)))
         add(world, 1)
         assert mark(world, is_commit=False) is ErrorCode.NONE
         first = fetched(world, start_fetch(world, 0))
@@ -296,7 +296,7 @@ class TestMarkers:
 def test_describe_producers(world: World) -> None:
     add(world, 0)
     add(world, 1)
-    last_ms = now_ms(world)
+    last_ms = wall_ms(world)
     add(world, 0, producer_id=OTHER)
     assert mark(world, is_commit=True, producer_id=OTHER, coordinator_epoch=6) is ErrorCode.NONE
     request = DescribeProducersRequest(

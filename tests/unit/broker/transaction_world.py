@@ -94,7 +94,7 @@ def send(
         producer_epoch=epoch,
         base_sequence=sequence,
         attributes=attributes,
-        base_timestamp_ms=now_ms(world),
+        base_timestamp_ms=wall_ms(world),
     )
     data = PartitionProduceData(index=0, records=encode(values or [b"%d" % sequence], header))
     request = ProduceRequest(
@@ -106,7 +106,7 @@ def send(
     return world.ask(broker_id, request, version)
 
 
-def now_ms(world: World) -> int:
+def wall_ms(world: World) -> int:
     """Markers have the broker's time; records of another year would go to another segment."""
     return int(world[1].broker.clock.wall_ms())
 

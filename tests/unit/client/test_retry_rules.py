@@ -193,7 +193,7 @@ def test_an_idempotent_producer_sends_the_same_sequence_again() -> None:
     network = script([1], ProduceRequest, produced(), ConnectionLost("reset"), produced(base_offset=2))
     network.answers[InitProducerIdRequest] = [InitProducerIdResponse(producer_id=5, producer_epoch=0)]
     with network.cluster() as cluster:
-        producer = Producer(cluster, now_ms=lambda: 1)
+        producer = Producer(cluster, wall_ms=lambda: 1)
         for count in (2, 3):
             for _ in range(count):
                 producer.add("orders", b"v")
@@ -205,7 +205,7 @@ def test_an_idempotent_producer_sends_the_same_sequence_again() -> None:
 def test_without_acks_of_all_a_lost_connection_is_told_not_repeated() -> None:
     network = script([1], ProduceRequest, ConnectionLost("reset"), produced())
     with network.cluster() as cluster:
-        producer = Producer(cluster, acks=1, now_ms=lambda: 1)
+        producer = Producer(cluster, acks=1, wall_ms=lambda: 1)
         producer.add("orders", b"v")
         with pytest.raises(ConnectionLost):
             producer.flush()
@@ -217,7 +217,7 @@ def test_a_batch_that_is_too_large_is_cut_in_halves() -> None:
     too_large = int(ErrorCode.MESSAGE_TOO_LARGE)
     network = script([1], ProduceRequest, produced(too_large), produced(), produced(base_offset=1))
     with network.cluster() as cluster:
-        producer = Producer(cluster, acks=1, now_ms=lambda: 1)
+        producer = Producer(cluster, acks=1, wall_ms=lambda: 1)
         for _ in range(3):
             producer.add("orders", b"v")
         producer.flush()
@@ -228,7 +228,7 @@ def test_a_batch_that_is_too_large_is_cut_in_halves() -> None:
 def test_a_single_record_that_is_too_large_is_an_error() -> None:
     network = script([1], ProduceRequest, produced(int(ErrorCode.MESSAGE_TOO_LARGE)))
     with network.cluster() as cluster:
-        producer = Producer(cluster, acks=1, now_ms=lambda: 1)
+        producer = Producer(cluster, acks=1, wall_ms=lambda: 1)
         producer.add("orders", b"v")
         with pytest.raises(ApiError, match="MESSAGE_TOO_LARGE"):
             producer.flush()

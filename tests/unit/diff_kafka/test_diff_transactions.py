@@ -29,7 +29,7 @@ class Answering(Script):
     host: str = ""
     port: int = 0
     shared: dict[str, range] = field(default_factory=dict)
-    now_ms: int = 1_000_000
+    wall_ms: int = 1_000_000
     prepared: list[Any] = field(default_factory=list)
     asked: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
 

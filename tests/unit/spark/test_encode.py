@@ -95,7 +95,7 @@ def check(batches: list[EncodedBatch], records: list[Record], batch_bytes_max: i
 def test_any_rows(source: random.Random) -> None:
     columns = random_columns(source, source.choice([1, 2, 7, 40]))
     batch_bytes_max = source.choice([1, 100, 10_000, 1 << 20])
-    batches = list(encode(rows_of(columns), now_ms=NOW_MS, batch_bytes_max=batch_bytes_max))
+    batches = list(encode(rows_of(columns), wall_ms=NOW_MS, batch_bytes_max=batch_bytes_max))
     check(batches, records_of(columns), batch_bytes_max)
 
 
@@ -108,7 +108,7 @@ def test_a_batch_has_rows_of_one_part(source: random.Random) -> None:
     joined_bytes_max = source.choice([500, 1 << 30])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode_module, "_JOINED_BYTES_MAX", joined_bytes_max)
-        batches = list(encode(rows_of(columns), now_ms=NOW_MS, batch_bytes_max=10_000, starts=starts))
+        batches = list(encode(rows_of(columns), wall_ms=NOW_MS, batch_bytes_max=10_000, starts=starts))
     check(batches, records_of(columns), 10_000)
     part_of_row = [sum(start <= row for start in starts) - 1 for row in range(count)]
     parts = [batch.part for batch in batches for _ in range(batch.record_count)]
@@ -124,7 +124,7 @@ def test_types_of_keys_and_values(of: pa.DataType) -> None:
             name: [None if text is None else text.encode() for text in column]
             for name, column in columns.items()
         }
-    batches = list(encode(rows_of(columns, {"key": of, "value": of}), now_ms=NOW_MS, batch_bytes_max=1000))
+    batches = list(encode(rows_of(columns, {"key": of, "value": of}), wall_ms=NOW_MS, batch_bytes_max=1000))
     raw = {
         name: [text.encode() if isinstance(text, str) else text for text in column]
         for name, column in columns.items()
@@ -134,7 +134,7 @@ def test_types_of_keys_and_values(of: pa.DataType) -> None:
 
 def test_a_key_column_of_type_null() -> None:
     rows = rows_of({"key": [None, None], "value": [b"a", None]}, {"key": pa.null()})
-    check(list(encode(rows, now_ms=NOW_MS, batch_bytes_max=1000)), records_of({"value": [b"a", None]}), 1000)
+    check(list(encode(rows, wall_ms=NOW_MS, batch_bytes_max=1000)), records_of({"value": [b"a", None]}), 1000)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_a_key_column_of_type_null() -> None:
 )
 def test_units_of_timestamps(unit: str, time: int) -> None:
     rows = rows_of({"key": [b"k"], "value": [b"v"], "timestamp": [time]}, {"timestamp": pa.timestamp(unit)})
-    (batch,) = encode(rows, now_ms=NOW_MS, batch_bytes_max=100)
+    (batch,) = encode(rows, wall_ms=NOW_MS, batch_bytes_max=100)
     assert batch.base_timestamp == batch.max_timestamp == (3000 if unit == "s" else 3001)
 
 
 def test_batches_are_nearly_full() -> None:
     columns = {"key": [b"key-%d" % n for n in range(5000)], "value": [b"v" * 90] * 5000}
-    batches = list(encode(rows_of(columns), now_ms=NOW_MS, batch_bytes_max=16_000))
+    batches = list(encode(rows_of(columns), wall_ms=NOW_MS, batch_bytes_max=16_000))
     check(batches, records_of(columns), 16_000)
     assert all(len(batch.records) > 15_000 for batch in batches[:-1])
 
@@ -157,19 +157,19 @@ def test_slices_of_rows() -> None:
     columns = random_columns(random.Random(4), 60)
     part = {name: column[13:47] for name, column in columns.items()}
     rows = rows_of(columns).slice(13, 34)
-    check(list(encode(rows, now_ms=NOW_MS, batch_bytes_max=5000)), records_of(part), 5000)
+    check(list(encode(rows, wall_ms=NOW_MS, batch_bytes_max=5000)), records_of(part), 5000)
 
 
 def test_rows_too_large_to_join_at_once_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode_module, "_JOINED_BYTES_MAX", 1000)
     columns: dict[str, list[Any]] = {"key": [None] * 21, "value": [b"v" * 400] * 20 + [b"w" * 2000]}
-    batches = list(encode(rows_of(columns), now_ms=NOW_MS, batch_bytes_max=1 << 20))
+    batches = list(encode(rows_of(columns), wall_ms=NOW_MS, batch_bytes_max=1 << 20))
     assert len(batches) > 5
     check(batches, records_of(columns), 1 << 20)
 
 
 def test_no_rows() -> None:
-    assert list(encode(rows_of({"key": [], "value": []}), now_ms=NOW_MS, batch_bytes_max=100)) == []
+    assert list(encode(rows_of({"key": [], "value": []}), wall_ms=NOW_MS, batch_bytes_max=100)) == []
 
 
 def test_what_cannot_be_a_record_is_refused() -> None:
@@ -184,7 +184,7 @@ def test_what_cannot_be_a_record_is_refused() -> None:
     ]
     for rows, reason in bad:
         with pytest.raises(TidemillError, match=reason):
-            list(encode(rows, now_ms=NOW_MS, batch_bytes_max=100))
+            list(encode(rows, wall_ms=NOW_MS, batch_bytes_max=100))
 
 
 def test_what_is_encoded_is_decoded() -> None:
@@ -192,7 +192,7 @@ def test_what_is_encoded_is_decoded() -> None:
     rows = rows_of(columns)
     offset = 0
     batches: list[tuple[BatchHeader, memoryview]] = []
-    for batch in encode(rows, now_ms=NOW_MS, batch_bytes_max=20_000):
+    for batch in encode(rows, wall_ms=NOW_MS, batch_bytes_max=20_000):
         header = BatchHeader(
             offset,
             HEADER_SIZE - 12 + len(batch.records),

@@ -75,13 +75,13 @@ class BatchMaker:
         ]
 
     def _header(self, rng: random.Random, codec: int, producer: tuple[int, int] | None) -> Header:
-        now_ms = int(time.time() * 1000) - 5_000
+        wall_ms = int(time.time() * 1000) - 5_000
         if producer is None:
-            return Header(attributes=codec, base_timestamp_ms=now_ms)
+            return Header(attributes=codec, base_timestamp_ms=wall_ms)
         flags = TRANSACTIONAL if rng.random() < 0.5 else 0
         return Header(
             attributes=codec | flags,
-            base_timestamp_ms=now_ms,
+            base_timestamp_ms=wall_ms,
             producer_id=producer[0],
             producer_epoch=producer[1],
             base_sequence=rng.choice((0, 0, 1, 2, -1, (1 << 31) - 1)),

@@ -113,7 +113,7 @@ class Appender:
         self,
         data: memoryview,
         acks: int,
-        now_ms: int,
+        wall_ms: int,
         *,
         allows_zstd: bool = True,
         allows_transactions: bool = False,
@@ -143,8 +143,8 @@ class Appender:
                 raise inspected
             if inspected is not None:
                 data, header = inspected
-            elif rules.looks_inside(header, now_ms):
-                data, header = run_first_step(rules.inspect(data, header, now_ms))
+            elif rules.looks_inside(header, wall_ms):
+                data, header = run_first_step(rules.inspect(data, header, wall_ms))
             if header.producer_id >= 0:
                 if header.attributes & TRANSACTIONAL:
                     duplicate = self._guards.duplicate_of(log.producers, header, guard)
@@ -156,8 +156,8 @@ class Appender:
                 if self._refusals and log.producers.get(header.producer_id) is None:
                     self._refuse_successor(header)
             if rules.rewrites_timestamps:
-                header = stamp_append_time(data, header, now_ms)
-            base_offset = log.append(data, (header,), leadership.leader_epoch, now_ms)
+                header = stamp_append_time(data, header, wall_ms)
+            base_offset = log.append(data, (header,), leadership.leader_epoch, wall_ms)
             if guard is not None:
                 self._guards.forget(header.producer_id)
         except InvalidBatch as error:
@@ -179,7 +179,7 @@ class Appender:
             self._reader.appended_and_committed(end_offset, size)
         else:
             leadership.appended(log, size)
-        return self._accepted(log, base_offset, end_offset, now_ms, acks)
+        return self._accepted(log, base_offset, end_offset, wall_ms, acks)
 
     def append_later(
         self,
@@ -198,9 +198,9 @@ class Appender:
             # A batch without a valid header is refused by `append`.
             header = self._rules.received(data, allows_zstd, allows_transactions)
             check_produced(header)
-            now_ms = self._host.wall_ms()
-            if self._rules.looks_inside(header, now_ms):
-                return (yield from self._rules.inspect(data, header, now_ms))
+            wall_ms = self._host.wall_ms()
+            if self._rules.looks_inside(header, wall_ms):
+                return (yield from self._rules.inspect(data, header, wall_ms))
             return data, header
 
         def inspected(found: Inspected, error: Exception | None) -> None:
@@ -310,7 +310,7 @@ class Appender:
     # -- coordinators ----------------------------------------------------------------------------------------
 
     def append_internal(
-        self, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, writer: Writer | None = None
+        self, records: Sequence[tuple[bytes, bytes | None]], timestamp_ms: int, writer: Writer | None = None
     ) -> int:
         """Write the records of one decision as one batch; returns the log's end after it. `ApiError` when that fails.
 
@@ -319,7 +319,9 @@ class Appender:
         log = self._writable_with_enough_in_sync()
         if writer is not None:
             self._refuse_old_epoch(log, writer)
-        batch_records = [Record(number, now_ms, key, value) for number, (key, value) in enumerate(records)]
+        batch_records = [
+            Record(number, timestamp_ms, key, value) for number, (key, value) in enumerate(records)
+        ]
         if writer is None:
             batch = build_batch(batch_records)
         else:
@@ -330,7 +332,7 @@ class Appender:
         if len(batch) > self._config.max_message_bytes:
             raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE)
         try:
-            log.append(memoryview(batch), (header_at(batch),), self._leadership.leader_epoch, now_ms)
+            log.append(memoryview(batch), (header_at(batch),), self._leadership.leader_epoch, timestamp_ms)
         except OSError as error:
             raise ApiError(self._append_failed(error).error) from error
         if writer is not None:
@@ -357,7 +359,7 @@ class Appender:
         if state is not None and writer.producer_epoch < state.epoch:
             raise ApiError(ErrorCode.INVALID_PRODUCER_EPOCH)
 
-    def append_marker(self, end: TransactionEnd, now_ms: int) -> int:
+    def append_marker(self, end: TransactionEnd, timestamp_ms: int) -> int:
         """End a producer's transaction in this partition; returns the log's end after the marker. `ApiError` if that fails.
 
         What the coordinator verified for that producer before is void from here on (failure 6).
@@ -365,7 +367,7 @@ class Appender:
         log = self._writable_with_enough_in_sync()
         size_before = log.size
         try:
-            end_offset = log.append_marker(end, self._leadership.leader_epoch, now_ms)
+            end_offset = log.append_marker(end, self._leadership.leader_epoch, timestamp_ms)
         except InvalidBatch as error:
             raise ApiError(error.code, error.reason) from error
         except OSError as error:

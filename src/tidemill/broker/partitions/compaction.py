@@ -99,7 +99,7 @@ class Compactor:
         return True
 
     def _due(self) -> Iterable[tuple[Partition, Log, Dirt]]:
-        now_ms = self._clock.wall_ms()
+        wall_ms = self._clock.wall_ms()
         hosted = [(partition, partition.log) for partition in self._partitions()]
         self._uncleanable.intersection_update(log for _, log in hosted if log is not None)
         for partition, log in hosted:
@@ -107,7 +107,7 @@ class Compactor:
                 continue
             checkpoint = self._data_dir.first_dirty_offset(partition.name)
             stable_end = log.last_stable_offset(partition.high_watermark)
-            dirt = find_dirt(log, checkpoint, now_ms, stable_end)
+            dirt = find_dirt(log, checkpoint, wall_ms, stable_end)
             if dirt.is_due(log.config.min_cleanable_dirty_ratio):
                 yield partition, log, dirt
 

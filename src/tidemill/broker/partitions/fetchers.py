@@ -214,21 +214,21 @@ class _FetchLoop:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now_ms = self._storage.steady_ms()
-        if now_ms < self._not_before_ms:
-            self._wake_at(self._not_before_ms, now_ms)
+        steady_ms = self._storage.steady_ms()
+        if steady_ms < self._not_before_ms:
+            self._wake_at(self._not_before_ms, steady_ms)
             return
-        wanted, forgotten = self._take_changes(now_ms)
+        wanted, forgotten = self._take_changes(steady_ms)
         address = self._storage.address_of(self._leader_id)
         if not self._in_session or address is None:
-            self._wait_for_retry(now_ms, is_unreachable=address is None)
+            self._wait_for_retry(steady_ms, is_unreachable=address is None)
             return
         config = self._config
         request = FetchRequest(
             replica_state=ReplicaState(
                 replica_id=self._storage.broker_id, replica_epoch=self._storage.broker_epoch()
             ),
-            max_wait_ms=self._wait_ms(now_ms),
+            max_wait_ms=self._wait_ms(steady_ms),
             min_bytes=config.fetch_min_bytes,
             max_bytes=config.fetch_response_max_bytes,
             session_id=self._session_id,
@@ -259,7 +259,7 @@ class _FetchLoop:
                 channel.reconnect(f"broker {self._leader_id} was started again")
         self.go_on()
 
-    def _take_changes(self, now_ms: int) -> tuple[list[FetchTopic], list[ForgottenTopic]]:
+    def _take_changes(self, steady_ms: int) -> tuple[list[FetchTopic], list[ForgottenTopic]]:
         """Take what the leader's session does not know yet; the next request carries it."""
         wanted: dict[bytes, FetchTopic] = {}
         forgotten: dict[bytes, ForgottenTopic] = {}
@@ -268,8 +268,8 @@ class _FetchLoop:
             topic_id, index = key
             followed = self._followed.get(key)
             if followed is not None:
-                self._throttle(followed, now_ms)
-                followed.machine.tick(now_ms)
+                self._throttle(followed, steady_ms)
+                followed.machine.tick(steady_ms)
             if followed is not None and followed.machine.state is FetchState.FETCHING:
                 position = followed.machine.position()
                 if self._in_session.get(key) != position:
@@ -285,12 +285,12 @@ class _FetchLoop:
         self._due = waiting
         return list(wanted.values()), list(forgotten.values())
 
-    def _throttle(self, followed: _Followed, now_ms: int) -> None:
+    def _throttle(self, followed: _Followed, steady_ms: int) -> None:
         throttle = self._storage.throttles.follower
         if throttle.applies_to(followed.partition, self._storage.broker_id):
-            wait_ms = throttle.wait_ms(now_ms)
+            wait_ms = throttle.wait_ms(steady_ms)
             if wait_ms:
-                followed.machine.held_back(now_ms + wait_ms)
+                followed.machine.held_back(steady_ms + wait_ms)
 
     def _wanted(self, index: int, position: FetchPosition) -> FetchPartition:
         return FetchPartition(
@@ -310,22 +310,22 @@ class _FetchLoop:
             and (deadline_ms := followed.machine.deadline_ms) is not None
         ]
 
-    def _wait_ms(self, now_ms: int) -> int:
+    def _wait_ms(self, steady_ms: int) -> int:
         """How long the leader may wait for data: not beyond the next retry of another partition."""
         limit_ms = self._config.fetch_wait_max_ms
-        return min([limit_ms, *(max(1, retry_ms - now_ms) for retry_ms in self._retries_ms())])
+        return min([limit_ms, *(max(1, retry_ms - steady_ms) for retry_ms in self._retries_ms())])
 
-    def _wait_for_retry(self, now_ms: int, *, is_unreachable: bool) -> None:
+    def _wait_for_retry(self, steady_ms: int, *, is_unreachable: bool) -> None:
         """There is no leader to fetch from, or no partition that may be fetched."""
         retries_ms = self._retries_ms()
         self._forget_session()
         if is_unreachable and self._followed:
-            retries_ms.append(now_ms + self._config.fetch_backoff_ms)
+            retries_ms.append(steady_ms + self._config.fetch_backoff_ms)
         if retries_ms:
-            self._wake_at(min(retries_ms), now_ms)
+            self._wake_at(min(retries_ms), steady_ms)
 
-    def _wake_at(self, at_ms: int, now_ms: int) -> None:
-        self._timer = self._loop.call_later(max(1, at_ms - now_ms) / 1000, self._woken)
+    def _wake_at(self, at_ms: int, steady_ms: int) -> None:
+        self._timer = self._loop.call_later(max(1, at_ms - steady_ms) / 1000, self._woken)
 
     def _woken(self) -> None:
         self._timer = None
@@ -393,16 +393,16 @@ class _FetchLoop:
 
     def _take(self, followed: _Followed, position: FetchPosition, fetched: FetchedRecords) -> None:
         machine = followed.machine
-        now_ms = self._storage.steady_ms()
+        steady_ms = self._storage.steady_ms()
         if fetched.error_code:
             code = ErrorCode(fetched.error_code)
-            effects = machine.refused(code, position.fetch_offset, fetched.log_start_offset, now_ms)
+            effects = machine.refused(code, position.fetch_offset, fetched.log_start_offset, steady_ms)
             level = logging.DEBUG if code in _PASSING else logging.WARNING
             logger.log(level, "%s: broker %d answers %s", followed.partition.name, self._leader_id, code.name)
         elif fetched.diverging is not None:
             effects = machine.diverged(position.fetch_offset, *fetched.diverging)
         elif machine.expects(position.fetch_offset):
-            if len(fetched.records) and not self._append(followed, position, fetched.records, now_ms):
+            if len(fetched.records) and not self._append(followed, position, fetched.records, steady_ms):
                 return
             effects = machine.appended(fetched.high_watermark, fetched.log_start_offset)
         else:
@@ -415,7 +415,7 @@ class _FetchLoop:
             else:
                 self._storage.follow_log_start(followed.partition, effect.offset)
 
-    def _append(self, followed: _Followed, position: FetchPosition, data: memoryview, now_ms: int) -> bool:
+    def _append(self, followed: _Followed, position: FetchPosition, data: memoryview, steady_ms: int) -> bool:
         """Append records; returns whether they are in the log. If not, they are fetched again."""
         partition, machine = followed.partition, followed.machine
         try:
@@ -436,17 +436,17 @@ class _FetchLoop:
                 position.fetch_offset,
                 error.reason,
             )
-            machine.failed(now_ms)
+            machine.failed(steady_ms)
             return False
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 logger.error("%s: the disk is full; free some space, copying goes on then", partition.name)
-                machine.failed(now_ms)
+                machine.failed(steady_ms)
             else:
                 partition.fence(f"cannot write: {error.strerror or error}")
             return False
         if self._storage.throttles.follower.applies_to(partition, self._storage.broker_id):
-            self._storage.throttles.follower.charge(size, now_ms)
+            self._storage.throttles.follower.charge(size, steady_ms)
         if partition.config.flush_messages == 1:
             self._syncs += 1
             self._sync(partition, log)

@@ -98,14 +98,14 @@ class Leadership:
         if machine is None or log is None:
             return
         self.commits_at_once = self._is_sole_replica and config.flush_messages > 1
-        now_ms = self._host.steady_ms()
-        self._isr_changed(machine, machine.configured(config.min_insync_replicas, now_ms))
+        steady_ms = self._host.steady_ms()
+        self._isr_changed(machine, machine.configured(config.min_insync_replicas, steady_ms))
         if not self._is_sole_replica:
-            self._carry_out(machine.synced(self._synced_end(log), now_ms))
+            self._carry_out(machine.synced(self._synced_end(log), steady_ms))
 
     def lead(self, log: Log, image: PartitionImage) -> None:
         """Lead, or go on leading, with the replicas, ISR and epochs of the image."""
-        now_ms = self._host.steady_ms()
+        steady_ms = self._host.steady_ms()
         machine, was_sole_replica = self.machine, self._is_sole_replica
         if machine is not None and was_sole_replica:
             machine.appended_alone(log.log_end_offset, self._synced_end(log), self._reader.high_watermark)
@@ -114,20 +114,22 @@ class Leadership:
         self.leader_epoch = image.leader_epoch
         if machine is None or image.leader_epoch > machine.leader_epoch + 1:
             # After a gap another broker may have led in between, and what the followers then fetched is not known here.
-            machine = self._begin(log, image, now_ms)
+            machine = self._begin(log, image, steady_ms)
         elif image.leader_epoch > machine.leader_epoch:
             log.epochs.assign(image.leader_epoch, log.log_end_offset)
-            machine.new_epoch(image.replicas, image.isr, (image.leader_epoch, image.partition_epoch), now_ms)
+            machine.new_epoch(
+                image.replicas, image.isr, (image.leader_epoch, image.partition_epoch), steady_ms
+            )
         else:
             self._isr_changed(
-                machine, machine.image_changed(image.replicas, image.isr, image.partition_epoch, now_ms)
+                machine, machine.image_changed(image.replicas, image.isr, image.partition_epoch, steady_ms)
             )
-        self._isr_changed(machine, machine.configured(self._config.min_insync_replicas, now_ms))
+        self._isr_changed(machine, machine.configured(self._config.min_insync_replicas, steady_ms))
         is_unsynced = machine.synced_end_offset < machine.end_offset
         if was_sole_replica and not self._is_sole_replica and is_unsynced:
             self._flush.request(log)
 
-    def _begin(self, log: Log, image: PartitionImage, now_ms: int) -> PartitionLeader:
+    def _begin(self, log: Log, image: PartitionImage, steady_ms: int) -> PartitionLeader:
         # Written down although it has no records yet: a replica that wrote in an epoch between must find out here.
         log.epochs.assign(image.leader_epoch, log.log_end_offset)
         high_watermark = self._reader.high_watermark
@@ -146,7 +148,7 @@ class Leadership:
             min_insync_replicas=self._config.min_insync_replicas,
             lag_time_max_ms=self._host.lag_time_max_ms,
             eligible_epoch=self._host.eligible_epoch,
-            steady_ms=now_ms,
+            steady_ms=steady_ms,
         )
         if synced_end < log.log_end_offset:
             self._flush.request(log)
@@ -175,10 +177,10 @@ class Leadership:
         assert machine is not None
         self._delayed.appended(end_offset, size)
         if not self._is_sole_replica:
-            now_ms = self._host.steady_ms()
-            machine.appended(end_offset, now_ms)
+            steady_ms = self._host.steady_ms()
+            machine.appended(end_offset, steady_ms)
             if self._config.flush_messages > 1:
-                self._carry_out(machine.synced(end_offset, now_ms))
+                self._carry_out(machine.synced(end_offset, steady_ms))
         if self._config.flush_messages == 1:
             self._flush.request(log)
 

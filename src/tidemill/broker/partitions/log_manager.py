@@ -112,7 +112,7 @@ class LogManager:
     # -- retention -------------------------------------------------------------------------------------------
 
     def apply_retention(self) -> None:
-        now_ms = self._platform.clock.wall_ms()
+        wall_ms = self._platform.clock.wall_ms()
         for partition in list(self._partitions()):
             log = partition.log
             if log is None:
@@ -120,9 +120,9 @@ class LogManager:
             limit = partition.high_watermark
             if partition.config.tidemill_delays_enable:
                 limit = min(limit, partition.delivery.retained_offset(log))
-                partition.delivery.carry(log.expired_end(now_ms, partition.high_watermark))
+                partition.delivery.carry(log.expired_end(wall_ms, partition.high_watermark))
             try:
-                removed = log.apply_retention(now_ms, limit)
+                removed = log.apply_retention(wall_ms, limit)
             except OSError as error:
                 partition.fence(f"retention failed: {error.strerror or error}")
                 continue
@@ -178,13 +178,13 @@ class LogManager:
 
     def flush_overdue(self) -> None:
         """Sync what has waited for `flush.ms`, and every sealed segment: recovery then reads the active one only."""
-        now_ms = self._platform.clock.wall_ms()
+        wall_ms = self._platform.clock.wall_ms()
         for partition in self._partitions():
             log = partition.log
             if log is None or log.recovery_point >= log.log_end_offset:
                 continue
             is_sealed = log.recovery_point < log.active.base_offset
-            if is_sealed or now_ms - log.last_flush_ms >= partition.config.flush_ms:
+            if is_sealed or wall_ms - log.last_flush_ms >= partition.config.flush_ms:
                 self._syncer.sync(log, partial(self._flushed, partition))
 
     def _flushed(self, partition: Partition, error: OSError | None) -> None:

@@ -174,11 +174,11 @@ class Partition:
 
     # -- following -------------------------------------------------------------------------------------------
 
-    def append_fetched(self, data: memoryview, headers: Sequence[BatchHeader], now_ms: int) -> None:
+    def append_fetched(self, data: memoryview, headers: Sequence[BatchHeader], wall_ms: int) -> None:
         """Append what the leader sent, checked. `OSError` and `InvalidBatch` are for the caller to handle."""
         log = self.log
         assert log is not None
-        log.append_fetched(data, headers, now_ms)
+        log.append_fetched(data, headers, wall_ms)
         self.counts.replication_bytes_in += len(data)
         self.delayed.appended(log.log_end_offset, len(data))
 

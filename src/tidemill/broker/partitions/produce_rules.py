@@ -108,7 +108,7 @@ class ProduceRules:
                 f"a batch of {size} bytes does not fit a segment of {config.segment_bytes}",
             )
 
-    def looks_inside(self, header: BatchHeader, now_ms: int) -> bool:
+    def looks_inside(self, header: BatchHeader, wall_ms: int) -> bool:
         """Whether the records must be inspected: because of the configuration, or of a suspicious header."""
         if self._always_looks_inside:
             return True
@@ -117,16 +117,16 @@ class ProduceRules:
             return True
         return (
             not self.rewrites_timestamps
-            and not _NO_TIMESTAMP <= header.max_timestamp <= now_ms + self._after_max_ms
+            and not _NO_TIMESTAMP <= header.max_timestamp <= wall_ms + self._after_max_ms
         )
 
-    def inspect(self, data: memoryview, header: BatchHeader, now_ms: int) -> Steps[Inspected]:
+    def inspect(self, data: memoryview, header: BatchHeader, wall_ms: int) -> Steps[Inspected]:
         """Check the records; returns the batch as it is to be stored. `InvalidBatch` or `ProtocolError` when refused."""
         body = yield from records_in_steps(data, header)
         findings = _Findings()
         check_times, check_keys = not self.rewrites_timestamps, self.needs_keys
-        oldest = now_ms - self._config.message_timestamp_before_max_ms
-        newest = now_ms + self._after_max_ms
+        oldest = wall_ms - self._config.message_timestamp_before_max_ms
+        newest = wall_ms + self._after_max_ms
         base_timestamp = header.base_timestamp
         max_timestamp = _NO_TIMESTAMP
         for number, (_, _, timestamp_delta, _, key, _) in enumerate(walk(body, header)):
@@ -146,7 +146,7 @@ class ProduceRules:
                 )
         findings.refuse(self._topic)
         if self._delays is not None and may_hold_requests(body):
-            header = yield from _checked_delays(data, header, body, now_ms, self._delays)
+            header = yield from _checked_delays(data, header, body, wall_ms, self._delays)
             check_times = check_times and not header.is_log_append_time
         if self._codec is not None and header.codec != self._codec:
             payload = yield from compress_in_steps(self._codec, body)

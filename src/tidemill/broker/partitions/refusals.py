@@ -34,12 +34,12 @@ class EarlyRefusals:
     def __init__(self) -> None:
         self._by_key: dict[WireKey, Refusals] = {}
 
-    def note(self, key: WireKey, batch: memoryview, code: ErrorCode, now_ms: int) -> None:
+    def note(self, key: WireKey, batch: memoryview, code: ErrorCode, steady_ms: int) -> None:
         if len(batch) < HEADER_SIZE:
             return
         if key not in self._by_key and len(self._by_key) >= _PARTITIONS_MAX:
             del self._by_key[next(iter(self._by_key))]
-        self._by_key.setdefault(key, Refusals()).note(header_at(batch), code, now_ms)
+        self._by_key.setdefault(key, Refusals()).note(header_at(batch), code, steady_ms)
 
     def take(self, *keys: WireKey) -> Refusals | None:
         """Remove and return what was noted for a partition under any of its names."""
@@ -56,21 +56,21 @@ class Refusals(dict[int, Refusal]):
 
     __slots__ = ()
 
-    def note(self, header: BatchHeader, code: ErrorCode, now_ms: int) -> None:
-        if header.producer_id < 0 or self.before(header, now_ms) is not None:
+    def note(self, header: BatchHeader, code: ErrorCode, steady_ms: int) -> None:
+        if header.producer_id < 0 or self.before(header, steady_ms) is not None:
             return
-        self[header.producer_id] = Refusal(header.producer_epoch, header.base_sequence, code, now_ms)
+        self[header.producer_id] = Refusal(header.producer_epoch, header.base_sequence, code, steady_ms)
         if len(self) > _PRODUCERS_MAX:
             del self[next(iter(self))]
 
-    def before(self, header: BatchHeader, now_ms: int) -> ErrorCode | None:
+    def before(self, header: BatchHeader, steady_ms: int) -> ErrorCode | None:
         """The error with which an earlier batch of this producer was refused; None when none was, lately."""
         refusal = self.get(header.producer_id)
         if (
             refusal is None
             or refusal.epoch != header.producer_epoch
             or refusal.base_sequence >= header.base_sequence
-            or now_ms - refusal.at_ms > _REMEMBERED_MS
+            or steady_ms - refusal.at_ms > _REMEMBERED_MS
         ):
             return None
         return refusal.code

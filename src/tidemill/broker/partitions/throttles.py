@@ -55,11 +55,11 @@ class Throttle:
         is_listed = indexes is None or partition.index in indexes
         return is_listed and partition.image is not None and replica_id not in partition.image.isr
 
-    def wait_ms(self, now_ms: int) -> int:
-        return self._limit.wait_ms(now_ms)
+    def wait_ms(self, steady_ms: int) -> int:
+        return self._limit.wait_ms(steady_ms)
 
-    def charge(self, size: int, now_ms: int) -> None:
-        self._limit.charge(size, now_ms)
+    def charge(self, size: int, steady_ms: int) -> None:
+        self._limit.charge(size, steady_ms)
 
 
 class Throttles:

@@ -66,23 +66,23 @@ class ClientInstance:
     last_error: ErrorCode = ErrorCode.NONE
     series: dict[SeriesKey, float] = field(default_factory=dict)
 
-    def may_get(self, now_ms: float) -> bool:
+    def may_get(self, steady_ms: float) -> bool:
         known = [each for each in (self.got_ms, self.pushed_ms) if each is not None]
-        return not known or now_ms - max(known) >= self.interval_ms
+        return not known or steady_ms - max(known) >= self.interval_ms
 
-    def may_push(self, now_ms: float) -> bool:
+    def may_push(self, steady_ms: float) -> bool:
         """Whether a push is not too early. The first push after a Get may come at any time: clients spread them."""
         pushed_ms = self.pushed_ms
         is_first = self.got_ms is not None and (pushed_ms is None or self.got_ms > pushed_ms)
-        return is_first or pushed_ms is None or now_ms - pushed_ms >= self.interval_ms
+        return is_first or pushed_ms is None or steady_ms - pushed_ms >= self.interval_ms
 
 
 class ClientMetrics:
     def __init__(
-        self, image: Callable[[], MetadataImage], now_ms: Callable[[], float], max_bytes: int
+        self, image: Callable[[], MetadataImage], steady_ms: Callable[[], float], max_bytes: int
     ) -> None:
         self._image = image
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
         self.max_bytes = max_bytes
         self._clients: OrderedDict[bytes, ClientInstance] = OrderedDict()
         self._software: dict[Peer, tuple[str, str]] = {}
@@ -129,7 +129,7 @@ class ClientMetrics:
             found = ClientInstance(instance_id, facts, current, metrics, interval_ms, number, series=series)
             self._clients[instance_id] = found
         self._clients.move_to_end(instance_id)
-        found.seen_ms = self._now_ms()
+        found.seen_ms = self._steady_ms()
         self._forget()
         return found
 
@@ -148,11 +148,11 @@ class ClientMetrics:
 
     def _forget(self) -> None:
         """The oldest, when they are silent or too many."""
-        now_ms = self._now_ms()
+        steady_ms = self._steady_ms()
         while self._clients:
             oldest = next(iter(self._clients.values()))
             limit_ms = max(_EXPIRY_MS_MIN, 3 * oldest.interval_ms)
-            if len(self._clients) <= _CLIENTS_MAX and now_ms - oldest.seen_ms < limit_ms:
+            if len(self._clients) <= _CLIENTS_MAX and steady_ms - oldest.seen_ms < limit_ms:
                 return
             self._series_count -= len(oldest.series)
             del self._clients[oldest.id]
@@ -160,9 +160,9 @@ class ClientMetrics:
     # -- what is allowed -------------------------------------------------------------------------------------
 
     def check_get(self, client: ClientInstance) -> None:
-        now_ms = self._now_ms()
-        if client.may_get(now_ms):
-            client.got_ms = now_ms
+        steady_ms = self._steady_ms()
+        if client.may_get(steady_ms):
+            client.got_ms = steady_ms
         elif client.last_error not in _RETRIED:
             raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         client.last_error = ErrorCode.NONE
@@ -183,9 +183,9 @@ class ClientMetrics:
     ) -> None:
         if client.is_terminating:
             raise ApiError(ErrorCode.INVALID_REQUEST)
-        now_ms = self._now_ms()
-        if client.may_push(now_ms):
-            client.pushed_ms = now_ms
+        steady_ms = self._steady_ms()
+        if client.may_push(steady_ms):
+            client.pushed_ms = steady_ms
         elif not is_terminating:
             raise ApiError(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
         if subscription_id != client.subscription_id:

@@ -88,8 +88,8 @@ class ReplicaFetch:
             return fetched, None, False
         throttle = self._broker.replicas.throttles.leader
         is_throttled = throttle.applies_to(partition, self._replica_id)
-        now_ms = self._broker.replicas.steady_ms() if is_throttled else 0
-        if is_throttled and throttle.wait_ms(now_ms):
+        steady_ms = self._broker.replicas.steady_ms() if is_throttled else 0
+        if is_throttled and throttle.wait_ms(steady_ms):
             return fetched, None, True
         max_bytes = min(wanted.partition_max_bytes, left)
         try:
@@ -102,7 +102,7 @@ class ReplicaFetch:
         if records is not None and not self._is_sound(partition, wanted.fetch_offset, records):
             return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, True
         if is_throttled and records is not None:
-            throttle.charge(records.length, now_ms)
+            throttle.charge(records.length, steady_ms)
         return fetched, records, True
 
     def _is_sound(self, partition: Partition, offset: int, records: FileSlice) -> bool:

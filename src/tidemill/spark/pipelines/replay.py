@@ -385,7 +385,7 @@ def _routed(
     for place in np.unique(places):
         chosen = places == place
         of_place = records if chosen.all() else records.filter(pa.array(chosen))
-        for batch in encode(of_place, now_ms=0, batch_bytes_max=replaying.batch_bytes_max - HEADER_SIZE):
+        for batch in encode(of_place, wall_ms=0, batch_bytes_max=replaying.batch_bytes_max - HEADER_SIZE):
             yield TopicPartition(replaying.to_topic, int(place)), batch
 
 

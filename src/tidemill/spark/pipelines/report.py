@@ -76,10 +76,10 @@ def check(options: argparse.Namespace) -> None:
 
 
 def run(spark: SparkSession, options: argparse.Namespace, report: Progress) -> Summary:
-    now_ms = int(time.time() * 1000)
+    wall_ms = int(time.time() * 1000)
     with open_cluster(options) as cluster:
         report.show("asking the brokers")
-        log = ask_brokers(cluster, options.topic, options.last, now_ms)
+        log = ask_brokers(cluster, options.topic, options.last, wall_ms)
         behind = lags(cluster, log)
         cluster_id = Admin(cluster).describe_cluster().cluster_id
         percent = options.sample_percent or min(100.0, 100 * RECORDS_MAX / max(log.record_count, 1))
@@ -87,8 +87,8 @@ def run(spark: SparkSession, options: argparse.Namespace, report: Progress) -> S
             counts = count(spark, options, log, percent)
         if percent < 100:
             report.show("asking the brokers for records by hour")
-            counts.hours = hours_by_offsets(cluster, log, counts, now_ms)
-    findings = judge(log, counts, cluster_id, now_ms, percent, options.last)
+            counts.hours = hours_by_offsets(cluster, log, counts, wall_ms)
+    findings = judge(log, counts, cluster_id, wall_ms, percent, options.last)
     findings.lags = behind
     foresee(findings, log, options.capacity)
     output = Path(options.output)

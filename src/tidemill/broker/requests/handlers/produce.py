@@ -89,7 +89,7 @@ def produce(broker: Broker, call: Call) -> None:
         return
     frame, version = call.frame, call.version
     topics = broker.replicas.by_wire_id if version >= _TOPIC_IDS_SINCE else broker.replicas.by_wire_name
-    now_ms = broker.clock.wall_ms()
+    wall_ms = broker.clock.wall_ms()
     unsettled: list[Unsettled] = []
     later: list[tuple[Unsettled, memoryview]] = []
     all_good = not results
@@ -104,7 +104,7 @@ def produce(broker: Broker, call: Call) -> None:
             else:
                 try:
                     result = partition.appender.append(
-                        frame[start:end], acks, now_ms, allows_zstd=version >= _ZSTD_SINCE
+                        frame[start:end], acks, wall_ms, allows_zstd=version >= _ZSTD_SINCE
                     )
                 except NotAtOnce:
                     result = _NOT_YET._replace(partition=index)

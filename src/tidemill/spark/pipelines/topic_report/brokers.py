@@ -54,7 +54,7 @@ class LogDir:
     sizes: dict[TopicPartition, int]
 
 
-def ask_brokers(cluster: Cluster, chosen: Sequence[str] | None, last_ms: int | None, now_ms: int) -> Log:
+def ask_brokers(cluster: Cluster, chosen: Sequence[str] | None, last_ms: int | None, wall_ms: int) -> Log:
     """Of the chosen topics, or of all but internal ones."""
     admin = Admin(cluster)
     if chosen:
@@ -71,7 +71,7 @@ def ask_brokers(cluster: Cluster, chosen: Sequence[str] | None, last_ms: int | N
     if not partitions:
         raise PipelineError("there are no topics to report on; `tidemill topics create` makes one")
     starts, ends = admin.start_offsets(partitions), admin.end_offsets(partitions)
-    firsts = admin.offsets_at(partitions, now_ms - last_ms) if last_ms else starts
+    firsts = admin.offsets_at(partitions, wall_ms - last_ms) if last_ms else starts
     spans: dict[str, int] = defaultdict(int)
     for partition in partitions:
         spans[partition.topic] += ends[partition] - starts[partition]

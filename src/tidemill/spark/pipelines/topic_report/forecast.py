@@ -69,10 +69,10 @@ class Rate:
         )
 
 
-def complete_hours(hours: Mapping[int, float], first_ms: int, now_ms: int) -> list[float]:
+def complete_hours(hours: Mapping[int, float], first_ms: int, wall_ms: int) -> list[float]:
     """What fell into each whole hour from `first_ms` to now; an hour without an entry is one of nothing."""
     start = -(-first_ms // HOUR_MS)
-    end = now_ms // HOUR_MS
+    end = wall_ms // HOUR_MS
     return [float(hours.get(hour * HOUR_MS, 0.0)) for hour in range(start, end)]
 
 

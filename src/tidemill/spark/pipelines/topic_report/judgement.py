@@ -32,10 +32,10 @@ _HOURLY_DAYS_MAX = 3
 
 
 def judge(
-    log: Log, counts: Counts, cluster_id: str, now_ms: int, percent: float, last_ms: int | None
+    log: Log, counts: Counts, cluster_id: str, wall_ms: int, percent: float, last_ms: int | None
 ) -> Findings:
-    findings = Findings(cluster_id, now_ms, _scope(last_ms, percent), percent, remarks=list(log.remarks))
-    since_ms = now_ms - min(last_ms or GROWTH_DAYS_MAX * DAY_MS, GROWTH_DAYS_MAX * DAY_MS)
+    findings = Findings(cluster_id, wall_ms, _scope(last_ms, percent), percent, remarks=list(log.remarks))
+    since_ms = wall_ms - min(last_ms or GROWTH_DAYS_MAX * DAY_MS, GROWTH_DAYS_MAX * DAY_MS)
     totals: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     strays = 0
     for topic, partition_count in log.partition_counts.items():
@@ -46,13 +46,13 @@ def judge(
         on_disk = _on_disk(log, topic) if log.is_disk_known else None
         findings.partitions += partition_uses(topic, of_topic, partition_count, on_disk)
         seen = counts.hours.get(topic, {})
-        within = {hour: each for hour, each in seen.items() if since_ms - HOUR_MS < hour <= now_ms}
+        within = {hour: each for hour, each in seen.items() if since_ms - HOUR_MS < hour <= wall_ms}
         strays += sum(seen[hour][0] for hour in seen.keys() - within.keys())
         for hour, (records, size) in within.items():
             totals[hour][0] += records
             totals[hour][1] += size
         findings.topics.append(
-            _topic_use(log, counts, topic, of_topic, on_disk, _rate(within, since_ms, now_ms))
+            _topic_use(log, counts, topic, of_topic, on_disk, _rate(within, since_ms, wall_ms))
         )
     if strays:
         findings.remarks.append(
@@ -105,12 +105,12 @@ def _topic_use(
     )
 
 
-def _rate(hours: Mapping[int, tuple[int, int]], since_ms: int, now_ms: int) -> Rate | None:
+def _rate(hours: Mapping[int, tuple[int, int]], since_ms: int, wall_ms: int) -> Rate | None:
     if not hours:
         return None
     return fit(
         complete_hours(
-            {hour: size for hour, (_, size) in hours.items()}, max(min(hours) + 1, since_ms), now_ms
+            {hour: size for hour, (_, size) in hours.items()}, max(min(hours) + 1, since_ms), wall_ms
         )
     )
 

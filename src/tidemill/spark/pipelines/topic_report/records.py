@@ -171,7 +171,7 @@ def _fill(
 
 
 def hours_by_offsets(
-    cluster: Cluster, log: Log, counts: Counts, now_ms: int
+    cluster: Cluster, log: Log, counts: Counts, wall_ms: int
 ) -> dict[str, dict[int, tuple[int, int]]]:
     """Records by hour from the brokers' time indexes: pieces of a log do not tell how many fell into an hour."""
     admin = Admin(cluster)
@@ -180,10 +180,10 @@ def hours_by_offsets(
         partitions = [partition for partition in log.ranges if partition.topic == topic]
         records = sum(counts.by_partition.get(each, (0, 0))[0] for each in partitions)
         size = sum(counts.by_partition.get(each, (0, 0))[1] for each in partitions)
-        first = max(min(seen), (now_ms - GROWTH_DAYS_MAX * DAY_MS) // HOUR_MS * HOUR_MS)
+        first = max(min(seen), (wall_ms - GROWTH_DAYS_MAX * DAY_MS) // HOUR_MS * HOUR_MS)
         before = {partition: log.ranges[partition][0] for partition in partitions}
         hours[topic] = {}
-        for hour in range(first, now_ms, HOUR_MS):
+        for hour in range(first, wall_ms, HOUR_MS):
             after = admin.offsets_at(partitions, hour + HOUR_MS)
             count = sum(max(0, after[each] - max(before[each], log.ranges[each][0])) for each in partitions)
             hours[topic][hour] = (count, round(count * size / max(records, 1)))
