@@ -4,7 +4,7 @@ A `Cluster` knows where the partitions, groups and the controller live, from Met
 knows is a guess that a broker corrects: after any retriable failure everything is forgotten and asked anew
 (`retrying`). Partitions of one request that went well are not asked again (`per_leader`).
 
-Whoever was never reached is not waited for: without a single bootstrap address that answers, the first call fails.
+A cluster that was never reached is not waited for: if no bootstrap address answers, the first call fails.
 """
 
 from __future__ import annotations

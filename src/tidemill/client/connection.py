@@ -248,7 +248,7 @@ class Connection:
         self._renew_s = None if lifetime_s is None else self._clock() + _RENEW_SHARE * lifetime_s
 
     def _secure(self, security: SecurityOptions) -> None:
-        """TLS, then the versions, which a broker tells anybody, then who we are."""
+        """TLS, then ApiVersions, which needs no login, then SASL."""
         try:
             self._socket = security.secured(self._socket, self.address.host)
         except OSError as error:

@@ -155,7 +155,7 @@ def decoded(partition: TopicPartition, header: BatchHeader, batch: memoryview) -
 
 
 class _Buffers:
-    """Buffers for answers; one is used again as soon as nobody holds a view of it."""
+    """Buffers for answers; one is used again as soon as no view of it is left."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -234,7 +234,7 @@ class _RangeReader:
                 self._ask(self.position, self._last_fetched_epoch)
             return self._take()
         except BaseException:
-            # Whatever went wrong: the next attempt begins with a connection to whoever leads then.
+            # Whatever went wrong: the next attempt begins with a connection to the leader of that time.
             self.close()
             raise
 

@@ -1,7 +1,7 @@
 """Gathers records into batches and writes them to the leaders of their partitions.
 
 With acks=all the producer is idempotent: each batch carries a sequence number, so sending it again after a lost
-connection cannot write it twice. With acks 1 and 0 a lost connection is an error that is told, never a retry.
+connection cannot write it twice. With acks 1 and 0 a lost connection raises an error and is never retried.
 A batch that is larger than its topic allows is cut in halves until it fits or is a single record.
 """
 
@@ -33,7 +33,7 @@ _RECORD_OVERHEAD_BYTES = 24
 
 
 class Appended(NamedTuple):
-    """One batch that the leader took. Without acks nobody tells its offset: NO_OFFSET."""
+    """One batch that the leader took. Without acks its offset is unknown: NO_OFFSET."""
 
     partition: TopicPartition
     base_offset: int

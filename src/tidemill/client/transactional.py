@@ -134,11 +134,11 @@ class TransactionalProducer(BatchProducer):
         self._told: set[TopicPartition | str] = set()
 
     def init(self) -> None:
-        """Fences whoever used the transactional id before; waits until what he left open is aborted."""
+        """Fences earlier producers of the transactional id; waits until their open transaction is aborted."""
         self._take_identity(self._coordinator.init())
 
     def take_over(self) -> Identity | None:
-        """Fences whoever used the transactional id before, and tells whose transaction is open, if one is.
+        """Fences earlier producers of the transactional id; returns whose transaction is open, if one is.
 
         That one has to be ended before the next can begin.
         """

@@ -117,7 +117,7 @@ class QuorumState:
         timeout_ms = self.config.fetch_timeout_ms + self.jitter(self.config.fetch_timeout_ms // 4 + 1)
         return Follower(leader_id, timeout_ms, steady_ms + timeout_ms)
 
-    # -- what everybody asks -----------------------------------------------------------------------------------
+    # -- queries of all roles -----------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:

@@ -114,7 +114,7 @@ _DESCRIBE_CONFIGS_BY = frozenset((Operation.DESCRIBE_CONFIGS, Operation.ALTER_CO
 
 
 class AclBinding(NamedTuple):
-    """One rule. The principal stands as it was written, `User:alice`; `User:*` is everybody."""
+    """One rule. The principal stands as it was written, `User:alice`; `User:*` matches all."""
 
     resource_type: int
     resource_name: str

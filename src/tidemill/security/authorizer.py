@@ -2,8 +2,8 @@
 
 Super users may do everything. For others, a DENY that covers the principal, host, operation and resource wins over every
 ALLOW, whichever of them names the resource more closely. An ALLOW of Read, Write, Delete or Alter includes Describe, and of
-AlterConfigs DescribeConfigs. `allow.everyone.if.no.acl.found` counts only where no rule covers the resource, whoever that
-rule is for.
+AlterConfigs DescribeConfigs. `allow.everyone.if.no.acl.found` counts only where no rule of any
+principal covers the resource.
 
 An authorizer is made from the rules of one metadata image and never changes; other rules make another one. So its table
 of past decisions, which is bounded, never outlives the rules. Rules are found by name: literal ones in one look-up, prefixed
@@ -55,7 +55,7 @@ class _ResourceRules:
 
     literal: dict[str, _Rules] = field(default_factory=dict)
     prefixed: dict[str, _Rules] = field(default_factory=dict)
-    # The longest first: what is told of several denials is the closest.
+    # The longest first: of several denials the closest one is reported.
     prefix_lengths: list[int] = field(default_factory=list)
     everything: _Rules = field(default_factory=dict)
 

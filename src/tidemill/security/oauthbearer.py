@@ -1,4 +1,4 @@
-"""SASL OAUTHBEARER (RFC 7628): the client presents a token that somebody signed, a JSON Web Token (RFC 7519).
+"""SASL OAUTHBEARER (RFC 7628): the client presents a signed JSON Web Token (RFC 7519).
 
 A token is believed for its signature alone. The order of the checks matters: the algorithm must be in the allow-list
 before a key is looked for, the key must be of the algorithm's kind, and claims are read only from what was verified.

@@ -5,7 +5,7 @@
     client  c=biws,r=NONCE+NONCE',p=PROOF
     server  v=SIGNATURE
 
-The server keeps a salt, a stored key and a server key; from them nobody can compute the proof. Each side signs
+The server keeps a salt, a stored key and a server key; the proof cannot be computed from them. Each side signs
 everything that was said, both nonces included, so a recorded login cannot be repeated.
 
 A user that does not exist gets a salt too, made from its name and `decoy_key`, and fails at the proof: its answers

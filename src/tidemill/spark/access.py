@@ -25,7 +25,7 @@ from tidemill.protocol.isolation import READ_UNCOMMITTED
 COMMAND_CONFIG = "commandConfig"
 _KAFKA = "kafka."
 SECURITY_PREFIXES = tuple(f"{_KAFKA}{each}" for each in PREFIXES)
-# How PEM text begins that is a key for whoever reads it.
+# The first line of PEM text that holds an unencrypted key.
 _OPEN_KEYS = ("-----BEGIN PRIVATE KEY", "-----BEGIN RSA PRIVATE KEY", "-----BEGIN EC PRIVATE KEY")
 
 
@@ -75,7 +75,7 @@ class BrokerAccess:
         return SecurityOptions.parse({**_properties(self.config_file), **self.security})
 
     def reached(self) -> Cluster:
-        """A cluster for a task: whoever planned it has reached the brokers, so one that does not answer is waited for."""
+        """A cluster for a task. The driver has reached the brokers, so a task waits for one that does not answer."""
         cluster = self.cluster()
         retries = cluster.retries(self.timeout_s)
         while True:

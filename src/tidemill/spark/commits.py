@@ -5,9 +5,9 @@ A batch is committed by its record here; the transactions that it names are ende
 
     {"batch": 7, "transactions": [["spark-…/0-0.0", 4011, 12], …]}     transactional id, and who wrote the transaction
 
-Whoever decides, or ends what may be decided, first calls `fence`: InitProducerId of the query's own transactional id,
+A driver that decides, or ends what may be decided, first calls `fence`: InitProducerId of the query's own transactional id,
 then a record without meaning in a transaction of that id, the barrier, then a read up to there. Decisions are written in
-that very transaction, so that nobody who called `fence` earlier can decide after that; and what is read is everything
+that very transaction, so that no driver that called `fence` earlier can decide after that; and what is read is everything
 that was decided before, because a leader that was replaced and does not know it cannot acknowledge the barrier. The read
 waits for transactions of other queries that are open before it; they last milliseconds or, when their driver died, until
 they time out.
@@ -102,7 +102,7 @@ class Commits:
         self._producer.close()
 
     def fence(self) -> Decision | None:
-        """The query's last decision. From now on nobody but us makes the next one."""
+        """Returns the query's last decision. From now on only this driver can make the next one."""
         self._ensure_topic()
         self._producer.init()
         self._producer.begin()
@@ -110,7 +110,7 @@ class Commits:
         return self._last_before(self._producer.acknowledged_at[self._partition])
 
     def decide(self, decision: Decision) -> None:
-        """`Fenced` when somebody else has called `fence` since. After any failure the decision may have been made."""
+        """Raises `Fenced` when another driver called `fence` since. After any failure the decision may have been made."""
         told = {"batch": decision.batch_id, "transactions": decision.transactions}
         self._write(self._query_id.encode(), json.dumps(told, separators=(",", ":")).encode())
         self._producer.commit()

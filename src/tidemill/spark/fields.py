@@ -2,8 +2,8 @@
 
 A `Fields` holds arrays with one element for each record: its deltas, and where its key, value and headers lie in the
 buffer. Reading them is the check of the records: a record must end exactly where the next one begins, and each field
-must lie within its record. What does not is `Damaged`, with the record's index. So whoever has a `Fields` may gather
-from the buffer what it says without looking again.
+must lie within its record. What does not is `Damaged`, with the record's index. So a `Fields` may be used to gather
+from the buffer without another check.
 
 Headers are the exception. Their number is known, but what they hold is read by `read_headers`, because few ask for
 it: in step again, the first header of all records, then the second, and so on.

@@ -23,7 +23,8 @@ this one, and the reverse, as soon as its first batch is committed (tried both w
 
 **The group.** With `groupId` the end of each finished batch is committed to that consumer group, so that its lag can be seen
 and alerted on as any consumer's. Spark calls `commit` only when it has planned another batch, and never for the last;
-but whoever asks for the latest offsets after `start` has finished everything before `start`. So that is committed too.
+but a request for the latest offsets after `start` means that everything before `start` is done. So that is committed
+too.
 Nothing is ever read from the group. A commit that fails is logged, once for each reason, and the next one tries again:
 the query does not depend on it. A coordinator refuses commits from outside while the group has members.
 """

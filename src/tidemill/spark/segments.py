@@ -11,7 +11,7 @@ What of a replica's files may be read, all of these together:
     synced        below `recovery-point-offset-checkpoint`: there the indexes of aborted transactions and the leader
                   epochs are complete
     committed     with a broker: below the partition's high watermark, and below where the replica's leader epochs
-                  part from the leader's, since an old leader's disk may hold records that nobody else has; without
+                  part from the leader's, since an old leader's disk may hold records that no other replica has; without
                   one: below `replication-offset-checkpoint`, where all replicas agree (a partition that is not in it
                   has one replica)
     decided       read_committed: below the first transaction that is open where all of the above ends

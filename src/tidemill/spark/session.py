@@ -5,7 +5,7 @@ Spark's workers run; the JVM's process, whose whole output goes to a log file, s
 command; and the translation of what Spark raises (`failure_line`). The trace of a failure is appended to the same log.
 
 Rules: the user's environment and --conf win over every default here. Ctrl-C reaches Python only: the JVM ignores it, and
-whoever runs a query stops it. Nothing of pyspark is imported before a session is asked for.
+the caller that runs a query stops it. Nothing of pyspark is imported before a session is asked for.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def is_of_spark(error: BaseException) -> bool:
 
 
 def failure_line(error: BaseException) -> str:
-    """The cause, as whoever raised it said it: a line of ours first, then a user's own, then Spark's.
+    """The cause of a failure in one line: ours first, then the user's own, then Spark's.
 
     Must be asked for while the session lives: Spark's exceptions get their text from the JVM.
     """

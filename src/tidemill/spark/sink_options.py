@@ -1,4 +1,4 @@
-"""What `format("tidemill")` is told when it writes: options and columns, checked on the driver before a task runs.
+"""Options and columns of the sink `format("tidemill")`, checked on the driver before a task runs.
 
 Names and columns are those of Spark's Kafka sink, names without regard to case. An option is known, without an
 effect here (`java_client`: how a Java producer waits and buffers, which changes no result and is warned of), or refused by

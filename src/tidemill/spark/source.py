@@ -222,7 +222,7 @@ class BatchReader(DataSourceReader):
             OffsetRange(each, starts[each].offset, ends[each].offset, starts[each].is_earliest)
             for each in partitions
         ]
-        # Where offsets are not the log's alone, whoever plans over all places knows what is gone.
+        # With an archive or segments, only `table.plan`, which sees all places, knows which offsets are lost.
         return self._within(log, ranges, starts) if options.is_plain else ranges
 
     def _within(

@@ -1,4 +1,4 @@
-"""Who ends the transactions of a query's tasks, and when: the driver decides, and nobody aborts what is decided.
+"""Ends the transactions of a query's tasks: the driver decides, and no decided transaction is aborted.
 
 A task writes in a transaction that it leaves open (`open_transaction`), and hands it to the driver, which alone knows
 that the task's input was complete. `commit_batch` takes every transaction over, writes one decision (`commits`) and
@@ -6,8 +6,8 @@ ends them; `settle` ends what is left open by tasks that failed, or by a driver 
 
     hold the transaction; fence the query's decisions; read the last one; commit what it names, abort what it does not
 
-in that order. docs/decisions/0011 shows why no decided transaction is aborted then, whoever else is at work. *To
-hold* is to take over (KIP-939): whoever held it before can end it no more. Where the cluster has no such thing, the
+in that order. docs/decisions/0011 shows why no other driver then aborts a decided transaction. *To
+hold* is to take over (KIP-939): the producer that held it before can no longer end it. Where the cluster lacks that, the
 writer's own producer id and epoch serve instead: then two drivers at the same moment are not excluded, and a
 transaction may time out before its commit.
 """
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "spark-"
 _ONGOING = "Ongoing"
-# How often something is tried that somebody else fences.
+# How often an action is tried that another driver fences.
 _TRIES = 10
 
 
@@ -198,7 +198,7 @@ def _finish(
 
 
 def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
-    """Ends what was just decided. When somebody else has taken it over, `settle` sees to it."""
+    """Ends what was just decided. When another driver has taken it over, that driver's `settle` ends it."""
     try:
         TransactionCoordinator(cluster, transaction.transactional_id).end(hold.producer, is_commit=True)
     except (Fenced, TransactionFailed) as failure:
@@ -211,7 +211,7 @@ def _commit(cluster: Cluster, transaction: Transaction, hold: _Hold) -> None:
 
 
 def _end_as_decided(cluster: Cluster, query_id: str, transactional_ids: Sequence[str]) -> list[str]:
-    """Those that somebody else took over meanwhile."""
+    """Ends transactions as they were decided; returns those that another driver took over meanwhile."""
     holds = {each: _hold(cluster, each) for each in transactional_ids}
     writers = {each: hold.writer for each, hold in holds.items() if hold.writer is not None}
     # The order matters: held, then fenced, then read.

@@ -98,7 +98,7 @@ class UserPipeline:
 
     @property
     def has_later_options(self) -> bool:
-        """Words that nobody understood yet may be options of the file."""
+        """Whether unknown arguments may be options of the user's file, which is not loaded yet."""
         return self._has_own_options and self._module is None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ _CLOCKS_DIFFER = datetime.timedelta(minutes=5)
 
 
 class Authority(NamedTuple):
-    """A certificate authority as PEM text. The key signs: whoever has it can be any broker."""
+    """A certificate authority as PEM text. The key signs: its owner can pose as any broker."""
 
     certificate: str
     key: str

@@ -1,7 +1,7 @@
 """Log lines about peers that were refused: each once, and no flood of them.
 
-A peer can be refused ten thousand times a second. The first lines of a second are written as they come; of the rest the
-number is told with the next line.
+A peer can be refused ten thousand times a second. The first lines of a second are written as they come; the
+number of the others is part of the next line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Key stores and trust stores as OpenSSL takes them: PEM.
 
-A file's format is told by its first bytes, since Kafka's default type (JKS) says nothing about what people have. PEM text
+The first bytes of a file tell its format, since Kafka's default type (JKS) says nothing about what people have. PEM text
 may stand in one line, as property files have it. PKCS12 needs the package `cryptography`; Java's own format is refused with
 the command that converts it. No error shows a key or a password.
 """

@@ -6,7 +6,7 @@ network. An order is done when every partition has said that its marker is commi
 
     written                                    the partition is done
     not the leader, too few replicas, silence  it is tried again, after a pause that grows, with the leader of then
-    fenced: another coordinator or producer    the order is dropped: whoever has taken over sends the markers
+    fenced: another coordinator or producer    the order is dropped: the new coordinator sends the markers
     anything else                              a bug somewhere; tried again, and logged
 
 Markers of a shard that has been closed are not sent any more, but one may be under way. That is harmless: the coordinator's

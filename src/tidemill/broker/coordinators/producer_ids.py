@@ -60,7 +60,7 @@ class ProducerIds:
     async def stock(self) -> None:
         """Wait until there is something to take. `ApiError` when no controller gives any."""
         if not self.is_stocked:
-            # The block is for everybody who waits, whoever of them goes away.
+            # The block is for all waiting requests, so a cancelled one must not cancel the refill.
             await asyncio.shield(self._begin_refill())
 
     def _begin_refill(self) -> asyncio.Task[None]:

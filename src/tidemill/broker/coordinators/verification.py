@@ -1,14 +1,15 @@
-"""May this producer write here? Asked of the coordinator of its transaction (KIP-890).
+"""Verifies partitions with the transaction coordinator before a transaction writes there (KIP-890).
 
-The partition that sees the first batch of a transaction, and a group that is to hold a transaction's offsets, ask whether
-they are part of it (`adds=False`, for clients that add their partitions themselves), or that they be made part of it. The
-coordinator is the leader of the transactional id's partition of `__transaction_state`, which may be this broker.
+A partition verifies the first batch of a transaction; a group verifies the offsets that a transaction commits. With
+`adds=False`, for clients that send AddPartitionsToTxn themselves, the coordinator checks that the partition is part of the
+transaction. With `adds=True` it adds the partition. The coordinator is the leader of the transactional id's partition of
+`__transaction_state`, which may be this broker. In Kafka this is AddPartitionsToTxnManager.
 
-Questions to one broker travel together: one request is under way at a time, and what gathers meanwhile goes with the
-next. A transactional id stands in a request once; a further question about it waits for the next one.
+Verifications at one broker are batched: one request is in flight at a time, and later ones share the next request. A
+request has each transactional id once; another verification for it waits for the next request.
 
-A transaction that is just being ended is a matter of milliseconds, and new clients do not wait between two of them. So a
-question that adds is repeated for a while before its client hears CONCURRENT_TRANSACTIONS.
+Ending a transaction takes milliseconds, and new clients do not wait between two transactions. So a verification that adds
+is retried for a while before its client gets CONCURRENT_TRANSACTIONS.
 """
 
 from __future__ import annotations
@@ -108,10 +109,9 @@ class Verification:
         *,
         adds: bool,
     ) -> Codes:
-        """What the coordinator says of each partition, NONE where the producer may write.
+        """The coordinator's code for each partition: NONE where the producer may write.
 
-        The codes are the coordinator's, except that a fenced producer hears INVALID_PRODUCER_EPOCH and that
-        NETWORK_EXCEPTION stands for no answer.
+        Two codes are our own: a fenced producer gets INVALID_PRODUCER_EPOCH, and NETWORK_EXCEPTION stands for no answer.
         """
         if not adds and not self._is_enabled():
             return dict.fromkeys(partitions, ErrorCode.NONE)
@@ -133,7 +133,7 @@ class Verification:
         *,
         adds: bool,
     ) -> None:
-        """As `check`, for who does not wait: `on_answer` is called later, once, unless the broker is closed before."""
+        """As `check`, without waiting: `on_answer` is called later, once, unless the broker is closed before."""
 
         async def answer() -> None:
             try:

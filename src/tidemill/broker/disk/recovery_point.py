@@ -49,7 +49,7 @@ class RecoveryPoint:
                     found.append((sequence, offset))
         if not found:
             raise StorageError(
-                f"{self._folder}: both recovery points are damaged; nobody knows how much of the log was synced"
+                f"{self._folder}: both recovery points are damaged; it is unknown how much of the log was synced"
             )
         return max(found)
 

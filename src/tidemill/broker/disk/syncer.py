@@ -1,4 +1,4 @@
-"""Group commit: the disk is synced off the loop, and one sync answers everybody who waits for it.
+"""Group commit: the disk is synced off the loop, and one sync answers all requests that wait for it.
 
 While a round of syncs runs in a thread, further requests gather; the next round takes them together. The thread gets a
 snapshot (`Log.sync_work`) and never touches a structure that the loop changes. Its failure is a value that arrives back
@@ -93,7 +93,7 @@ class Syncer:
 class _Attempt:
     """The thread's whole job: an error is returned, not raised, so that a round cannot be lost.
 
-    One that nobody foresaw counts as the disk's: whoever waits would otherwise wait for ever (failure 26).
+    An unforeseen error counts as the disk's: waiting requests would otherwise wait for ever (failure 26).
     """
 
     __slots__ = ("_error", "_work", "end_offset")

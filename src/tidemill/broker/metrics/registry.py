@@ -1,9 +1,9 @@
-"""What a node counts while it works: plain integers, added to by whoever does the work.
+"""The counters of a node: plain integers that the code path which does the work adds to.
 
-Nothing here has a name, a label or a text: `exposition.py` gives them those when somebody asks. A partition holds the counts
+Nothing here has a name, a label or a text: `exposition.py` adds those at a scrape. A partition holds the counts
 of its topic, a request those of its API, so that counting is an addition and no lookup. Counts only grow, and are kept when
-a topic moves away, so that a rate over them is never wrong because of a rebalance. How long requests take is noted only
-while somebody watches, who then sorts the notes into their buckets several times a second.
+a topic moves away, so that a rate over them is never wrong because of a rebalance. Request times are noted only
+while the status listener is on, which sorts the notes into buckets several times a second.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TopicCounts:
 
 class Metrics:
     def __init__(self) -> None:
-        # Whether requests are timed: then somebody has to call `settle`.
+        # Whether requests are timed. If so, the status listener has to call `settle`.
         self.is_watched = False
         self.topics: dict[str, TopicCounts] = {}
         self.requests: dict[int, Histogram] = {}
@@ -144,7 +144,7 @@ class Metrics:
 class Recent:
     """The last minute or two of what only grows: a copy from the beginning of each of the last two windows.
 
-    Whoever owns it calls `turn` once a window, in the thread of the event loop, whose CPU time is handed in.
+    Its owner calls `turn` once a window, in the thread of the event loop, and passes that thread's CPU time.
     """
 
     WINDOW_S = 60.0

@@ -6,13 +6,13 @@ later one; an API that the peer does not list is asked at our own highest versio
 than it advertises to clients. Where the listener asks for a login, that is next (`link_security.py`); while it lasts, and
 while it is renewed, requests wait.
 
-Whatever happens, each request gets exactly one callback. A link that is lost fails all that is outstanding: nobody knows
-whether the peer has acted on it. The next request opens a new link, after a pause that grows while opening fails. A
+Whatever happens, each request gets exactly one callback. A link that is lost fails all that is outstanding: the peer
+may or may not have acted on it. The next request opens a new link, after a pause that grows while opening fails. A
 request whose time is over closes the link too, because the later answers are stuck behind its own. One timer per channel
 watches the earliest deadline.
 
-A callback that raises is a bug of its owner. It is logged, and the link is closed, so that nobody waits for an answer that
-was half taken.
+A callback that raises is a bug of its owner. It is logged, and the link is closed, so that no request waits for an answer
+that was half processed.
 """
 
 from __future__ import annotations
@@ -455,4 +455,4 @@ def _agreed_version(message: Request, peer: VersionRange | None, version_max: in
 
 
 def _ignore(_reason: str) -> None:
-    """The handshake's failure is told to those who wait for it."""
+    """The callbacks of the waiting requests report the handshake's failure."""

@@ -19,7 +19,7 @@ Order. A request that has to wait for the answer of an earlier one (`request_ord
 there.
 
 A reply that is completed after its connection closed is dropped: it belongs to this object, not to a descriptor
-number that somebody else may have by then.
+number that another connection may have by then.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Connection:
     ) -> None:
         """`dispatch` handles one request frame: it takes a `Reply`, unless none is due, and fills it now or later.
 
-        `on_close` hears why; the reason is None when the peer simply went away.
+        `on_close` gets the reason, which is None when the peer closed the connection.
         """
         self._loop = loop
         self._sock = sock

@@ -34,7 +34,7 @@ class _Declared(NamedTuple):
     independent_since: int | None
 
 
-# By API key. Declared by whoever serves the API; a request of any other is refused and waits for nothing.
+# By API key. Declared by the handler of the API; requests of other APIs are refused and wait for nothing.
 _DECLARED: dict[int, _Declared] = {}
 
 

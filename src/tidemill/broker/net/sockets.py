@@ -1,9 +1,9 @@
 """The real network: TCP, on raw non-blocking sockets.
 
 Listening is `server.py`; this module opens links. A link looks its name up off the loop, tries the addresses that come
-back one after the other, and gives up after `_CONNECT_S_MAX`. Frames sent before it is up wait in its queue. What fails
-is told once, through the loop and never from inside `connect` or `send`, so that a caller is not called back while it is
-still busy calling.
+back one after the other, and gives up after `_CONNECT_S_MAX`. Frames sent before it is up wait in its queue. A failure
+is reported once, through the loop and never from inside `connect` or `send`, so that a caller is not called back within
+its own call.
 
 The queue is bounded: a peer that takes nothing loses the link instead of costing memory.
 """

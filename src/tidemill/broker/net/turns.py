@@ -25,9 +25,9 @@ class Taker(Protocol):
 
 
 class Turns:
-    """The line in which clients wait. Before the round `ends_s`, and if nobody is `waiting`, a client need not go there.
+    """The queue of clients with more work. A client may skip it before the round `ends_s` if none is `waiting`.
 
-    After a pause it has to, since nobody knows who else has come.
+    After a pause it must enter the queue, since other clients may have arrived.
     """
 
     __slots__ = ("_is_due", "_loop", "ends_s", "waiting")

@@ -2,10 +2,10 @@
 
 A registration begins a broker epoch. The broker asks to be unfenced with its heartbeats, which also say how far it follows
 the metadata: the controller lets it lead and be in sync once it knows everything up to its own registration. From then
-on a heartbeat every `broker.heartbeat.interval.ms` keeps its session. A broker whose id somebody else has registered
+on a heartbeat every `broker.heartbeat.interval.ms` keeps its session. A broker whose id another process has registered
 since, or which was removed from the cluster, stops.
 
-A controlled shutdown asks until the controller has moved every leadership away, or until nobody answers.
+A controlled shutdown repeats its request until the controller has moved every leadership away, or no controller answers.
 
 A registration says whether the logs are whole: it names the broker's last epoch, if that ended with a clean shutdown, or
 if only the process died (`LastRegistration`). Otherwise the controller takes the broker out of every ISR and ELR first.
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _REGISTRATION_RETRY_S = 0.1
 _SHUTDOWN_POLL_S = 0.05
 _SHUTDOWN_S_MAX = 30.0
-# What a broker hears whose epoch is not, or no longer, the one that the controller knows.
+# The errors for a broker whose epoch is not, or no longer, the one that the controller knows.
 _GONE = (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED)
 _LAST_REGISTRATION = ".tidemill_registration"
 
@@ -186,7 +186,7 @@ class Lifecycle:
     # -- leaving ---------------------------------------------------------------------------------------------
 
     async def shut_down(self) -> None:
-        """Give every leadership away, as long as somebody is there to take it and a controller to decide it."""
+        """Give every leadership away, as long as there is a replica to take it and a controller to decide it."""
         if self._heartbeats is None:
             return
         self._heartbeats.cancel()

@@ -6,7 +6,7 @@ voted since when. The derived is rebuilt from the batches at every start, so not
 Where things begin: the two newest snapshots are kept, and the log reaches back to the end of the older one; to 0, as long
 as there is only one. So a snapshot that turns out to be damaged is made up for by the one before it and the log.
 
-Durability: every sync also writes down how far the log is durable (recovery_point.py), before the machine hears of it. A log
+Durability: every sync also writes down how far the log is durable (recovery_point.py), before the machine is stepped. A log
 that ends before that point was damaged, not torn, and is refused (`MetadataDamaged`). A fetched snapshot replaces the whole
 log; see quorum_snapshots.py for how that survives a crash.
 
@@ -336,7 +336,7 @@ class MetadataLog:
         self._history.truncate(self.log_end_offset)
 
     def sync(self, wall_ms: int) -> None:
-        """Blocks; only while nobody waits."""
+        """Sync at once. It blocks, so only for a node that does not serve yet."""
         work = self.sync_work()
         work.run()
         self.synced(work.end_offset, wall_ms)

@@ -1,8 +1,8 @@
 """The other replicas of the quorum: where they are, and how a request gets to them and its answer back.
 
 An address comes from the voter set; what a replica has said about itself or about the leader since then counts more,
-until nobody answers there. Fetches, which may wait at the leader, have a connection of their own, so that no vote waits
-behind one.
+until that address does not answer. Fetches, which may wait at the leader, have a connection of their own, so that no
+vote waits behind one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Peers:
         return None if chosen is None else Address(chosen.host, chosen.port)
 
     def learn(self, node_id: int, endpoints: Sequence[LeaderEndpoint]) -> None:
-        """What a request says of its sender. It may come from anybody, so it moves nobody who answers where it is."""
+        """Take an address from a request. Requests are not proof, so a node that answers at its address keeps it."""
         if node_id not in self._unreachable and self.address_of(node_id) is not None:
             return
         address = self._choose([VoterEndpoint(each.name, each.host, each.port) for each in endpoints])

@@ -101,7 +101,7 @@ class Quorum:
 
     @property
     def machine(self) -> RaftMachine | None:
-        """For whoever checks invariants; None until the voters are known."""
+        """The machine, for checks of invariants; None until the voters are known."""
         return self._replica.machine if self._replica is not None else None
 
     @property
@@ -204,7 +204,7 @@ class Quorum:
         return log
 
     def _check_own_directory(self) -> None:
-        """A lone node that its own log does not know would wait for ever: nobody else could elect anybody."""
+        """Refuse a lone node that is not the voter of its own log: no election could ever succeed."""
         voter = self.voters.get(self.own.id)
         if voter is None or voter.key.matches(self.own) or not self._is_alone:
             return
@@ -333,7 +333,7 @@ class Quorum:
     # -- being asked -----------------------------------------------------------------------------------------
 
     async def answer(self, request: Request) -> Response:
-        """What peers ask (votes, epochs, snapshots), and what anybody may ask (DescribeQuorum, changes of voters)."""
+        """Answer requests of peers (votes, epochs, snapshots) and of clients (DescribeQuorum, changes of voters)."""
         waiting = WaitingTask(self)
         self._ask(waiting, request)
         try:
@@ -355,7 +355,7 @@ class Quorum:
         self._waiting[waiting] = None
         self._replica.step(event_of(waiting, request))
         if isinstance(request, quorum.BeginQuorumEpochRequest) and self.leader_id in leaders(request):
-            # Only now that the machine believes it: the address of a leader is not for anybody to change.
+            # Only after the machine has accepted it: an arbitrary request must not change the leader's address.
             assert self.leader_id is not None
             self._peers.learn(self.leader_id, request.leader_endpoints)
 
@@ -383,7 +383,7 @@ class Quorum:
     def _note_foreigner(self, request: Request) -> None:
         """The machine refuses it; say so once for each cluster, and of so many clusters as there may really be.
 
-        The id is what somebody sent: it may have any length, and another one may come with every request.
+        The id comes from a request: it may have any length, and be another one in every request.
         """
         theirs: str | None = getattr(request, "cluster_id", None)
         if theirs is None or self.cluster_id is None or theirs == self.cluster_id:
@@ -444,7 +444,7 @@ class Quorum:
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def resign(self) -> None:
-        """Before a shutdown: let somebody else lead at once, if there is somebody."""
+        """Before a shutdown: let another voter lead at once, if there is one."""
         replica = self._replica
         if replica is None or not replica.machine.is_leader or len(self.voters) < 2:
             return

@@ -2,7 +2,7 @@
 
 One event at a time: the machine is stepped, its effects are carried out in their order, then the listener gets the
 results, and only then the next event has its turn. Events that arrive meanwhile wait in a queue. A vote and an installed
-snapshot are on disk before the next effect; the log is synced by the `Syncer`, and the machine hears when that is done. The
+snapshot are on disk before the next effect; the log is synced by the `Syncer`, whose completion is an event. The
 machine's time is the loop's, which cannot jump (failure 28).
 
 The active controller's records are written *before* the machine gets the event: a full disk is then an error of the
@@ -67,7 +67,7 @@ class QuorumListener(Protocol):
 
 
 class Asker(Protocol):
-    """Whoever waits for an answer of the machine: its token."""
+    """The token of a request that waits for the machine's answer."""
 
     def answered(self, response: Response) -> None: ...
 
@@ -115,7 +115,7 @@ class Replica:
 
     @property
     def is_waiting_for_space(self) -> bool:
-        """Whether what the machine believes is not on disk yet, and so known to nobody else."""
+        """Whether the machine's state is not on disk yet; until it is, no other node sees it."""
         return bool(self._effects) and not self._is_carrying_out
 
     def start(self) -> None:
@@ -230,7 +230,7 @@ class Replica:
         self._on_failure(reason)
 
     def append(self, values: Sequence[bytes]) -> int:
-        """As the active leader; an `OSError` leaves everything as it was. The listener hears nothing before this returns."""
+        """As the active leader; an `OSError` leaves everything as it was. No listener is called before this returns."""
         if self.is_waiting_for_space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         epoch = self.machine.epoch
@@ -247,7 +247,7 @@ class Replica:
         return end_offset
 
     def give_way(self) -> None:
-        """A leader that cannot write lets somebody lead who can: nobody else could take it out of an ISR."""
+        """Resign as a leader that cannot write. Only another controller can take this broker out of an ISR."""
         if not self.is_waiting_for_space:
             self.step(on.ResignRequested())
 

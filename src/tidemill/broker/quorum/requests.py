@@ -32,7 +32,7 @@ class Owner(Protocol):
         """It is answered: fill in what the machine does not know."""
 
     def forget(self, waiting: Waiting) -> None:
-        """Nobody wants the answer any more."""
+        """Drop a waiting request whose answer is no longer needed."""
 
 
 class Waiting(Protocol):

@@ -6,7 +6,7 @@ read. Every batch has its checksum, and without its footer a snapshot is not who
 read, never believed, and set aside.
 
 A snapshot appears under its name when it is durable. One that was fetched from the leader replaces the log, which is
-more than one step: it first gets the name `….installing`, and whoever finds that at a start finishes the job.
+more than one step: it first gets the name `….installing`, and a start that finds such a file finishes the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The `quorum-state` file: the epoch, its leader, and for whom this replica voted in it.
 
 Kafka's own JSON. It is replaced before anything that relies on it leaves this node, so a vote once given is never
-given again to somebody else. A file that cannot be read is refused: guessing would be a second vote. What could not be
+given to another candidate. A file that cannot be read is refused: guessing would be a second vote. What could not be
 read back is not written.
 """
 
@@ -44,7 +44,7 @@ class QuorumStateFile:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(
-                f"{self._path} is damaged ({error!r}): nobody knows any more how this node voted. Remove the whole "
+                f"{self._path} is damaged ({error!r}): it is unknown how this node voted. Remove the whole "
                 "folder if other nodes have the metadata; this node then starts as a new replica"
             ) from error
 

@@ -35,7 +35,7 @@ _NAME_CHARS_MAX = 200
 # Metrics are repetitive text: a push that expands to more than this times the largest push is no telemetry.
 _EXPANSION_MAX = 20
 _EXPANDED_BYTES_MAX = 32 << 20
-# In pushes of the largest size. What is above is told to come later.
+# In pushes of the largest size. A push beyond that is throttled.
 _PUSHES_UNDER_WAY_MAX = 16
 _RETRIED = (ErrorCode.UNKNOWN_SUBSCRIPTION_ID, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
 # In the order in which clients should prefer them.

@@ -5,8 +5,8 @@ adding an API, and `docs/compatibility.md` is generated from the same table. A h
 the response, or a coroutine that does; version differences live in the codec. The two hot APIs, Produce and Fetch,
 register with `@serves_raw` and read the frame themselves.
 
-Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and tells only what it serves. To
-anybody else an API out of scope is one that is not served.
+Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and announces only those. An API
+out of scope is answered like one that does not exist.
 
 Whatever a client sends, it gets the protocol's own answer: an API that is not served gets UNSUPPORTED_VERSION in the layout
 the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in the log. The error stands in each entry
@@ -390,7 +390,7 @@ class Dispatcher:
         return api is not None and bool(api.scope & self._scopes[connection.listener_name])
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for the handlers that are still running, but not for those that wait for somebody who is gone."""
+        """Wait for the handlers that are still running, but not for those whose peer is gone."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in list(self._tasks):

@@ -37,7 +37,7 @@ _CLAIMED_AGAIN_S = 1.0
 class NodeLanes:
     """Lets connections of nodes pass the line in which clients wait. A claim alone gives nothing.
 
-    Whoever reaches a listener for controllers counts as a node. Elsewhere a connection has to come from a host of the node
+    Every peer at a listener for controllers counts as a node. Elsewhere a connection has to come from a host of the node
     for which its request speaks. Names are looked up beside the request, which does not wait for that.
     """
 
@@ -113,7 +113,7 @@ def hosts_of_replica(broker: Broker, node_id: int) -> list[str]:
 
 
 def claimed_hosts(broker: Broker, request: Request) -> Sequence[str] | None:
-    """Where the node is for which the request speaks; none where it speaks for nobody who could send it.
+    """The hosts of the node for which the request speaks; empty where no node could send it.
 
     None, where it speaks for a broker that is not registered: that the controller refuses by itself.
     """

@@ -5,8 +5,8 @@
     GET /readyz        200 while clients are served, 503 before and after
     GET /rebalances    the last rebalances of the groups that are coordinated here, as JSON; ?group=NAME for one
 
-It answers one request a connection and holds no state. Whoever sends something else or too much is answered with the
-matching error, whoever is slow is closed, and beyond `_CONNECTIONS_MAX` at once nobody is served. Off unless an address
+It answers one request a connection and holds no state. A request of another kind, or a too large one, is answered with the
+matching error. A slow connection is closed, and so is one beyond `_CONNECTIONS_MAX`. Off unless an address
 is given.
 
 With a certificate it speaks HTTPS. A client that speaks TLS to a plain listener, or the reverse, is a line in the log.
@@ -56,7 +56,7 @@ Answer = Callable[["StatusServer", dict[str, str]], Awaitable[Page]]
 class StatusServer:
     def __init__(self, broker: Broker, is_ready: Callable[[], bool]) -> None:
         try:
-            # Not at the top: a broker that nobody watches does not need the package.
+            # Not at the top: a broker without a status listener does not need the package.
             from tidemill.broker.status import exposition
         except ImportError as error:
             raise ConfigError(

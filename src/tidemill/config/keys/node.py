@@ -43,7 +43,7 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         "allow.everyone.if.no.acl.found",
         BOOLEAN,
         "false",
-        "Whether everybody may do everything to a resource that no ACL covers.",
+        "Whether every operation on a resource is allowed when no ACL covers it.",
         is_internal=True,
     ),
     key(

@@ -4,7 +4,7 @@ A run claims the manifest of every partition, which stops any other archiver of 
 that a killed one left. Then it works in rounds: for each partition that has more committed records than the
 archive, one task reads from the archive's end on and writes chunks, about `--round-bytes` of them; when all tasks
 are done the manifests are replaced, and what they name counts from then on. A kill at any point leaves at most
-files that nobody names. Ranges are archived up to the last stable offset, so no record of an open transaction is
+files that no manifest names. Ranges are archived up to the last stable offset, so no record of an open transaction is
 passed over.
 
 What is archived is shown as the committed offsets of a consumer group: its lag is what waits to be archived. Where
@@ -303,7 +303,7 @@ class _Archiver:
             for partition, start in self._admin.delete_records(before).items():
                 self._deleted[partition] = self._deleted.get(partition, 0) + start - starts[partition]
 
-    # --- what is told ---
+    # --- the report ---
 
     def _lag(self) -> int:
         return sum(

@@ -1,6 +1,6 @@
 """How a pipeline reaches the cluster: the options that all pipelines have, and what is checked before any job starts.
 
-A topic that does not exist, or a broker that does not answer, is told before Spark plans anything. A topic that is written
+A missing topic, or a broker that does not answer, is reported before Spark plans anything. A topic that is written
 to is created when it is missing, with as many partitions as the one that is read.
 """
 
@@ -110,7 +110,7 @@ def parse_words(
 
 
 def options_of(pipeline: Pipeline, words: Sequence[str], *, bootstrap: str) -> argparse.Namespace:
-    """What `tidemill pipeline run` would make of these words, for whoever runs a pipeline in a session of their own."""
+    """The options that `tidemill pipeline run` would parse, for pipelines that run in a session of the caller."""
     parser = argparse.ArgumentParser(prog=pipeline.NAME, exit_on_error=False)
     pipeline.add_arguments(parser)
     try:

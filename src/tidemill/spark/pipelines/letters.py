@@ -1,7 +1,7 @@
-"""Dead letters: what their headers say, and what becomes of each. Knows no Spark.
+"""Reads the headers of dead letters and decides what becomes of each. Knows no Spark.
 
-Whoever gives up on a record puts it into a dead-letter topic and says why in headers; `CONVENTIONS` has those of Spring
-for Apache Kafka, Kafka Connect, Kafka Streams and our own. The first whose headers are there counts. Numbers are text
+An application that gives up on a record writes it to a dead-letter topic with the reason in headers. `CONVENTIONS` has those
+of Spring for Apache Kafka, Kafka Connect, Kafka Streams and our own. The first whose headers are there counts. Numbers are text
 or big-endian, as writers differ.
 
 `decide` is what happens to one letter:

@@ -279,7 +279,7 @@ def replay_share(replaying: Replaying, works: Sequence[ArchiveWork]) -> tuple[in
         replaying.access.cluster() as cluster,
         TransactionalProducer(cluster, group_id, codec=replaying.codec) as producer,
     ):
-        # Fence first, look second: from here on nobody else can move the marker.
+        # Fence first, then read: from here on no other replay can move the marker.
         producer.init()
         found = stable_offsets(cluster, group_id).get(marker)
         start = works[0].start_offset if found is None else max(works[0].start_offset, found.offset)

@@ -63,7 +63,7 @@ from tidemill.types import TopicId
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
 
-# Bit n stands for operation n of Kafka's AclOperation; without ACLs everybody may do everything.
+# Bit n stands for operation n of Kafka's AclOperation; without ACLs every operation is allowed.
 _ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 _ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 _UNKNOWN_OPERATIONS = -0x80000000
@@ -145,7 +145,7 @@ def _metadata(
         response.topics = _find_topics(broker, topics or (), access, refused)
     if request.include_topic_authorized_operations:
         for topic in response.topics:
-            # Also of a topic that does not exist; of one that is unknown or hidden nothing is told.
+            # Also for a topic that does not exist, but not for one that is unknown by id or hidden.
             if topic.name is not None and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 topic.topic_authorized_operations = _topic_operations(access, topic.name)
     if request.include_cluster_authorized_operations:

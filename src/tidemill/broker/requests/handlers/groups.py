@@ -318,7 +318,7 @@ def _is_shown(
 async def txn_offset_commit(
     broker: Broker, call: Call, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    """Partitions that do not exist come first in the answer, and keep nobody from committing the others."""
+    """Partitions that do not exist come first in the answer; the others are committed."""
     answered: dict[str, TxnOffsetCommitResponseTopic] = {}
 
     def add(topic: str, partitions: list[TxnOffsetCommitResponsePartition]) -> None:

@@ -1,7 +1,7 @@
 """Which connections may use the APIs that nodes have for each other.
 
-Where the listener authenticates its peers, those may that log in as a node or a super user. Elsewhere: where controllers
-have listeners of their own, whoever reaches those may. A lone node has one listener for everybody: there
+A listener that authenticates its peers serves those that log in as a node or a super user. Without authentication,
+controller listeners serve every peer that reaches them. A lone node has one listener for all peers: there
 a request of a node is served when it comes from the address of the node for which it speaks. What that proves, and what
 it does not, is in docs/decisions/0010.
 """

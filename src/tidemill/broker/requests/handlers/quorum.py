@@ -91,7 +91,7 @@ async def remove_raft_voter(broker: Broker, call: Call, request: RemoveRaftVoter
 
 
 async def _of_leader(broker: Broker, call: Call, request: Request) -> Response:
-    """At a controller's own listener the answer is its own: whoever asks there wants to know what this node knows."""
+    """At a controller's own listener the answer is this node's own view, as in Kafka; elsewhere the leader's."""
     if broker.is_controller_listener(call.connection.listener_name):
         return await broker.quorum.answer(request)
     return await broker.controller.ask(request)

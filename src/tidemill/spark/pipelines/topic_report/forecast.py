@@ -6,7 +6,7 @@ at its rate until its retention holds it: after that it takes `rate x retention`
 first that is full stops its broker.
 
 It refuses to guess: with fewer than `BUCKETS_MIN` complete hours there is no rate, and a day further away than
-`HORIZON_SPANS` times the observed time is told only as "not before". All intervals are taken at their ends together, which
+`HORIZON_SPANS` times the observed time is given only as "not before". All intervals are taken at their ends together, which
 makes them too wide rather than too narrow.
 """
 
@@ -205,7 +205,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Days until the disk is full: None stands for never, beyond `horizon_days` nothing is told."""
+    """Days until the disk is full: None stands for never. There is no forecast beyond `horizon_days`."""
 
     disk: Disk
     likely_days: float | None
