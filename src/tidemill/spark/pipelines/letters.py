@@ -1,8 +1,8 @@
 """Reads the headers of dead letters and decides what becomes of each. Knows no Spark.
 
 An application that gives up on a record writes it to a dead-letter topic with the reason in headers. `CONVENTIONS` has those
-of Spring for Apache Kafka, Kafka Connect, Kafka Streams and our own. The first whose headers are there counts. Numbers are text
-or big-endian, as writers differ.
+of Spring for Apache Kafka, Kafka Connect, Kafka Streams and our own. The first whose headers are there counts. Numbers are
+text or big-endian, as writers differ.
 
 `decide` is what happens to one letter:
 
