@@ -38,7 +38,7 @@ def _served() -> list[str]:
         "",
         "## APIs served",
         "",
-        '"At" tells at whose listeners: a node that is both and has one listener serves both there.',
+        '"At" names the listeners: broker, controller or both. A node with both roles may serve both at one listener.',
         "",
         "| key | API | versions | at | missing |",
         "|---:|---|---|---|---|",
@@ -80,7 +80,7 @@ def _rights() -> list[str]:
         "## Where rights differ",
         "",
         "`make diff-acls` sends both brokers, each with its authorizer, the same requests under the same random ACLs. "
-        "What a principal may do and see is the same, but for what follows. Hosts as ranges of addresses, which are new "
+        "Rights are the same except for the rows below. Hosts as ranges of addresses, which are new "
         "in Kafka 4.4, are not compared.",
         "",
         "| API | field | why |",

@@ -35,13 +35,13 @@ _INTRODUCTION = """\
 
 Written by `make docs` from the tables that the code reads. Names, defaults and limits are Apache Kafka's.
 
-Settings of a broker come from a file with `key=value` lines (`tidemill serve --config server.properties`), then from
-`--set KEY=VALUE`, then from what was set while the cluster runs (`tidemill configs set`), which wins. Settings of a topic
-come from the topic, then from the broker key in the column "default from". A broker names at its start every key that it
-does not know and every key that Kafka knows and that has no effect here. It does not start with a key that asks for
-protection which it does not give, as Kerberos ([security](security.md)). Keys that begin with `ssl.` or `sasl.` may be
-for one listener: `listener.name.external.ssl.keystore.location`. With a mechanism behind the listener's name, as
-`listener.name.external.scram-sha-512.sasl.jaas.config`, they are for one mechanism of it.
+A broker's settings come from three places; a later one overrides an earlier one: a file with `key=value` lines
+(`tidemill serve --config server.properties`), `--set KEY=VALUE`, and dynamic settings (`tidemill configs set`). A topic's
+settings come from the topic, otherwise from the broker key in the column "default from". At its start a broker logs every
+key that it does not know, and every key of Kafka that has no effect here. It refuses to start with a key for protection
+that it does not have, such as Kerberos ([security](security.md)). A key that begins with `ssl.` or `sasl.` may apply
+to one listener: `listener.name.external.ssl.keystore.location`. It may also apply to one mechanism of a listener:
+`listener.name.external.scram-sha-512.sasl.jaas.config`.
 
 `tidemill serve` itself takes the keys of its HTTP listeners from the same file: see "HTTP listeners" below."""
 _HTTP = """\
@@ -138,8 +138,8 @@ def _broker_row(key: ConfigKey) -> str:
 def _without_effect(effective: Iterable[str]) -> list[str]:
     names = sorted(set(BROKER_KEYS) - set(effective))
     return [
-        "Kafka has these keys, and a file may set them. Nothing here reads them, and the broker says so at its start when",
-        "one is not at its default:",
+        "Kafka has these keys, and a file may set them, but they have no effect here. The broker logs a line at its start",
+        "when one is not at its default:",
         ", ".join(f"`{name}`" for name in names) + ".",
     ]
 
