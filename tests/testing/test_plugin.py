@@ -171,6 +171,62 @@ def test_a_bad_line_in_the_ini_file(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*'num.partitions' should be key=value*"])
 
 
+def test_ini_file_secures_every_broker_without_a_mark(project: pytest.Pytester) -> None:
+    project.makeini(_INI + "tidemill_security = SASL_PLAINTEXT\n")
+    project.makepyfile(
+        """
+        import pytest
+
+        def protocol(broker):
+            return broker.client_options().confluent_kafka.get("security.protocol", "PLAINTEXT")
+
+        def test_of_the_session(tidemill_session_broker):
+            assert protocol(tidemill_session_broker) == "SASL_PLAINTEXT"
+            tidemill_session_broker.produce("orders", "x")
+
+        def test_of_its_own(tidemill_broker):
+            assert protocol(tidemill_broker) == "SASL_PLAINTEXT"
+
+        @pytest.mark.tidemill(security=None)
+        def test_mark_without_security(tidemill_broker):
+            assert protocol(tidemill_broker) == "PLAINTEXT"
+        """
+    )
+    project.runpytest_subprocess().assert_outcomes(passed=3)
+
+
+def test_fixture_of_the_project_secures_the_session_broker(project: pytest.Pytester) -> None:
+    project.makeconftest(
+        """
+        import pytest
+        from tidemill.testing import Security
+
+        @pytest.fixture(scope="session")
+        def tidemill_security():
+            return Security("SASL_PLAINTEXT", users={"alice": "secret"}, acls={"alice": ["write topic:orders"]})
+        """
+    )
+    project.makepyfile(
+        """
+        from confluent_kafka import Producer
+
+        def outcome(broker, topic):
+            errors = []
+            producer = Producer(broker.client_options("alice").confluent_kafka)
+            producer.produce(topic, "x", on_delivery=lambda error, _message: errors.append(error))
+            producer.flush(10)
+            return errors[0] and errors[0].name()
+
+        def test_acls_hold(tidemill_session_broker):
+            tidemill_session_broker.create_topic("orders")
+            tidemill_session_broker.create_topic("others")
+            assert outcome(tidemill_session_broker, "orders") is None
+            assert outcome(tidemill_session_broker, "others") == "TOPIC_AUTHORIZATION_FAILED"
+        """
+    )
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+
+
 def test_with_xdist(project: pytest.Pytester) -> None:
     project.makepyfile(
         """

@@ -5,8 +5,11 @@
     tidemill_session_broker    one broker for the whole run (for each worker, with pytest-xdist)
 
 Settings are broker configurations: `tidemill_settings` in the ini file for all, `@pytest.mark.tidemill(...)` for a test, a
-class or a module. Closer marks come first. `@pytest.mark.tidemill(security="SASL_SSL")` secures the broker or cluster of a
-test; a `tidemill.testing.Security` has users and ACLs, too.
+class or a module. Closer marks come first.
+
+`@pytest.mark.tidemill(security="SASL_SSL")` secures the broker or cluster of a test; a `tidemill.testing.Security` has users
+and ACLs, too. `tidemill_security` in the ini file, or a fixture of that name in the project's conftest.py, secures every
+broker whose test has no such mark, and so the session's broker.
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ import pytest
 if TYPE_CHECKING:
     from tidemill.testing.broker import InProcessBroker
     from tidemill.testing.cluster import InProcessCluster
+    from tidemill.testing.security import Security
 
 _INI = "tidemill_settings"
+_SECURITY_INI = "tidemill_security"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(_INI, "Broker settings of Tidemill's fixtures, one key=value a line.", type="linelist")
+    parser.addini(
+        _SECURITY_INI, "Protocol of Tidemill's fixtures: SASL_SSL, SASL_PLAINTEXT or SSL.", default=""
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,10 +53,10 @@ def _ini_settings(config: pytest.Config) -> dict[str, object]:
     return settings
 
 
-def _arguments(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the fixtures of one test give their broker or cluster."""
+def _arguments(request: pytest.FixtureRequest, security: Security | str | None) -> dict[str, Any]:
+    """The arguments of a test's broker or cluster. A mark overrides `security`, also with None."""
     settings = _settings(request)
-    return {"security": settings.pop("security", None), "settings": settings}
+    return {"security": settings.pop("security", security), "settings": settings}
 
 
 def _settings(request: pytest.FixtureRequest) -> dict[str, object]:
@@ -59,31 +67,43 @@ def _settings(request: pytest.FixtureRequest) -> dict[str, object]:
     return settings
 
 
+@pytest.fixture(scope="session")
+def tidemill_security(request: pytest.FixtureRequest) -> Security | str | None:
+    """How brokers without a mark are secured. Override it in conftest.py to return a `tidemill.testing.Security`."""
+    return request.config.getini(_SECURITY_INI) or None
+
+
 @pytest.fixture
-def tidemill_broker(request: pytest.FixtureRequest) -> Iterator[InProcessBroker]:
+def tidemill_broker(
+    request: pytest.FixtureRequest, tidemill_security: Security | str | None
+) -> Iterator[InProcessBroker]:
     """A Kafka broker in this process, for this test alone; see `tidemill.testing.InProcessBroker`."""
     from tidemill.testing.broker import InProcessBroker
 
-    with InProcessBroker(**_arguments(request)) as broker:
+    with InProcessBroker(**_arguments(request, tidemill_security)) as broker:
         yield broker
     broker.faults.check_all_used()
 
 
 @pytest.fixture
-def tidemill_cluster(request: pytest.FixtureRequest) -> Iterator[InProcessCluster]:
+def tidemill_cluster(
+    request: pytest.FixtureRequest, tidemill_security: Security | str | None
+) -> Iterator[InProcessCluster]:
     """Three brokers in this process, for this test alone; see `tidemill.testing.InProcessCluster`."""
     from tidemill.testing.cluster import InProcessCluster
 
-    with InProcessCluster(**_arguments(request)) as cluster:
+    with InProcessCluster(**_arguments(request, tidemill_security)) as cluster:
         yield cluster
     cluster.faults.check_all_used()
 
 
 @pytest.fixture(scope="session")
-def tidemill_session_broker(request: pytest.FixtureRequest) -> Iterator[InProcessBroker]:
+def tidemill_session_broker(
+    request: pytest.FixtureRequest, tidemill_security: Security | str | None
+) -> Iterator[InProcessBroker]:
     """One broker for all tests of the run, which must use different topic names."""
     from tidemill.testing.broker import InProcessBroker
 
-    with InProcessBroker(_ini_settings(request.config)) as broker:
+    with InProcessBroker(_ini_settings(request.config), security=tidemill_security) as broker:
         yield broker
     broker.faults.check_all_used()
