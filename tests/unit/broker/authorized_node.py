@@ -1,4 +1,4 @@
-"""A node with an authorizer, and requests of anybody to it."""
+"""A node with an authorizer, and requests of any principal to it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Peer:
 
 
 class Authorized:
-    """A node with an authorizer, and requests of anybody to it."""
+    """A node with an authorizer, and requests of any principal to it."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

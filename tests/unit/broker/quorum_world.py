@@ -340,7 +340,7 @@ class World:
         return found
 
     async def commit(self, *values: bytes) -> int:
-        """Through whoever leads; returns when it is committed there."""
+        """Append through the current leader; returns when it is committed there."""
         node = await self.leader()
         end_offset = node.quorum.append(values)
         await self.until(lambda: node.listener.end_offset >= end_offset)

@@ -528,7 +528,7 @@ def write(world: World, broker_id: int, *values: bytes, acks: int = -1) -> int:
 
 
 def consume(world: World, broker_id: int, offset: int = 0, *, rack: str = "", **fields: Any) -> Any:
-    """What a consumer hears of partition 0, without waiting; its records as a list of values."""
+    """A consumer's fetch of partition 0, without waiting; its records as a list of values."""
     partition = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20, **fields)
     topic = FetchTopic(topic_id=TOPIC_ID, partitions=[partition])
     answer = world.ask(broker_id, FetchRequest(topics=[topic], rack_id=rack))

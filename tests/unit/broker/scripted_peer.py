@@ -1,4 +1,4 @@
-"""A node as the other side of a channel: it answers ApiVersions by itself, and everything else as the test says."""
+"""A scripted peer of a channel: it answers ApiVersions itself, and other requests as the test decides."""
 
 from __future__ import annotations
 

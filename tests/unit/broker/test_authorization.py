@@ -1,4 +1,4 @@
-"""Every API asks the authorizer, whichever version is used and however the resource is named (failure 38)."""
+"""Every version of every API is authorised, by topic name and by topic id (failure 38)."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_failure_38_metadata_log_is_for_nodes(authorized: Authorized) -> N
     assert (await authorized.ask(MALLORY, data.FetchRequest(topics=[by_id]))).error_code == 31
 
 
-async def test_node_passes_on_at_the_controllers_listener_what_its_client_asked(
+async def test_node_forwards_client_request_at_controller_listener(
     authorized: Authorized,
 ) -> None:
     node = Principal.user("node")
@@ -200,7 +200,7 @@ async def test_node_passes_on_at_the_controllers_listener_what_its_client_asked(
     assert passed_on.topics[0].error_code == 0
 
 
-async def test_envelope_of_a_client_is_refused_whatever_is_in_it(authorized: Authorized) -> None:
+async def test_envelope_of_a_client_is_refused_for_every_api(authorized: Authorized) -> None:
     enclosed = request_frame(admin.CreateTopicsRequest(), 7, 1, "")[LENGTH_BYTES:]
     envelope = brokers.EnvelopeRequest(request_data=bytes(enclosed), request_principal=b"User:admin")
     response = await authorized.ask(MALLORY, envelope, listener=CONTROLLER)
@@ -422,7 +422,7 @@ async def test_rules_credentials_and_quotas_are_described_as_they_were_set(autho
 # --- the audit log ---
 
 
-async def test_denial_is_logged_in_one_line_whatever_the_names(
+async def test_denial_is_logged_in_one_line_with_escaped_names(
     authorized: Authorized, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tidemill.authorizer")

@@ -1,4 +1,4 @@
-"""Requests to another node: order, versions, time, lost links. Over real sockets, with a peer that does as it is told."""
+"""Requests to another node: order, versions, timeouts, lost links. Over real sockets, with a scripted peer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_requests_are_pipelined_and_answered_in_order(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_the_version_is_the_highest_that_both_speak(loop_name: str) -> None:
+def test_version_is_highest_common_one(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer({METADATA_KEY: (2, 5)}) as peer:
             channel = channel_to(peer.address)
@@ -113,7 +113,7 @@ def test_the_version_is_the_highest_that_both_speak(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_an_api_that_is_not_listed_is_asked_at_our_highest_stable_version(loop_name: str) -> None:
+def test_request_of_unlisted_api_uses_highest_stable_version(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer({}) as peer:
             channel = channel_to(peer.address)
@@ -126,7 +126,7 @@ def test_an_api_that_is_not_listed_is_asked_at_our_highest_stable_version(loop_n
     run_in(loop_name, scenario())
 
 
-def test_a_version_that_is_not_stable_is_spoken_only_when_it_is_named(loop_name: str) -> None:
+def test_unstable_version_is_used_only_when_named(loop_name: str) -> None:
     async def scenario() -> None:
         unstable = InitProducerIdRequest.versions.max
         assert InitProducerIdRequest.latest_version_unstable
@@ -151,7 +151,7 @@ def test_a_version_that_is_not_stable_is_spoken_only_when_it_is_named(loop_name:
     run_in(loop_name, scenario())
 
 
-def test_without_a_common_version_only_that_request_fails(loop_name: str) -> None:
+def test_request_without_common_version_fails_alone(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer({METADATA_KEY: (90, 99)}) as peer:
             channel = channel_to(peer.address)
@@ -166,7 +166,7 @@ def test_without_a_common_version_only_that_request_fails(loop_name: str) -> Non
     run_in(loop_name, scenario())
 
 
-def test_an_answer_in_tiny_pieces(loop_name: str) -> None:
+def test_answer_in_tiny_pieces_is_received(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer(PEER_VERSIONS) as peer:
             channel = channel_to(peer.address)
@@ -185,7 +185,7 @@ def test_an_answer_in_tiny_pieces(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_a_huge_answer(loop_name: str) -> None:
+def test_huge_answer_is_received(loop_name: str) -> None:
     names = [f"topic-{number:06}" for number in range(100_000)]
 
     async def scenario() -> None:
@@ -202,7 +202,7 @@ def test_a_huge_answer(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_a_peer_that_hangs_up_in_the_middle_of_an_answer_fails_what_is_outstanding(loop_name: str) -> None:
+def test_close_in_the_middle_of_an_answer_fails_outstanding_requests(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer(PEER_VERSIONS) as peer:
             channel = channel_to(peer.address)
@@ -228,7 +228,7 @@ def test_a_peer_that_hangs_up_in_the_middle_of_an_answer_fails_what_is_outstandi
 
 
 @pytest.mark.parametrize("wrong", ["unknown id", "out of order", "no header", "malformed"])
-def test_an_answer_that_is_not_the_next_ones_costs_the_link(loop_name: str, wrong: str) -> None:
+def test_answer_out_of_order_closes_the_link(loop_name: str, wrong: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer(PEER_VERSIONS) as peer:
             channel = channel_to(peer.address)
@@ -255,7 +255,7 @@ def test_an_answer_that_is_not_the_next_ones_costs_the_link(loop_name: str, wron
     run_in(loop_name, scenario())
 
 
-def test_an_answer_nobody_asked_for_costs_the_link_and_no_more(loop_name: str) -> None:
+def test_answer_without_a_request_closes_the_link_only(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer(PEER_VERSIONS) as peer:
             channel = channel_to(peer.address)
@@ -295,7 +295,7 @@ def test_a_request_that_times_out_closes_the_link(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_deadlines_of_answered_requests_pass_unnoticed(loop_name: str) -> None:
+def test_deadline_of_an_answered_request_has_no_effect(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer(PEER_VERSIONS) as peer:
             channel = channel_to(peer.address)
@@ -319,7 +319,7 @@ def test_deadlines_of_answered_requests_pass_unnoticed(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_a_peer_that_accepts_and_says_nothing_is_not_waited_for_longer_than_asked(loop_name: str) -> None:
+def test_request_to_a_silent_peer_times_out(loop_name: str) -> None:
     """A stopped process: its kernel still accepts."""
 
     async def scenario() -> None:
@@ -415,7 +415,7 @@ def test_close_fails_everything_once_and_at_once(loop_name: str) -> None:
     run_in(loop_name, scenario())
 
 
-def test_a_callback_that_raises_costs_the_link_but_not_the_channel(
+def test_callback_that_raises_closes_the_link_but_not_the_channel(
     loop_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -443,7 +443,7 @@ def test_a_callback_that_raises_costs_the_link_but_not_the_channel(
     assert "a bug" in caplog.text
 
 
-def test_a_failed_request_may_be_asked_again_from_its_callback(loop_name: str) -> None:
+def test_failed_request_may_be_repeated_from_its_callback(loop_name: str) -> None:
     async def scenario() -> None:
         async with ScriptedPeer(PEER_VERSIONS) as peer:
             channel = channel_to(peer.address)

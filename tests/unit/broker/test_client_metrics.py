@@ -1,4 +1,4 @@
-"""Client metrics: who pushes what, when a push is refused, and how much is kept."""
+"""Client metrics (KIP-714): subscriptions, refused pushes, and limits."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_a_client_gets_the_metrics_of_all_that_match_at_the_shortest_interval(wo
     assert world.client().metrics == ("*",)
 
 
-def test_without_a_subscription_nothing_is_asked_for() -> None:
+def test_client_without_a_subscription_gets_no_metrics() -> None:
     client = World().client()
     assert (client.metrics, client.interval_ms) == ((), 300_000)
 
 
-def test_questions_and_pushes_before_their_time_are_throttled(world: World) -> None:
+def test_early_requests_and_pushes_are_throttled(world: World) -> None:
     assert world.get() is ErrorCode.NONE
     assert world.get() is ErrorCode.THROTTLING_QUOTA_EXCEEDED
     world.steady_ms += 1
@@ -116,7 +116,7 @@ def test_a_changed_subscription_is_seen_at_once(world: World) -> None:
     ("codec", "size", "code"),
     [(9, 10, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (ZSTD, 1_001, ErrorCode.TELEMETRY_TOO_LARGE)],
 )
-def test_what_cannot_be_taken_is_refused(world: World, codec: int, size: int, code: ErrorCode) -> None:
+def test_invalid_push_is_refused(world: World, codec: int, size: int, code: ErrorCode) -> None:
     world.get()
     world.steady_ms += 1
     assert world.push(codec=codec, size=size) is code
@@ -159,7 +159,7 @@ async def test_pushes_are_expanded_one_at_a_time_and_their_bytes_are_limited_tog
         pass
 
 
-def test_a_push_that_was_refused_for_others_may_come_again_at_once(world: World) -> None:
+def test_push_refused_for_the_shared_limit_may_be_repeated_at_once(world: World) -> None:
     assert world.push() == ErrorCode.NONE
     client = world.client()
 

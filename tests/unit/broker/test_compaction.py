@@ -1,4 +1,4 @@
-"""The background compaction: what it picks, what it writes down, and what it does when something is in the way."""
+"""Background compaction: its choice of logs, its checkpoints, and its behaviour under errors."""
 
 from __future__ import annotations
 
@@ -342,11 +342,11 @@ async def test_a_process_of_its_own_does_the_same_as_a_thread(tmp_path: Path) ->
 
 
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
-    """A killed broker must not leave somebody behind who writes to the folder of the next one."""
+    """A killed broker must not leave a process that writes to the data directory of the next one."""
     source = SourceSegment(0, 10, 100, 0)
     log = small_log(tmp_path / "log")
     cleaning = plan_cleaning(log, find_dirt(log, None, 0, 40), 0, map_bytes=10_000)
-    # Whoever opens a pipe that nobody writes to waits: the child is busy for as long as it lives.
+    # Opening a pipe without a writer blocks, so the child is busy for as long as it lives.
     os.mkfifo(tmp_path / f"{segment_name(0)}.log")
     request = pickle.dumps(replace(cleaning, folder=str(tmp_path), sources=(source,)))
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Delayed delivery in its shell: when it looks."""
+"""The shell of delayed delivery: when a partition is examined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader that nobody in sync has asked for anything may have been replaced without hearing of it."""
+"""A leader from which no in-sync follower fetches may have been replaced without knowing it."""
 
 from __future__ import annotations
 

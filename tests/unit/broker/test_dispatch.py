@@ -1,4 +1,4 @@
-"""What a client hears when a handler refuses, fails, or answers what cannot be encoded."""
+"""The response when a handler refuses, fails, or returns a response that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -142,13 +142,13 @@ async def test_each_entry_gets_the_error(monkeypatch: pytest.MonkeyPatch, later:
     assert told == [("a", NOBODY.code, NOBODY.message), ("b", NOBODY.code, NOBODY.message)]
 
 
-async def test_an_error_at_the_top_stands_there(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+async def test_error_of_the_whole_request_is_at_the_top(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
     request = DescribeClusterRequest()
     response = answer(await asked(monkeypatch, request, raises(NOBODY, later=later), 1), request, 1)
     assert (response.error_code, response.error_message) == (NOBODY.code, NOBODY.message)
 
 
-async def test_an_error_that_no_response_can_tell_closes_the_connection(
+async def test_error_without_a_field_closes_the_connection(
     monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
     peer = await asked(monkeypatch, MetadataRequest(topics=None), raises(NOBODY, later=later), 12)
@@ -157,7 +157,7 @@ async def test_an_error_that_no_response_can_tell_closes_the_connection(
     assert "REQUEST_TIMED_OUT" in peer.closed_because
 
 
-async def test_a_bug_is_logged_and_told_without_its_details(
+async def test_bug_is_logged_and_answered_without_details(
     monkeypatch: pytest.MonkeyPatch, later: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = DescribeClusterRequest()
@@ -181,7 +181,7 @@ async def test_an_answer_that_cannot_be_encoded_becomes_an_error(
     assert "DeleteTopics" in caplog.text
 
 
-async def test_an_error_with_a_long_text_is_told(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+async def test_error_with_a_long_message_is_sent(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
     request = DescribeClusterRequest()
     refused = raises(ApiError(ErrorCode.INVALID_REQUEST, TOO_LONG), later=later)
     response = answer(await asked(monkeypatch, request, refused, 1), request, 1)
@@ -200,9 +200,7 @@ async def test_an_answer_is_not_encoded_for_a_client_that_is_gone(
     assert peer.sent == []
 
 
-async def test_a_request_of_nodes_is_a_claim_and_no_proof(
-    monkeypatch: pytest.MonkeyPatch, later: bool
-) -> None:
+async def test_request_of_nodes_does_not_prove_a_node(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
     handler = returns(quorum.VoteResponse(), later=later)
     peer = await asked(monkeypatch, quorum.VoteRequest(), handler, 2)
     assert len(peer.sent) == 1

@@ -1,4 +1,4 @@
-"""What a broker encloses in an Envelope for the controller: whatever it is, it gets an answer and no traceback."""
+"""Requests in an Envelope for the controller: any content gets a response, and none a traceback."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ _MALFORMED = {
 
 
 @pytest.mark.parametrize("name", _MALFORMED)
-async def test_what_cannot_be_read_is_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreadable_envelope_is_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     answer = await _ask(_MALFORMED[name])
     assert (answer.error_code, answer.response_data) == (ErrorCode.INVALID_REQUEST, None)
     assert not caplog.records
 
 
-async def test_an_answer_that_cannot_be_written_is_refused() -> None:
+async def test_response_that_cannot_be_encoded_is_refused() -> None:
     answered = DeleteTopicsResponse(responses=[DeletableTopicResult(name=_LONG)])
     answer = await _ask(_enclosed(DeleteTopicsRequest(topic_names=["a"]), 5), answered)
     assert (answer.error_code, answer.response_data) == (ErrorCode.INVALID_REQUEST, None)
 
 
-async def test_an_error_reaches_each_thing_that_was_asked_for() -> None:
+async def test_error_is_in_each_entry_of_the_request() -> None:
     """The response of CreateTopics has no error of its own: an empty one would say that all is well."""
     answer = await _ask(_TOPICS, ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "No space left on device"))
     assert answer.response_data is not None
@@ -91,7 +91,7 @@ async def test_an_error_reaches_each_thing_that_was_asked_for() -> None:
     ]
 
 
-async def test_a_node_that_is_not_the_controller_says_so() -> None:
+async def test_node_that_is_not_the_controller_answers_not_controller() -> None:
     answer = await _ask(_TOPICS, ApiError(ErrorCode.NOT_CONTROLLER))
     assert answer.error_code == ErrorCode.NOT_CONTROLLER
 

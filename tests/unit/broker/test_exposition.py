@@ -1,4 +1,4 @@
-"""A page of metrics is written in turns with the event loop, whatever the size of the cluster."""
+"""A page of metrics is written in slices that yield to the event loop, for clusters of any size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_loop_gets_its_turns_while_a_large_page_is_written(tmp_path: P
         await node.stop()
 
 
-async def test_a_node_that_stops_says_so(tmp_path: Path) -> None:
+async def test_broker_state_shows_whether_the_node_is_ready(tmp_path: Path) -> None:
     node = Node(group_config(tmp_path))
     await node.start()
     try:

@@ -271,7 +271,7 @@ def test_a_partition_moves_to_another_broker(make_world: MakeWorld) -> None:
     assert produced(produce(world, 1, b"d")).current_leader.leader_id == 2
 
 
-def test_a_single_replica_gets_company(make_world: MakeWorld) -> None:
+def test_replica_added_to_a_sole_replica(make_world: MakeWorld) -> None:
     """What was written while it was alone counts for the high watermark from then on."""
     world = make_world(2)
     world.start()
@@ -329,7 +329,7 @@ def test_a_sole_replica_takes_down_nothing_but_itself(make_world: MakeWorld) -> 
     assert not world[1].fatal
 
 
-def test_a_full_disk_of_a_follower_is_waited_for(world: World) -> None:
+def test_follower_with_a_full_disk_continues_when_there_is_space(world: World) -> None:
     world[3].disk.free_bytes = 0
     answer = produce(world, 1, b"a", timeout_ms=60_000)
     world.settle(3)
@@ -350,7 +350,7 @@ def test_failure_15_damage_is_repaired_from_a_replica(world: World) -> None:
     world.start(2)
     assert host.partition().log is None
     assert host.fatal, "it is counted on and cannot serve"
-    # It stops; the controller hears of an unclean stop when it registers again.
+    # It stops; its next registration reports an unclean stop to the controller.
     world.kill(2)
     world.change(isr=[1, 3])
     world.start(2)

@@ -12,7 +12,7 @@ MakeWorld = Callable[..., World]
 _RETRY_S = 1.0
 
 
-def test_an_epoch_that_cannot_be_written_down_fences_nothing(make_world: MakeWorld) -> None:
+def test_epoch_that_cannot_be_written_fences_nothing(make_world: MakeWorld) -> None:
     world = make_world(brokers=1)
     world.start()
     world.create_topic([1], flush_messages="1")

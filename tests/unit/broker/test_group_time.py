@@ -1,4 +1,4 @@
-"""The time by which the sessions of group members end, when somebody sets the clock."""
+"""Sessions of group members when the wall clock is set."""
 
 from __future__ import annotations
 

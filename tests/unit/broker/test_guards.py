@@ -1,4 +1,4 @@
-"""Which markers void what a coordinator has confirmed of a transaction that is about to begin in a partition."""
+"""A marker voids a verification of its transaction that is still in flight."""
 
 from __future__ import annotations
 

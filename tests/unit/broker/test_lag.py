@@ -1,4 +1,4 @@
-"""How far groups are behind and why they rebalanced, as the broker tells its own metrics and console."""
+"""Lag of groups and causes of rebalances, for metrics and the console."""
 
 from __future__ import annotations
 

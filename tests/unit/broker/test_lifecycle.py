@@ -1,4 +1,4 @@
-"""How a broker joins, when the controller is in no state to let it in; and what it remembers of its registration."""
+"""Registration of a broker while the controller refuses it, and the file of its last registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transaction markers on their way: sorted by leader, gathered, tried again, dropped when another has taken over."""
+"""Sending of transaction markers: grouped by leader, batched, retried, dropped when another coordinator took over."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def tp(topic: str, partition: int = 0) -> TopicPartition:
     return TopicPartition(topic, partition)
 
 
-async def test_each_leader_is_asked_for_its_partitions_and_then_it_is_told() -> None:
+async def test_each_leader_gets_its_markers_and_then_completion_is_reported() -> None:
     world = World()
     world.leaders = {tp("a"): HERE, tp("a", 1): THERE, tp("b"): THERE}
     world.order(10, *world.leaders)
@@ -148,7 +148,7 @@ async def test_each_leader_is_asked_for_its_partitions_and_then_it_is_told() -> 
     assert world.written == ["tx10"]
 
 
-async def test_an_order_without_partitions_is_done_at_once_but_later() -> None:
+async def test_order_without_partitions_completes_in_the_next_turn() -> None:
     world = World()
     world.order(10)
     assert not world.written
@@ -156,7 +156,7 @@ async def test_an_order_without_partitions_is_done_at_once_but_later() -> None:
     assert not world.asked
 
 
-async def test_what_gathers_while_a_request_is_under_way_goes_with_the_next() -> None:
+async def test_markers_during_a_request_share_the_next_one() -> None:
     world = World()
     world.gate = asyncio.Event()
     world.leaders = {tp("a"): THERE}
@@ -185,7 +185,7 @@ async def test_what_gathers_while_a_request_is_under_way_goes_with_the_next() ->
     ],
     ids=lambda answer: answer.name if answer else "silence",
 )
-async def test_a_partition_that_cannot_take_it_is_asked_again_wherever_it_is_led(
+async def test_refused_marker_is_sent_again_to_the_current_leader(
     answer: ErrorCode | None,
 ) -> None:
     world = World()
@@ -223,7 +223,7 @@ async def test_a_deleted_partition_needs_no_marker() -> None:
 @pytest.mark.parametrize(
     "answer", [ErrorCode.TRANSACTION_COORDINATOR_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH]
 )
-async def test_a_coordinator_that_was_replaced_sends_no_more(answer: ErrorCode) -> None:
+async def test_replaced_coordinator_sends_no_markers(answer: ErrorCode) -> None:
     world = World()
     world.leaders = {tp("a"): HERE, tp("b"): THERE}
     world.answers = {tp("a"): [answer], tp("b"): [ErrorCode.NOT_LEADER_OR_FOLLOWER]}
@@ -235,7 +235,7 @@ async def test_a_coordinator_that_was_replaced_sends_no_more(answer: ErrorCode) 
     assert [producer_id for _, named in world.asked[2:] for producer_id, _ in named] == [11]
 
 
-async def test_a_shard_that_is_closed_sends_and_hears_no_more() -> None:
+async def test_closed_shard_sends_nothing_and_gets_no_callback() -> None:
     world = World()
     world.gate = asyncio.Event()
     world.leaders = {tp("a"): THERE, tp("b"): NOBODY}

@@ -1,4 +1,4 @@
-"""What is counted, and what is estimated from it."""
+"""Counters, histograms, and estimates from them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_each_observation_is_in_its_bucket(observed: list[float], settled: int) 
     assert made.sum_s == pytest.approx(sum(observed) + sum(LATENCY_BOUNDS_S))
 
 
-def test_nothing_observed_is_zero() -> None:
+def test_quantile_without_observations_is_zero() -> None:
     assert quantile(Histogram(), 0.99) == 0.0
 
 
 @given(SECONDS, SECONDS)
-def test_a_difference_is_what_came_after(before: list[float], after: list[float]) -> None:
+def test_difference_holds_later_observations(before: list[float], after: list[float]) -> None:
     whole = histogram(before)
     earlier = whole.copy()
     for seconds in after:

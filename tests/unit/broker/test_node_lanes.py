@@ -1,4 +1,4 @@
-"""Which connections need not wait in line with clients: those that come from where a node is, whatever a request claims."""
+"""Connections of nodes skip the queue of clients. Their address proves a node, not their requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Peer:
 
 
 class _Loop:
-    """Knows one name, and the time that it is told."""
+    """Knows one name, and a time that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

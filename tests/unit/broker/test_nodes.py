@@ -1,4 +1,4 @@
-"""Who may use the APIs that nodes have for each other, at a listener that clients use too."""
+"""APIs between nodes at a listener that clients use, too: which peers are served."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ _OF_NODE_2: Sequence[Request] = [
 
 
 @pytest.mark.parametrize("request_", _OF_NODE_2, ids=lambda each: type(each).__name__)
-async def test_a_node_is_served_from_its_own_address_and_nobody_else_is(request_: Request) -> None:
+async def test_only_the_nodes_own_address_is_served(request_: Request) -> None:
     assert await _is_served(request_, _connection(_NODE))
     assert not await _is_served(request_, _connection(_CLIENT))
     assert await _is_served(request_, _connection(_CLIENT, listener="CONTROLLER"))
 
 
 @pytest.mark.parametrize("make", [_vote, _begin, _end])
-async def test_a_broker_that_does_not_vote_has_no_voice_in_the_quorum(make: Any) -> None:
+async def test_broker_that_is_no_voter_is_refused_in_the_quorum(make: Any) -> None:
     assert not await _is_served(make(3), _connection("10.0.0.3"))
 
 
@@ -142,12 +142,12 @@ async def test_a_broker_that_does_not_vote_has_no_voice_in_the_quorum(make: Any)
     ids=lambda each: type(each).__name__,
 )
 @pytest.mark.parametrize("ip", ["127.0.0.1", "10.0.0.1"])
-async def test_nobody_speaks_for_this_node_itself(request_: Request, ip: str) -> None:
+async def test_request_in_the_name_of_this_node_is_refused(request_: Request, ip: str) -> None:
     assert not await _is_served(request_, _connection(ip))
 
 
-async def test_a_broker_that_is_not_registered_is_the_controllers_to_refuse() -> None:
-    """It has to hear that it is unknown, to stop."""
+async def test_unregistered_broker_is_refused_by_the_controller() -> None:
+    """It needs the controller's error to stop."""
     assert await _is_served(brokers.BrokerHeartbeatRequest(broker_id=7), _connection(_CLIENT))
 
 
@@ -174,7 +174,9 @@ async def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
         ("10.0.0.2", "10.0.0.1", [*(f"unknown-{each}" for each in range(100)), "broker-2"], False),
     ],
 )
-async def test_where_a_connection_comes_from(ip: str, local: str, hosts: list[str], is_from: bool) -> None:
+async def test_connection_is_matched_with_the_hosts_of_a_node(
+    ip: str, local: str, hosts: list[str], is_from: bool
+) -> None:
     loop = cast(asyncio.AbstractEventLoop, _Loop())
     assert await comes_from(loop, _connection(ip, local), hosts) is is_from
 

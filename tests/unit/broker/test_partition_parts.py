@@ -30,7 +30,7 @@ ME, OTHER = BrokerId(1), BrokerId(2)
 
 
 class Broker:
-    """What the parts need of a broker: a clock that stands still and a disk that syncs when it is told to."""
+    """What the parts need of a broker: a clock that stands still and a disk that syncs when the test says so."""
 
     broker_id: int = ME
     lag_time_max_ms = 30_000

@@ -1,4 +1,4 @@
-"""Looking into a batch: what is refused, how it is stored, and that it never takes long at a time."""
+"""Inspection of a batch's records: refusals, recompression, and bounded steps."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_dense_batch_that_a_client_may_send_is_taken() -> None:
     _inspect(TopicConfig(message_timestamp_before_max_ms=1_000_000), data)
 
 
-def test_what_it_becomes_is_limited_by_what_it_is() -> None:
+def test_decompressed_size_is_limited_by_the_batch_size() -> None:
     bomb = _claiming(3, compress(4, bytes(50_000_000)))
     assert len(bomb) < 10_000
     with pytest.raises(ProtocolError, match="decompresses to more than 16777216 bytes"):

@@ -1,4 +1,4 @@
-"""Producer ids: unique, at hand without waiting, and waited for when there are none."""
+"""Blocks of producer ids: unique ids, fetched ahead, and waited for when there are none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Blocks:
         return first, self.length
 
 
-async def test_nothing_is_at_hand_until_a_block_has_come_and_all_who_wait_share_it() -> None:
+async def test_waiting_requests_share_the_first_block() -> None:
     blocks = Blocks()
     ids = ProducerIds(blocks)
     assert ids.take() is None
@@ -56,7 +56,7 @@ async def test_the_next_block_comes_before_this_one_ends() -> None:
     ids.close()
 
 
-async def test_a_controller_that_refuses_is_asked_again_by_the_next() -> None:
+async def test_refused_allocation_is_repeated_by_the_next_request() -> None:
     blocks = Blocks()
     ids = ProducerIds(blocks)
     blocks.error = ApiError(ErrorCode.REQUEST_TIMED_OUT)
@@ -70,7 +70,7 @@ async def test_a_controller_that_refuses_is_asked_again_by_the_next() -> None:
     ids.close()
 
 
-async def test_who_goes_away_does_not_take_the_block_with_it() -> None:
+async def test_cancelled_request_does_not_lose_the_block() -> None:
     blocks = Blocks()
     ids = ProducerIds(blocks)
     impatient = asyncio.create_task(ids.next())

@@ -45,7 +45,7 @@ async def test_voters_of_the_configuration_have_the_name_of_their_listener() -> 
 
 
 @in_virtual_time
-async def test_the_active_controller_may_append_at_once_and_nobody_else_may() -> None:
+async def test_only_the_active_controller_may_append() -> None:
     world = World([1, 2, 3])
     await world.start()
     for node in world.nodes.values():
@@ -82,7 +82,7 @@ async def test_a_node_alone_is_its_own_quorum_and_continues_with_a_higher_epoch(
 
 
 @in_virtual_time
-async def test_nothing_is_committed_before_the_quorum_says_so() -> None:
+async def test_record_is_not_committed_before_a_majority_has_it() -> None:
     world = World([1, 2, 3])
     await world.start()
     await world.commit(b"a")
@@ -255,7 +255,7 @@ async def test_a_cluster_id_of_any_length_in_every_request_fills_neither_log_nor
 
 
 @in_virtual_time
-async def test_a_full_disk_is_told_to_whoever_appends_and_nothing_else_suffers() -> None:
+async def test_full_disk_fails_the_append_only() -> None:
     world = World([1], {})
     node = world.nodes[1]
     await node.start()
@@ -399,7 +399,7 @@ async def test_failure_15_a_leader_finds_its_own_damage_and_is_healed_by_the_oth
 
 
 @in_virtual_time
-async def test_a_leader_whose_process_dies_is_missed_at_once() -> None:
+async def test_death_of_the_leaders_process_starts_an_election_at_once() -> None:
     world = World([1, 2, 3])
     await world.start()
     await world.commit(b"a")

@@ -51,7 +51,7 @@ async def test_listed_servers_agree_on_one_quorum_and_all_join_it() -> None:
 
 
 @in_virtual_time
-async def test_nothing_begins_while_a_listed_server_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_quorum_is_formed_while_a_listed_server_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     world = World([1, 2, 3], LISTED)
     await world.nodes[1].start()
@@ -171,7 +171,7 @@ async def test_a_fixed_set_of_voters_cannot_be_changed() -> None:
 
 
 @in_virtual_time
-async def test_a_node_that_has_found_no_quorum_says_so() -> None:
+async def test_node_without_a_quorum_answers_with_the_reason() -> None:
     world = World([1, 2, 3], LISTED)
     node = world.nodes[2]
     await node.start()

@@ -1,4 +1,4 @@
-"""Snapshots of the metadata: written while running, fetched by whoever is too far behind, and found when damaged."""
+"""Metadata snapshots: written while running, fetched by replicas far behind, and checked for damage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_snapshot_and_the_log_after_it_are_the_state() -> None:
 
 
 @in_virtual_time
-async def test_whoever_is_too_far_behind_fetches_the_snapshot() -> None:
+async def test_replica_too_far_behind_fetches_the_snapshot() -> None:
     settings = "controller.quorum.fetch.snapshot.max.bytes"
     world = World([1, 2, 3])
     for node in world.nodes.values():
@@ -203,7 +203,7 @@ async def test_a_snapshot_with_nothing_after_it_completes_a_log_too() -> None:
 
 
 @in_virtual_time
-async def test_failure_15_a_replica_that_lost_its_log_elects_nobody() -> None:
+async def test_failure_15_replica_that_lost_its_log_does_not_vote() -> None:
     world = World([1, 2, 3])
     await world.start()
     await world.commit(b"a")
@@ -220,7 +220,7 @@ async def test_failure_15_a_replica_that_lost_its_log_elects_nobody() -> None:
     await damaged.start()
     await behind.start()
     assert damaged.quorum.log.is_incomplete
-    # A majority of the voters is up, but nobody who has everything.
+    # A majority of the voters is up, but no voter has everything.
     await asyncio.sleep(30)
     assert world.active() is None
     await leader.start()

@@ -76,7 +76,7 @@ class Clients:
         return self.request().fetched(size)
 
 
-def test_produce_over_its_quota_is_told_how_long_and_muted_for_it() -> None:
+def test_produce_over_its_quota_gets_throttle_time_and_is_muted() -> None:
     clients = Clients(on_clients(PRODUCER_BYTE_RATE))
     assert clients.produce(WINDOW) == 0
     assert clients.muted_ms == []
@@ -86,7 +86,7 @@ def test_produce_over_its_quota_is_told_how_long_and_muted_for_it() -> None:
     assert clients.muted_ms == [throttle_ms]
 
 
-def test_client_that_waited_as_told_is_at_its_quota() -> None:
+def test_client_that_waited_the_throttle_time_is_at_its_quota() -> None:
     clients = Clients(on_clients(PRODUCER_BYTE_RATE))
     sent = 0
     for _ in range(2_000):

@@ -1,4 +1,4 @@
-"""What those see who read committed transactions only: how far, which are aborted, and when they are woken."""
+"""Fetches with read_committed: the last stable offset, aborted transactions, and delayed fetches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def offsets(answer_part: Any) -> list[int]:
 
 
 def woken(world: World, waiting: Answer) -> Any:
-    """What a fetch hears that does not wait for the end of its patience."""
+    """The response of a fetch before its time limit."""
     world.until(lambda: waiting.is_there, "a fetch that is woken", limit_s=5)
     return fetched(world, waiting)
 
@@ -168,7 +168,7 @@ class TestAborted:
 
 
 class TestWaiting:
-    def test_an_open_transaction_wakes_nobody(self, world: World) -> None:
+    def test_open_transaction_completes_no_delayed_fetch(self, world: World) -> None:
         add(world, 0)
         waiting = start_fetch(world, 0, max_wait_ms=WAIT_MS)
         patient = start_fetch(world, 0, isolation=READ_UNCOMMITTED, min_bytes=1_000, max_wait_ms=WAIT_MS)
@@ -238,7 +238,7 @@ class TestWaiting:
         assert mark(world, is_commit=True) is ErrorCode.NONE
         assert offsets(woken(world, waiting)) == [0, 1]
 
-    def test_one_whose_client_is_gone_is_forgotten(self, world: World) -> None:
+    def test_delayed_fetch_of_a_closed_connection_is_dropped(self, world: World) -> None:
         add(world, 0)
         waiting: Answer = start_fetch(world, 0, max_wait_ms=WAIT_MS)
         delayed = world[1].partition().delayed

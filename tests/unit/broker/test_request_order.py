@@ -1,4 +1,4 @@
-"""Which requests of a connection may be under way together."""
+"""Requests of one connection that may be in flight together."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def test_later_versions_may_be_for_nodes_only() -> None:
     assert order_of(memoryview(struct.pack(">hh", ADD_PARTITIONS_TO_TXN, 4))) is Order.INDEPENDENT
 
 
-def test_what_will_be_refused_waits_for_nothing() -> None:
+def test_request_that_will_be_refused_waits_for_nothing() -> None:
     assert order_of(memoryview(b"\0")) is Order.INDEPENDENT
     assert order_of(memoryview(struct.pack(">hh", 999, 0))) is Order.INDEPENDENT

@@ -1,4 +1,4 @@
-"""Fetch sessions: whose they are, and how many there may be."""
+"""Fetch sessions: ownership and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that have not shown who they are: how many there may be, and for how long."""
+"""Connections before authentication: limits of number and time."""
 
 from __future__ import annotations
 

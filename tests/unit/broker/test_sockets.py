@@ -153,7 +153,7 @@ def test_what_the_socket_does_not_take_at_once_follows_later(loop_name: str) -> 
     run_in(loop_name, scenario())
 
 
-def test_a_peer_that_takes_nothing_costs_the_link(loop_name: str) -> None:
+def test_peer_that_reads_nothing_loses_the_link(loop_name: str) -> None:
     async def scenario() -> None:
         async with listening() as (listener, address):
             dialled = Dialled(address)
@@ -187,7 +187,7 @@ def test_a_peer_that_closes_in_the_middle_of_a_frame_is_reported_once(loop_name:
 
 
 @pytest.mark.parametrize("size", [0, -1, 1001, 0x7FFFFFFF])
-def test_an_impossible_length_costs_the_link(loop_name: str, size: int) -> None:
+def test_impossible_frame_length_closes_the_link(loop_name: str, size: int) -> None:
     async def scenario() -> None:
         async with listening() as (listener, address):
             dialled = Dialled(address, frame_bytes_max=1000)
@@ -224,7 +224,7 @@ def test_a_name_that_does_not_exist_is_named(loop_name: str) -> None:
 def test_a_name_is_tried_at_each_of_its_addresses(loop_name: str) -> None:
     async def scenario() -> None:
         async with listening() as (listener, (_host, port)):
-            # Where localhost is ::1 first, nobody listens there.
+            # Where localhost is ::1 first, nothing listens there.
             dialled = Dialled(Address("localhost", port))
             _reader, writer = await listener.accepted.get()
             writer.write(framed(b"found"))
@@ -322,8 +322,8 @@ async def serving(
         server.close()
 
 
-def test_each_listener_begins_to_accept_when_it_is_told(loop_name: str) -> None:
-    """And those who dialled it before are answered then."""
+def test_listener_accepts_after_start_accepting(loop_name: str) -> None:
+    """Connections that were opened before are answered then."""
 
     async def scenario() -> None:
         asked: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""The background indexing for views: what it picks, and what it does when something is in the way."""
+"""Background indexing for views: its choice of segments, and its behaviour under errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node as transaction coordinator: where transactions are, what survives a restart, and how refusals look."""
+"""A node as transaction coordinator: its shards, restarts, and refusals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def until_state(client: Client, transactional_id: str, state: str) -> None
             pass
 
 
-async def test_the_topic_is_made_by_whoever_looks_for_a_coordinator(tmp_path: Path) -> None:
+async def test_find_coordinator_creates_the_topic(tmp_path: Path) -> None:
     settings = {"transaction.state.log.segment.bytes": "2000000", "transaction.state.log.min.isr": "2"}
     config = transaction_config(tmp_path, **{key.replace(".", "_"): each for key, each in settings.items()})
     async with running(config) as (node, client):
@@ -218,7 +218,7 @@ async def test_when_one_partition_does_not_exist_none_is_added(tmp_path: Path) -
         ] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
 
 
-async def test_a_broker_that_coordinates_nothing_says_so_in_every_layout(tmp_path: Path) -> None:
+async def test_broker_without_shards_answers_not_coordinator_in_every_layout(tmp_path: Path) -> None:
     async with running(transaction_config(tmp_path)) as (_, client):
         await create(client, "t")
         producer = {"transactional_id": "tx", "producer_id": 1, "producer_epoch": 0}
@@ -249,7 +249,7 @@ async def test_a_broker_that_coordinates_nothing_says_so_in_every_layout(tmp_pat
         ),
     ],
 )
-async def test_an_id_is_not_given_to_everybody(
+async def test_invalid_init_producer_id_is_refused(
     tmp_path: Path, fields: dict[str, Any], code: ErrorCode
 ) -> None:
     async with running(transaction_config(tmp_path)) as (_, client):

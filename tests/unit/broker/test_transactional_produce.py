@@ -1,4 +1,4 @@
-"""Transactional batches and the word of their coordinator: who is let in, who waits, and who comes too late."""
+"""Transactional batches wait for their verification by the coordinator (KIP-890)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def begin(world: World, coordinator: ScriptedVerification, version: int = OLD) -
     assert outcome(world, first) is ErrorCode.NONE
 
 
-def test_a_marker_of_nobody_is_not_written(world: World) -> None:
+def test_marker_without_a_producer_is_not_written(world: World) -> None:
     refused = mark(world, is_commit=True, producer_id=-1, epoch=-1)
     assert refused is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert log_end(world) == 0
@@ -83,7 +83,7 @@ class TestVerification:
         assert outcome(world, first) is ErrorCode.NONE
         assert produced(first).base_offset == 0
 
-    def test_those_behind_wait_in_order_and_nobody_asks_twice(
+    def test_later_batches_wait_in_order_for_one_verification(
         self, world: World, coordinator: ScriptedVerification
     ) -> None:
         waiting = [send(world, sequence) for sequence in range(4)]
@@ -140,7 +140,7 @@ class TestVerification:
 
 class TestLate:
     @pytest.mark.parametrize("is_commit", [False, True])
-    def test_failure_06_a_confirmation_from_before_the_marker_lets_nobody_in(
+    def test_failure_06_verification_before_the_marker_is_void(
         self, world: World, coordinator: ScriptedVerification, is_commit: bool
     ) -> None:
         late = send(world, 0)
@@ -151,7 +151,7 @@ class TestLate:
         assert log_end(world) == 1  # the marker
         assert partition.last_stable_offset == partition.high_watermark == 1
 
-    def test_failure_06_nor_into_the_next_transaction(
+    def test_failure_06_verification_is_void_for_the_next_transaction(
         self, world: World, coordinator: ScriptedVerification
     ) -> None:
         """The old answer is right about a transaction that is over; the new one is not confirmed yet."""
@@ -178,7 +178,7 @@ class TestLate:
         partition = world[1].partition()
         assert partition.last_stable_offset == partition.high_watermark == 2
 
-    def test_failure_06_and_is_fenced_where_each_transaction_has_its_epoch(
+    def test_failure_06_write_after_the_abort_is_fenced_by_its_epoch(
         self, world: World, coordinator: ScriptedVerification
     ) -> None:
         begin(world, coordinator, version=NEW)
@@ -190,7 +190,7 @@ class TestLate:
         assert outcome(world, later) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert world[1].partition().last_stable_offset == 3
 
-    def test_a_leadership_that_was_lost_meanwhile(
+    def test_leadership_lost_during_verification(
         self, world: World, coordinator: ScriptedVerification
     ) -> None:
         late = send(world, 0)
@@ -199,7 +199,7 @@ class TestLate:
         confirm(world, coordinator)
         assert outcome(world, late) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def test_a_leadership_that_was_lost_and_came_back(
+    def test_leadership_lost_and_regained_during_verification(
         self, world: World, coordinator: ScriptedVerification
     ) -> None:
         late = send(world, 0)
@@ -211,7 +211,9 @@ class TestLate:
         assert outcome(world, late) is ErrorCode.INVALID_TXN_STATE
         assert log_end(world) == 0
 
-    def test_a_new_epoch_meanwhile(self, world: World, coordinator: ScriptedVerification) -> None:
+    def test_new_producer_epoch_during_verification(
+        self, world: World, coordinator: ScriptedVerification
+    ) -> None:
         old = send(world, 0)
         new = send(world, 0, epoch=1, values=[b"new"])
         assert len(coordinator.questions) == 2
@@ -249,7 +251,7 @@ class TestRefusals:
             (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, OLD, ErrorCode.NOT_ENOUGH_REPLICAS),
         ],
     )
-    def test_what_a_producer_hears(
+    def test_verification_error_becomes_produce_error(
         self,
         world: World,
         coordinator: ScriptedVerification,

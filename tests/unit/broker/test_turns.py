@@ -1,4 +1,4 @@
-"""Connections share the loop: much work of one, or of many, keeps nobody else waiting for all of it. On both loops."""
+"""Connections share the loop in turns: no client waits for all the work of others. On both loops."""
 
 from __future__ import annotations
 

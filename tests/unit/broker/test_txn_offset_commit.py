@@ -1,4 +1,4 @@
-"""Offsets that are committed in transactions: a node in the test's own loop, asked as producers and consumers ask it.
+"""Offsets that are committed in transactions, through a node in the test's own loop.
 
 Clients up to version 4 add the group to the transaction themselves, and are verified; for those of version 5 the group's
 coordinator adds it.
@@ -138,7 +138,7 @@ async def test_offsets_are_pending_until_the_transaction_ends(producer: Producer
     assert await producer.settled() == (5, 0)
 
 
-async def test_who_does_not_add_the_group_is_refused(producer: Producer) -> None:
+async def test_commit_without_add_offsets_to_txn_is_refused(producer: Producer) -> None:
     assert await producer.commit(4) == [("t", 0, ErrorCode.TRANSACTION_ABORTABLE)]
     assert await producer.commit(3) == [("t", 0, ErrorCode.INVALID_TXN_STATE)]
     assert await producer.commit(0) == [("t", 0, ErrorCode.INVALID_TXN_STATE)]
@@ -150,7 +150,7 @@ async def test_who_does_not_add_the_group_is_refused(producer: Producer) -> None
     assert await producer.fetch() == (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
-async def test_one_of_an_older_epoch_is_fenced(producer: Producer) -> None:
+async def test_commit_of_an_older_epoch_is_fenced(producer: Producer) -> None:
     assert await producer.commit(ADDS) == [("t", 0, 0)]
     await producer.end(is_commit=True)
     await producer.settled()
@@ -158,13 +158,13 @@ async def test_one_of_an_older_epoch_is_fenced(producer: Producer) -> None:
     assert await producer.commit(ADDS, epoch=old) == [("t", 0, ErrorCode.INVALID_PRODUCER_EPOCH)]
 
 
-async def test_a_refused_epoch_of_the_future_keeps_nobody_out(producer: Producer) -> None:
+async def test_refused_future_epoch_fences_no_producer(producer: Producer) -> None:
     future = producer.producer_epoch + 1
     assert await producer.commit(ADDS, epoch=future) == [("t", 0, ErrorCode.INVALID_PRODUCER_EPOCH)]
     assert await producer.commit(ADDS) == [("t", 0, 0)]
 
 
-async def test_the_log_fences_who_was_confirmed_too_late(
+async def test_log_fences_a_producer_that_was_verified_too_late(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await producer.commit(ADDS) == [("t", 0, 0)]
@@ -180,7 +180,7 @@ async def test_the_log_fences_who_was_confirmed_too_late(
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-async def test_what_is_pending_is_pending_after_a_restart(tmp_path: Path, is_commit: bool) -> None:
+async def test_pending_offsets_survive_a_restart(tmp_path: Path, is_commit: bool) -> None:
     async with started(tmp_path) as producer:
         await producer.start()
         assert await producer.commit(ADDS, ("t", 0, 5)) == [("t", 0, 0)]
@@ -199,7 +199,7 @@ async def test_what_is_pending_is_pending_after_a_restart(tmp_path: Path, is_com
         assert await producer.settled() == ((8 if is_commit else 5), 0)
 
 
-async def test_partitions_that_do_not_exist_come_first_and_concern_nobody_else(producer: Producer) -> None:
+async def test_missing_partitions_come_first_and_others_are_committed(producer: Producer) -> None:
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert await producer.commit(ADDS, ("nothing", 0, 1), ("t", 7, 1)) == [
         ("nothing", 0, unknown),
@@ -213,7 +213,7 @@ async def test_partitions_that_do_not_exist_come_first_and_concern_nobody_else(p
     ]
 
 
-async def test_a_group_without_a_name(producer: Producer) -> None:
+async def test_commit_to_a_group_without_a_name_is_refused(producer: Producer) -> None:
     assert await producer.commit(ADDS, group_id="") == [("t", 0, ErrorCode.INVALID_GROUP_ID)]
 
 
@@ -227,7 +227,7 @@ async def test_a_group_without_a_name(producer: Producer) -> None:
         (ErrorCode.TRANSACTION_ABORTABLE, 5, ErrorCode.TRANSACTION_ABORTABLE),
     ],
 )
-async def test_what_is_told_of_a_verification_that_failed(
+async def test_failed_verification_becomes_commit_error(
     producer: Producer, monkeypatch: pytest.MonkeyPatch, code: ErrorCode, version: int, told: ErrorCode
 ) -> None:
     asked = []

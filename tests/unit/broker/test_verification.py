@@ -1,4 +1,4 @@
-"""Questions to the coordinators of transactions: to whom, how many at a time, how often, and what an answer means."""
+"""Verifications by transaction coordinators: routing, batching, retries, and error codes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def coordinators() -> Coordinators:
 
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize(("transactional_id", "broker_id"), [("tx-0", HERE), ("tx-1", ELSEWHERE)])
-async def test_the_coordinator_is_asked(
+async def test_verification_is_sent_to_the_coordinator(
     coordinators: Coordinators, transactional_id: str, broker_id: int, adds: bool
 ) -> None:
     codes = await make(coordinators).check(transactional_id, 7, 3, [A0, A1], adds=adds)
@@ -174,13 +174,13 @@ async def test_codes(coordinators: Coordinators, code: ErrorCode, told: ErrorCod
     assert await make(coordinators).check("tx-0", 7, 0, [A0], adds=False) == {A0: told}
 
 
-async def test_brokers_that_may_not_ask(coordinators: Coordinators) -> None:
+async def test_coordinator_that_refuses_cluster_action(coordinators: Coordinators) -> None:
     coordinators.top_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     codes = await make(coordinators).check("tx-1", 7, 0, [A0], adds=False)
     assert codes == {A0: ErrorCode.INVALID_TXN_STATE}
 
 
-async def test_questions_gather_while_one_is_under_way(coordinators: Coordinators) -> None:
+async def test_verifications_during_a_request_share_the_next_one(coordinators: Coordinators) -> None:
     verification = make(coordinators)
     coordinators.may_answer.clear()
     names = ["a-1", "b-1", "c-1", "b-1"]
@@ -234,7 +234,7 @@ class TestSwitchedOff:
         value="false",
     )
 
-    async def test_nobody_is_asked_whether(self, coordinators: Coordinators) -> None:
+    async def test_verification_is_skipped_when_disabled(self, coordinators: Coordinators) -> None:
         verification = make(coordinators, transaction_partition_verification_enable="false")
         assert await verification.check("tx-3", 7, 0, [A0], adds=False) == {A0: ErrorCode.NONE}
         assert not coordinators.requests
@@ -244,13 +244,13 @@ class TestSwitchedOff:
         assert await verification.check("tx-1", 7, 0, [A0], adds=False) == {A0: ErrorCode.NONE}
         assert not coordinators.requests
 
-    async def test_who_adds_asks_all_the_same(self, coordinators: Coordinators) -> None:
+    async def test_adding_ignores_the_setting(self, coordinators: Coordinators) -> None:
         verification = make(coordinators, transaction_partition_verification_enable="false")
         await verification.check("tx-1", 7, 0, [A0], adds=True)
         assert len(coordinators.requests) == 1
 
 
-async def test_a_callback_hears_of_a_bug_too(
+async def test_callback_is_called_after_a_bug(
     coordinators: Coordinators, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

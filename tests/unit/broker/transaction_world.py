@@ -1,4 +1,4 @@
-"""A broker whose questions to transaction coordinators the test answers, and what a transactional producer asks of it."""
+"""A broker whose verifications the test answers, and the requests of a transactional producer to it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def start_marker(
 
 
 def mark(world: World, **fields: Any) -> ErrorCode:
-    """Write a marker; what the coordinator hears."""
+    """Write a marker; returns the coordinator's response."""
     answer = start_marker(world, **fields)
     world.until(lambda: answer.is_there, "an answer to a marker")
     (result,) = answer.response.markers

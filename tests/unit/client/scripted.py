@@ -1,4 +1,4 @@
-"""A network of one broker that answers from a script, and a clock that only moves when somebody sleeps."""
+"""A network of one broker that answers from a script, and a clock that only moves during sleeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two brokers that check sequences as a log does and fail as they are told: for producers that send ahead."""
+"""Two scripted brokers that check sequences as a log does, for producers that send ahead."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ProducingNetwork:
                     name="transaction.version", max_version_level=self.transaction_version
                 )
                 return ApiVersionsResponse(finalized_features=[feature])
-        raise AssertionError(f"nobody said how to answer {request}")
+        raise AssertionError(f"the script has no answer to {request}")
 
     def _metadata(self) -> MetadataResponse:
         partitions = [

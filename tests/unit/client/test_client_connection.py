@@ -119,7 +119,7 @@ def test_a_bound_lowers_the_version(peer: Peer) -> None:
     assert peer.headers[1].api_version == 4
 
 
-def test_a_broker_that_is_older_than_our_hello_is_asked_again(peer: Peer) -> None:
+def test_older_broker_gets_an_older_api_versions_request(peer: Peer) -> None:
     peer.play(too_new, versions((3, 0, 2)), metadata)
     with Connection(peer.address) as connection:
         assert connection.version_of(MetadataRequest) == 2
@@ -137,7 +137,7 @@ def test_an_api_without_a_common_version_is_refused_before_it_is_sent(
     assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_nobody_listens() -> None:
+def test_connection_to_a_closed_port_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address("127.0.0.1", listener.getsockname()[1])
     with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{address.port}: connection refused"):

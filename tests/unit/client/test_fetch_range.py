@@ -159,13 +159,13 @@ def test_the_next_request_is_under_way_while_the_caller_decodes() -> None:
     assert under_way == [(10, 2), (20, 3), (30, 3)]
 
 
-def test_an_empty_range_asks_nobody() -> None:
+def test_empty_range_sends_no_request() -> None:
     network = script()
     assert drain(network, 7, 7) == []
     assert network.asked == []
 
 
-def test_a_batch_that_is_cut_off_is_asked_for_again() -> None:
+def test_batch_that_is_cut_off_is_fetched_again() -> None:
     network = script(fetched(batch(0), batch(10)[:-1]), fetched(batch(10)))
     assert offsets(drain(network, 0, 20)) == list(range(20))
     assert [each.fetch_offset for each in asked(network)] == [0, 10]
@@ -210,12 +210,12 @@ def test_a_damaged_batch() -> None:
         drain(script(fetched(batch(0), bytes(damaged))), 0, 30)
 
 
-def test_what_is_no_batch() -> None:
+def test_bytes_that_are_no_batch() -> None:
     with pytest.raises(ProtocolError, match="not a record batch"):
         drain(script(fetched(batch(0), b"\1" * 100)), 0, 30)
 
 
-def test_an_answer_about_something_else() -> None:
+def test_answer_about_another_partition() -> None:
     with pytest.raises(ProtocolError, match="orders-0: an answer about 0 partitions"):
         drain(script(FetchResponse()), 0, 30)
 
@@ -299,7 +299,7 @@ def test_a_leader_that_stays_away_ends_the_range() -> None:
     assert network.now_s > 5
 
 
-def test_the_leaders_are_told_the_epoch_that_was_read() -> None:
+def test_fetch_request_has_the_epoch_that_was_read() -> None:
     network = script(fetched(batch(0, epoch=3)), fetched(batch(10, epoch=4)), fetched(batch(20, epoch=4)))
     drain(network, 0, 30)
     assert [each.last_fetched_epoch for each in asked(network)] == [-1, 3, 4]
@@ -345,7 +345,7 @@ def out_of_range(*log_offsets: int) -> ScriptedNetwork:
 
 
 @pytest.mark.parametrize(("log_start_offset", "lost_end"), [(15, 15), (700, 30)])
-def test_offsets_that_retention_took_are_named(log_start_offset: int, lost_end: int) -> None:
+def test_offsets_removed_by_retention_are_named(log_start_offset: int, lost_end: int) -> None:
     with pytest.raises(OffsetsLost, match=f"orders-0: offsets 10 to {lost_end - 1} were deleted") as caught:
         drain(out_of_range(log_start_offset), 0, 30)
     error = caught.value
@@ -393,7 +393,7 @@ def test_an_end_that_comes_late() -> None:
 # --- a caller that stops ---
 
 
-def test_nothing_is_left_when_the_caller_stops() -> None:
+def test_stopped_range_closes_its_connection() -> None:
     network = script(fetched(batch(0)), fetched(batch(10)))
     before = threading.active_count()
     answers = fetch_range(network.cluster(), P0, 0, 30)

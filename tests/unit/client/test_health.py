@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, from what its brokers said; and which brokers do not answer."""
+"""Symptoms of a cluster, from the answers of its brokers; and brokers that do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried again, against whom, and for how long."""
+"""Retries: which errors, at which broker, and for how long."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def script(leaders: list[int], request: type[Request], *answers: Answer) -> Scri
     return network
 
 
-def test_only_the_partition_that_failed_is_asked_again_at_its_new_leader() -> None:
+def test_only_the_failed_partition_is_retried_at_its_new_leader() -> None:
     moved = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     network = script([1, 1], ListOffsetsRequest)
 
@@ -85,7 +85,7 @@ def test_only_the_partition_that_failed_is_asked_again_at_its_new_leader() -> No
     assert network.asked_of(ListOffsetsRequest) == [1, 2]
 
 
-def test_an_unknown_partition_is_asked_again_only_after_the_metadata_confirmed_it() -> None:
+def test_unknown_partition_is_retried_only_after_metadata_confirmed_it() -> None:
     unknown = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     network = script([1], ListOffsetsRequest)
 
@@ -149,7 +149,7 @@ def test_creating_is_repeated_when_the_controller_moved() -> None:
     assert len(network.asked_of(CreateTopicsRequest)) == 2
 
 
-def test_a_coordinator_that_died_is_asked_for_again() -> None:
+def test_dead_coordinator_is_looked_up_again() -> None:
     network = ScriptedNetwork({})
     found = [FindCoordinatorResponse(coordinators=[Coordinator(host="b", port=port)]) for port in (DEAD, 2)]
     network.answers[FindCoordinatorRequest] = [*found]
@@ -202,7 +202,7 @@ def test_an_idempotent_producer_sends_the_same_sequence_again() -> None:
     assert [(each.base_offset, each.record_count) for each in producer.appended] == [(0, 2), (2, 3)]
 
 
-def test_without_acks_of_all_a_lost_connection_is_told_not_repeated() -> None:
+def test_without_acks_all_a_lost_connection_raises() -> None:
     network = script([1], ProduceRequest, ConnectionLost("reset"), produced())
     with network.cluster() as cluster:
         producer = Producer(cluster, acks=1, wall_ms=lambda: 1)

@@ -44,7 +44,7 @@ SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 # --- options ---
 
 
-def test_nothing_is_plaintext() -> None:
+def test_no_options_mean_plaintext() -> None:
     assert SecurityOptions.parse({}) == SecurityOptions()
     assert not SecurityOptions().has_tls
 
@@ -332,7 +332,7 @@ def test_a_broker_without_sasl(target: RunningBroker) -> None:
         Connection(Address(target.host, target.port), security=login("PLAIN"))
 
 
-def test_an_impostor_that_lets_everybody_in() -> None:
+def test_server_without_proof_is_refused() -> None:
     class Impostor(SaslServer):
         def _scram(self, hash_name: str | None) -> Callable[[bytes], bytes | None]:
             respond = super()._scram(hash_name)

@@ -1,4 +1,4 @@
-"""Producers of whole batches: nothing lost, twice or out of order, and what a transaction says to whom."""
+"""Producers of whole batches: no loss, duplicate or reordering, and the requests of a transaction."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TestBatchProducer:
             producer.produce([(P0, batch(b"a"))])
         assert 15 < network.now_s <= 20
 
-    def test_a_gap_that_is_not_ours_is_told(self) -> None:
+    def test_out_of_order_sequence_without_an_earlier_failure_raises(self) -> None:
         network = ProducingNetwork()
         network.faults = lambda _: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         producer = BatchProducer(network.cluster())
@@ -171,7 +171,7 @@ def offsets_taken(code: int = 0) -> TxnOffsetCommitResponse:
 
 
 class TestTransactions:
-    def test_the_new_manner_writes_at_once_and_takes_the_new_epoch(self) -> None:
+    def test_transaction_version_2_writes_at_once_and_takes_the_new_epoch(self) -> None:
         network = ProducingNetwork()
         network.answers[EndTxnRequest] = [EndTxnResponse(producer_id=7, producer_epoch=1), EndTxnResponse()]
         network.answers[TxnOffsetCommitRequest] = [offsets_taken()]
@@ -194,7 +194,7 @@ class TestTransactions:
         assert [end.producer_epoch for end in network.asked_of(EndTxnRequest)] == [0, 1]
         assert network.asked_of(AddPartitionsToTxnRequest) == []
 
-    def test_the_old_manner_adds_first_and_bumps_its_epoch_after_an_abort(self) -> None:
+    def test_transaction_version_1_adds_first_and_bumps_its_epoch_after_an_abort(self) -> None:
         network = ProducingNetwork(transaction_version=1)
         network.answers[AddPartitionsToTxnRequest] = [added(P0), added(P1)]
         network.answers[AddOffsetsToTxnRequest] = [AddOffsetsToTxnResponse()]
@@ -226,7 +226,7 @@ class TestTransactions:
         assert len(network.asked_of(InitProducerIdRequest)) == 3
 
     @pytest.mark.parametrize("code", [ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH])
-    def test_who_is_fenced_does_not_come_back(self, code: ErrorCode) -> None:
+    def test_fenced_producer_stays_fenced(self, code: ErrorCode) -> None:
         network = ProducingNetwork()
         producer = TransactionalProducer(network.cluster(), "tx")
         producer.init()
@@ -248,7 +248,7 @@ class TestTransactions:
         with pytest.raises(Fenced):
             producer.commit()
 
-    def test_a_commit_whose_answer_is_lost_is_asked_again(self) -> None:
+    def test_commit_with_a_lost_answer_is_repeated(self) -> None:
         network = ProducingNetwork()
         network.answers[EndTxnRequest] = [
             ConnectionLost("reset"),
@@ -261,7 +261,7 @@ class TestTransactions:
         producer.commit()
         assert [end.committed for end in network.asked_of(EndTxnRequest)] == [True, True]
 
-    def test_a_transaction_that_the_coordinator_gave_up_fails(self) -> None:
+    def test_transaction_that_the_coordinator_aborted_fails(self) -> None:
         network = ProducingNetwork()
         network.answers[TxnOffsetCommitRequest] = [offsets_taken(ErrorCode.TRANSACTION_ABORTABLE)]
         producer = TransactionalProducer(network.cluster(), "tx")
@@ -270,7 +270,7 @@ class TestTransactions:
         with pytest.raises(TransactionFailed, match="the transaction of tx failed"):
             producer.send_offsets("group", {P0: CommittedOffset(1, "")})
 
-    def test_an_empty_transaction_is_nobodys_business(self) -> None:
+    def test_empty_transaction_sends_no_request(self) -> None:
         network = ProducingNetwork()
         producer = TransactionalProducer(network.cluster(), "tx")
         producer.init()

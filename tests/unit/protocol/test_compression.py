@@ -1,4 +1,4 @@
-"""Each codec in the form that Kafka's clients use, and against data that means harm."""
+"""Each codec in the form that Kafka's clients use, and with hostile data."""
 
 from __future__ import annotations
 

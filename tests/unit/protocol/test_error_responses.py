@@ -1,4 +1,4 @@
-"""A response that says nothing but an error, for every API and version: no entry of the request is left out."""
+"""Error responses of every API and version: each entry of the request has the error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def codes(struct: Struct) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("api_key", apis.APIS, ids=[api.name for api in apis.APIS.values()])
-def test_every_api_can_tell_an_error_in_every_version(api_key: int) -> None:
+def test_every_api_has_an_error_response_in_every_version(api_key: int) -> None:
     request_type, response_type = apis.REQUESTS[api_key], apis.RESPONSES[api_key]
     for version in range(request_type.versions.min, request_type.versions.max + 1):
         request = Pairs(version).message(request_type, version)

@@ -147,7 +147,7 @@ def test_bytes_that_are_no_batches_are_refused(data: bytearray, code: ErrorCode)
 
 @pytest.mark.parametrize("data", [b"", batch(2)[:60], batch(2)[:-1], _patched(">i", 8, 0x7FFFFFFF)])
 def test_a_single_batch_that_is_cut_off_is_no_batch(data: bytearray) -> None:
-    """As Kafka sees it; what a producer hears then is the partition's decision."""
+    """As in Kafka; the partition decides which error a producer gets."""
     assert split_batches(memoryview(data)) == []
 
 

@@ -1,4 +1,4 @@
-"""Rules and what they decide; the twin in tests/property has the combinations."""
+"""Decisions of the authorizer; tests/property compares combinations with a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose quota counts, and how long a client over it has to wait."""
+"""The quota that applies to a client, and its throttle time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_first_burst_is_measured_over_ten_seconds() -> None:
     assert throttle_ms(rate, 2_000, 0) == 0
 
 
-def test_client_that_waits_as_told_is_at_its_quota() -> None:
+def test_client_that_waits_the_throttle_time_is_at_its_quota() -> None:
     rate = Rate()
     steady_ms = 0
     sent = 0

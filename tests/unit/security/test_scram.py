@@ -64,7 +64,7 @@ def test_any_name_is_proven_as_it_is_written_with_sha_512(name: str) -> None:
     assert answering.identity == Identity(name)
 
 
-def test_wrong_password_fails_without_a_word_for_the_client() -> None:
+def test_wrong_password_fails_without_details_for_the_client() -> None:
     client, answering = ScramClient(SHA_256, USER, "pen", nonce="c"), server()
     final = client.answer(answering.respond(client.first(), 0))
     assert final is not None

@@ -1,4 +1,4 @@
-"""The archive's layout: chunks, manifests, who may commit. No broker, no Spark."""
+"""The archive's layout: chunks, manifests, and claims of archivers. No broker, no Spark."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_of_many_commits_at_once_one_wins(tmp_path: Path) -> None:
     assert sorted(outcomes) == [False] * 7 + [True]
 
 
-def test_only_what_nobody_names_is_removed(tmp_path: Path) -> None:
+def test_only_files_without_a_manifest_are_removed(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     manifest = archive.commit(archive.claim(TP, "id", "me"), [archive.write_chunk(TP, 0, 5, [rows([0, 1])])])
     other = TopicPartition(TP.topic, 4)

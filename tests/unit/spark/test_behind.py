@@ -1,4 +1,4 @@
-"""How far a query is behind, from Spark's report of its progress."""
+"""Lag of a query, from Spark's report of its progress."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ def bytes_of(*numbers: int) -> bytes:
         (bytes_of(34, 0, *[0x80] * 9, 0x7F, 0, 1, 1, 0, 0, 0), "cut off"),  # a varint of more than 64 bits
     ],
 )
-def test_what_is_wrong_is_said(body: bytes, reason: str) -> None:
+def test_damage_is_described(body: bytes, reason: str) -> None:
     count = 1 if len(body) < 17 or body[0] > 30 else 2
     header = header_at(build_batch([Record(4, 0, None, None)] * count, base_offset=4))
     damaged = batch(assemble(header, body))

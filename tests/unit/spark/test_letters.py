@@ -1,4 +1,4 @@
-"""What headers say about a dead letter, and what becomes of it."""
+"""Headers of dead letters, and the decision about each letter."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_count_survives_a_fix_that_replaces_the_headers() -> None:
         ("def fix(record): return record.replace(topic='orders.dlq')", "would go back into orders.dlq"),
     ],
 )
-def test_what_fix_gets_wrong_is_told(fix: str, why: str) -> None:
+def test_errors_of_fix_are_named(fix: str, why: str) -> None:
     decision = decide(letter(*CONNECT), load_fix(fix, "fix.py"), 3)
     assert decision.outcome == FAILED
     assert why in (decision.why or "")

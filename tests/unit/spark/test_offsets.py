@@ -38,7 +38,7 @@ def test_the_json_is_that_of_sparks_kafka_source_in_a_fixed_order() -> None:
     assert from_json(json.loads('{"b":{"0":1},"a":{"10":10,"0":10,"1":11}}')) == offsets
 
 
-def test_who_names_offsets_names_all_partitions() -> None:
+def test_starting_offsets_must_name_all_partitions() -> None:
     check_complete([A0, A1], [A1, A0], "startingOffsets")
     with pytest.raises(ConfigError, match="startingOffsets does not name a-1; it should name every"):
         check_complete([A0], [A0, A1], "startingOffsets")

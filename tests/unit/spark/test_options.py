@@ -1,4 +1,4 @@
-"""Options of the source: what is understood, and the line that whoever wrote a wrong one gets to read."""
+"""Options of the source: accepted values, and one-line errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse(query: Query = Query.BATCH, **options: str) -> SourceOptions:
     return SourceOptions.parse({**MINIMAL, **options}, query)
 
 
-def test_what_is_not_said_is_as_in_sparks_source() -> None:
+def test_defaults_are_those_of_sparks_kafka_source() -> None:
     batch, stream = parse(), parse(Query.STREAM)
     assert (batch.starting, batch.ending) == (Earliest(), Latest())
     assert stream.starting == Latest()
@@ -177,7 +177,7 @@ def test_secrets_reach_tasks_and_no_text() -> None:
         ({"kafka.sasl.kerberos.service.name": "kafka"}, "Kerberos is not supported"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(options: dict[str, str], message: str) -> None:
+def test_wrong_option_is_an_error_of_one_line(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as failure:
         SourceOptions.parse({**MINIMAL, **options})
     assert "\n" not in str(failure.value)
@@ -230,7 +230,7 @@ def test_what_only_the_other_kind_of_query_has_is_refused(
         SourceOptions.parse({**MINIMAL, **options}, query)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_option_is_named() -> None:
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers is missing"):
         SourceOptions.parse({"subscribe": "orders"})
     with pytest.raises(ConfigError, match="says what to read; none is set"):

@@ -52,7 +52,7 @@ class Reported:
 
 
 class ScriptedQuery:
-    """Each wait reveals one more report; then it ends, or what it is told happens."""
+    """Each wait reveals one more report; then the query ends, or the scripted event happens."""
 
     def __init__(self, reports: list[Reported], at_end: Callable[[], None] = lambda: None) -> None:
         self._reports = reports
@@ -145,9 +145,7 @@ def options(name: str, *words: str) -> argparse.Namespace:
         ("aggregate", ["--window", "1m", "--by", "count"], "two fields count"),
     ],
 )
-def test_what_contradicts_itself_is_refused_before_a_broker_is_asked(
-    name: str, words: list[str], told: str
-) -> None:
+def test_contradicting_options_are_refused_without_a_broker(name: str, words: list[str], told: str) -> None:
     check: Any = cast(Any, pipelines.load(name)).check
     with pytest.raises(PipelineError, match=told):
         check(options(name, *words))

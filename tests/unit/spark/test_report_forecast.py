@@ -1,4 +1,4 @@
-"""The forecast against dumb oracles: step by step in time, and rates that were drawn from a known one."""
+"""The forecast against simple models: step by step in time, and with rates drawn from a known one."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_hours_that_resemble_their_neighbours_count_less() -> None:
 
 
 @pytest.mark.parametrize(("slope", "trend"), [(3.0, 1), (-3.0, -1), (0.0, 0)])
-def test_a_clear_trend_is_told(slope: float, trend: int) -> None:
+def test_clear_trend_is_reported(slope: float, trend: int) -> None:
     luck = random.Random(3)
     rate = fit([200 + slope * hour + luck.gauss(0, 5) for hour in range(40)])
     assert rate is not None

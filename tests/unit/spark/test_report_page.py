@@ -171,7 +171,7 @@ def test_a_page_of_nothing_is_a_page() -> None:
     assert read(text).plots == []
 
 
-def test_a_sample_is_said_to_be_one(findings: Findings) -> None:
+def test_page_marks_a_sample(findings: Findings) -> None:
     findings.sample_percent = 2.5
     text = page(findings)
     assert "Approximate: counted in 2.5 % of the records" in text
@@ -231,7 +231,7 @@ def test_sizes_and_times_as_people_write_them() -> None:
             parse_duration_ms(text)
 
 
-def test_retention_is_told_as_both_limits() -> None:
+def test_retention_is_shown_with_both_limits() -> None:
     assert retention_text(7 * DAY_MS, None) == "7 d"
     assert retention_text(None, 2**30) == "1.0 GiB a partition"
     assert retention_text(90_000, 1024) == "90 s or 1.0 KiB a partition"

@@ -169,7 +169,7 @@ def fill(written: Written, count: int = 30) -> None:
         written.plain(3, b"%d" % number * 20)
 
 
-def test_what_is_not_synced_committed_or_the_leaders_is_not_read(written: Written) -> None:
+def test_only_synced_and_committed_records_of_the_leader_are_read(written: Written) -> None:
     fill(written)
     bases = [segment.base_offset for segment in written.log.segments]
     assert len(bases) > 5
@@ -240,7 +240,7 @@ def test_a_broken_index_costs_only_larger_splits(written: Written, monkeypatch: 
 
 
 @pytest.mark.parametrize("change", ["removed", "cut", "other content", "flipped bit"])
-def test_a_file_that_is_not_what_it_was_is_noticed(written: Written, change: str) -> None:
+def test_changed_file_is_noticed(written: Written, change: str) -> None:
     fill(written)
     written.checkpoint()
     replica = written.replica()
@@ -263,7 +263,7 @@ def test_a_file_that_is_not_what_it_was_is_noticed(written: Written, change: str
     assert noticed.value.next_offset == (21 if change == "cut" else part.start_offset)
 
 
-def test_a_swap_under_way_is_waited_for(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_waits_for_a_swap(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(written)
     written.checkpoint()
     swapped = Path(written.log.folder) / f"{0:020d}.log"

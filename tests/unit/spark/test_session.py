@@ -1,4 +1,4 @@
-"""What a session needs, and what becomes of a failure, without a session: Java is a script here, and failures are texts."""
+"""Requirements and failures of a session, without a session: Java is a script here, and failures are texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_home_is_taken_before_the_path(tmp_path: Path) -> None:
     assert find_java(environment).version == 21
 
 
-def test_no_java_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_java_is_an_error_with_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(SparkUnavailable) as refused:
         find_java({"PATH": str(tmp_path)})
     text = str(refused.value)
@@ -160,7 +160,7 @@ ZeroDivisionError: division by zero
     assert line_of(STREAM_FAILED.format(trace=trace)) == "ZeroDivisionError: division by zero"
 
 
-def test_sparks_own_condition_is_told_without_its_codes() -> None:
+def test_sparks_error_condition_is_shown_without_its_codes() -> None:
     text = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `amout` cannot be resolved. SQLSTATE: 42703;
 'Project ['amout]
 +- Range (0, 3, step=1)
@@ -168,7 +168,7 @@ def test_sparks_own_condition_is_told_without_its_codes() -> None:
     assert line_of(text) == "A column with name `amout` cannot be resolved."
 
 
-def test_what_py4j_and_a_query_put_in_front_is_left_out() -> None:
+def test_prefixes_of_py4j_and_queries_are_removed() -> None:
     text = """An error occurred while calling o86.load.
 : org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find nosuch. SQLSTATE: 42K02
 	at org.apache.spark.sql.Errors$.notFound(Errors.scala:1)

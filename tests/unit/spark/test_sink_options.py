@@ -1,4 +1,4 @@
-"""What the sink is told: every option has an effect or is refused by name, every column is checked before a task runs."""
+"""Options of the sink have an effect or are refused by name; columns are checked before a task runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestOptions:
         )
         assert (options.topic, options.exactly_once) == ("orders", False)
 
-    def test_what_a_producer_is_told(self) -> None:
+    def test_producer_options_of_the_sink(self) -> None:
         options = parse(
             kafka_acks="all",
             kafka_compression_type="lz4",
@@ -102,7 +102,7 @@ class TestOptions:
             SinkOptions.parse(SERVERS | {name: value})
         assert "\n" not in str(refused.value)
 
-    def test_brokers_are_needed(self) -> None:
+    def test_bootstrap_servers_are_required(self) -> None:
         with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers is missing"):
             SinkOptions.parse({"topic": "orders"})
 
@@ -123,7 +123,7 @@ class TestColumns:
             {"value": StringType(), "offset": LongType(), "whatever": LongType()},
         ],
     )
-    def test_rows_that_can_be_records(self, columns: dict[str, DataType]) -> None:
+    def test_columns_that_can_be_records_are_accepted(self, columns: dict[str, DataType]) -> None:
         check_schema(schema(columns), parse(topic="orders"))
 
     def test_the_topic_may_be_a_column(self) -> None:
@@ -145,16 +145,16 @@ class TestColumns:
             ),
         ],
     )
-    def test_rows_that_cannot(self, name: str, found: DataType, error: str) -> None:
+    def test_columns_that_cannot_be_records_are_refused(self, name: str, found: DataType, error: str) -> None:
         with pytest.raises(ConfigError, match=error) as refused:
             check_schema(schema({"value": StringType(), name: found}), parse(topic="orders"))
         assert "\n" not in str(refused.value)
 
-    def test_there_is_a_value(self) -> None:
+    def test_value_column_is_required(self) -> None:
         with pytest.raises(ConfigError, match="there is no column value, only key; select one as value"):
             check_schema(schema({"key": StringType()}), parse(topic="orders"))
 
-    def test_somebody_says_which_topic(self) -> None:
+    def test_topic_is_an_option_or_a_column(self) -> None:
         with pytest.raises(ConfigError, match="set the option topic or select a column topic"):
             check_schema(schema({"value": StringType()}), parse())
 

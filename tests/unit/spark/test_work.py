@@ -1,4 +1,4 @@
-"""A task's reading of the live log: what is gathered, cut and decoded, and what becomes of a loss in its midst."""
+"""A task's read of the live log: batches are gathered, cut and decoded; lost offsets are reported."""
 
 from __future__ import annotations
 
