@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,13 +65,20 @@ def tidemill(address: str | None, data_dir: Path, pair: str = USUAL) -> Iterator
     if address is not None:
         yield parse_address(address)
         return
-    command = [str(Path(sys.executable).parent / "tidemill"), "serve", "--data-dir", str(data_dir)]
-    command += [f"--set={key}={value}" for key, value in (SETTINGS | PAIRS[pair]).items()]
-    log_path = data_dir.with_suffix(".log")
+    arguments = ["--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
+    arguments += [f"--set={key}={value}" for key, value in (SETTINGS | PAIRS[pair]).items()]
+    with serving(arguments, data_dir.with_suffix(".log")) as (listener,):
+        yield listener
+
+
+@contextmanager
+def serving(arguments: Sequence[str], log_path: Path, listeners: int = 1) -> Iterator[list[Address]]:
+    """`tidemill serve` with these arguments, and the addresses of its listeners."""
+    command = [str(Path(sys.executable).with_name("tidemill")), "serve", *arguments]
     with log_path.open("wb") as log:
-        process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     try:
-        yield _listening(process, log_path)
+        yield _addresses(process, log_path, listeners)
     finally:
         process.terminate()
         try:
@@ -83,17 +90,19 @@ def tidemill(address: str | None, data_dir: Path, pair: str = USUAL) -> Iterator
             process.stdout.close()
 
 
-def _listening(process: subprocess.Popen[bytes], log_path: Path) -> Address:
-    """The address in the broker's output. A silent broker is ended, which ends the reading."""
+def _addresses(process: subprocess.Popen[bytes], log_path: Path, count: int) -> list[Address]:
+    """The addresses in the broker's output. A silent broker is ended, which ends the reading."""
     assert process.stdout is not None
     silence = threading.Timer(START_SECONDS_MAX, process.kill)
     silence.start()
+    found: list[Address] = []
     try:
         for line in process.stdout:
             match = LISTENS.search(line.decode(errors="replace"))
-            if match:
+            found += [(match.group(1), int(match.group(2)))] if match else []
+            if len(found) == count:
                 threading.Thread(target=process.stdout.read, daemon=True).start()
-                return match.group(1), int(match.group(2))
+                return found
     finally:
         silence.cancel()
     raise NotStartedError(f"tidemill serve did not start:\n{log_path.read_text(errors='replace')[-2000:]}")

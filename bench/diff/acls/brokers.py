@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +10,12 @@ from typing import NamedTuple
 from bench.apache_kafka import ApacheKafka, free_ports
 from bench.diff.acls.questions import NODE_ID
 from bench.diff.acls.rules import USERS
-from bench.diff.brokers import NotStartedError
+from bench.diff.brokers import serving
 
 SUPER_USER = "root"
 # Finds out which ACLs are in force.
 PROBE = "probe"
-STOP_SECONDS_MAX = 15.0
-START_SECONDS_MAX = 30.0
-# Whoever reaches the plaintext listener is a super user: that is the administrator of these runs.
+# Every peer at the plaintext listener is a super user: the administrator of these runs.
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": f"User:ANONYMOUS;User:{SUPER_USER}",
@@ -42,7 +36,6 @@ DENIES, ALLOWS = "denied without an ACL", "allowed without an ACL"
 # What holds for a resource that no ACL covers.
 PAIRS = {DENIES: "false", ALLOWS: "true"}
 _WITHOUT_ACL = "allow.everyone.if.no.acl.found"
-_LISTENS = re.compile(r"listens on (\S+):(\d+)")
 
 
 class Doors(NamedTuple):
@@ -79,35 +72,5 @@ def tidemill(data_dir: Path, pair: str) -> Iterator[Doors]:
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,USERS:SASL_PLAINTEXT",
     }
     config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    command = [str(Path(sys.executable).with_name("tidemill")), "serve", "--config", str(config)]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-    try:
-        yield _listening(process, log_path)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _listening(process: subprocess.Popen[bytes], log_path: Path) -> Doors:
-    """The ports in the broker's output. A silent broker is ended, which ends the reading."""
-    assert process.stdout is not None
-    silence = threading.Timer(START_SECONDS_MAX, process.kill)
-    silence.start()
-    ports: list[int] = []
-    try:
-        for line in process.stdout:
-            match = _LISTENS.search(line.decode(errors="replace"))
-            ports += [int(match.group(2))] if match else []
-            if len(ports) == len(Doors._fields):
-                threading.Thread(target=process.stdout.read, daemon=True).start()
-                return Doors(*ports)
-    finally:
-        silence.cancel()
-    raise NotStartedError(f"tidemill serve did not start:\n{log_path.read_text(errors='replace')[-2000:]}")
+    with serving(["--config", str(config)], log_path, len(Doors._fields)) as listeners:
+        yield Doors(*(port for _, port in listeners))

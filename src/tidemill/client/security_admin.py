@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
 from tidemill.client.cluster import Cluster, check
+from tidemill.protocol.acls import creation_of, deletion_of
 from tidemill.protocol.api.admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasRequestEntryData,
@@ -20,12 +21,10 @@ from tidemill.protocol.api.admin import (
     OpData,
 )
 from tidemill.protocol.api.security import (
-    AclCreation,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     CreateAclsRequest,
     CreateAclsResponse,
-    DeleteAclsFilter,
     DeleteAclsRequest,
     DeleteAclsResponse,
     DescribeAclsRequest,
@@ -132,20 +131,7 @@ class SecurityAdmin:
 
     def create_acls(self, bindings: Iterable[AclBinding]) -> None:
         """Creating one that exists changes nothing."""
-        message = CreateAclsRequest(
-            creations=[
-                AclCreation(
-                    resource_type=each.resource_type,
-                    resource_name=each.resource_name,
-                    resource_pattern_type=each.pattern_type,
-                    principal=each.principal,
-                    host=each.host,
-                    operation=each.operation,
-                    permission_type=each.permission,
-                )
-                for each in bindings
-            ]
-        )
+        message = CreateAclsRequest(creations=[creation_of(each) for each in bindings])
 
         def attempt() -> None:
             response = self.cluster.controller().request(message, CreateAclsResponse)
@@ -156,20 +142,7 @@ class SecurityAdmin:
 
     def delete_acls(self, bindings: Iterable[AclBinding]) -> None:
         """Deletes exactly these; one that is gone already is no error."""
-        message = DeleteAclsRequest(
-            filters=[
-                DeleteAclsFilter(
-                    resource_type_filter=each.resource_type,
-                    resource_name_filter=each.resource_name,
-                    pattern_type_filter=each.pattern_type,
-                    principal_filter=each.principal,
-                    host_filter=each.host,
-                    operation=each.operation,
-                    permission_type=each.permission,
-                )
-                for each in bindings
-            ]
-        )
+        message = DeleteAclsRequest(filters=[deletion_of(each) for each in bindings])
 
         def attempt() -> None:
             response = self.cluster.controller().request(message, DeleteAclsResponse)

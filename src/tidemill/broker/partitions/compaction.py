@@ -10,13 +10,13 @@ and writable, it only grows.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from tidemill.broker.clock import Clock
+from tidemill.broker.disk.rounds import Rounds
 from tidemill.broker.disk.syncer import RunBlocking
 from tidemill.broker.partitions.partition import Partition
 from tidemill.config import BrokerConfig
@@ -57,27 +57,15 @@ class Compactor:
         self._run_blocking = run_blocking
         self._run_elsewhere = run_elsewhere
         self._uncleanable: set[Log] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._rounds = Rounds("compaction", self.clean_dirtiest, self._config.log_cleaner_backoff_ms / 1000)
 
     def start(self) -> None:
         if self._config.log_cleaner_enable:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._rounds.start()
 
     async def stop(self) -> None:
         """Stop at once. The files are left as a crash would leave them, which the next start completes or drops."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                while await self.clean_dirtiest():
-                    pass
-            except Exception:
-                # A background task that dies unseen is failure 26: it is logged and tried again.
-                logger.exception("compaction failed; trying again")
-            await asyncio.sleep(self._config.log_cleaner_backoff_ms / 1000)
+        await self._rounds.stop()
 
     async def clean_dirtiest(self) -> bool:
         """Clean the log that is due and has the largest dirty share; False when there is nothing to do now."""

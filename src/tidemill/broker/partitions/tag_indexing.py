@@ -9,13 +9,13 @@ A segment gets an index only below the recovery point: then no crash takes its b
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import pairwise
 
+from tidemill.broker.disk.rounds import Rounds
 from tidemill.broker.disk.syncer import RunBlocking
 from tidemill.broker.partitions.partition import Partition
 from tidemill.errors import StorageError
@@ -51,26 +51,14 @@ class TagIndexer:
         self._size_min = 1 if run_elsewhere is None else _SIZE_MIN
         # Segments that cannot be indexed: each is reported once, until the broker restarts.
         self._failed: set[Indexing] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._rounds = Rounds("indexing for views", self.index_newest, _INTERVAL_S)
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._rounds.start()
 
     async def stop(self) -> None:
         """Stop at once. The next start removes the temporary file."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                while await self.index_newest():
-                    pass
-            except Exception:
-                # A background task that dies unseen is failure 26: it is logged and tried again.
-                logger.exception("indexing for views failed; trying again")
-            await asyncio.sleep(_INTERVAL_S)
+        await self._rounds.stop()
 
     async def index_newest(self) -> bool:
         """Index the newest segment that lacks an index; False when there is nothing to do now."""

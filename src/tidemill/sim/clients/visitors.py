@@ -13,6 +13,7 @@ from typing import Literal
 
 from tidemill.broker.net.network import Address
 from tidemill.errors import ErrorCode
+from tidemill.protocol.acls import creation_of, deletion_of
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidemill.protocol.api.data import (
     FetchPartition,
@@ -25,12 +26,10 @@ from tidemill.protocol.api.data import (
     TopicProduceData,
 )
 from tidemill.protocol.api.security import (
-    AclCreation,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     CreateAclsRequest,
     CreateAclsResponse,
-    DeleteAclsFilter,
     DeleteAclsRequest,
     DeleteAclsResponse,
     ScramCredentialUpsertion,
@@ -75,33 +74,17 @@ class Warden:
             await self._client.back_off()
 
     async def create(self, binding: AclBinding) -> None:
-        creation = AclCreation(
-            resource_type=binding.resource_type,
-            resource_name=binding.resource_name,
-            resource_pattern_type=binding.pattern_type,
-            principal=binding.principal,
-            host=binding.host,
-            operation=binding.operation,
-            permission_type=binding.permission,
-        )
+        request = CreateAclsRequest(creations=[creation_of(binding)])
         while True:
-            answer = await self._client.ask_any(CreateAclsRequest(creations=[creation]), CreateAclsResponse)
+            answer = await self._client.ask_any(request, CreateAclsResponse)
             if answer.results and not answer.results[0].error_code:
                 return
             await self._client.back_off()
 
     async def delete(self, binding: AclBinding) -> None:
-        wanted = DeleteAclsFilter(
-            resource_type_filter=binding.resource_type,
-            resource_name_filter=binding.resource_name,
-            pattern_type_filter=binding.pattern_type,
-            principal_filter=binding.principal,
-            host_filter=binding.host,
-            operation=binding.operation,
-            permission_type=binding.permission,
-        )
+        request = DeleteAclsRequest(filters=[deletion_of(binding)])
         while True:
-            answer = await self._client.ask_any(DeleteAclsRequest(filters=[wanted]), DeleteAclsResponse)
+            answer = await self._client.ask_any(request, DeleteAclsResponse)
             if answer.filter_results and not answer.filter_results[0].error_code:
                 return
             await self._client.back_off()
