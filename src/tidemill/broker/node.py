@@ -184,9 +184,7 @@ class Node:
             data_dir=data_dir,
             topic_creation=self._topic_creation,
             client_metrics=ClientMetrics(
-                lambda: driver.image,
-                lambda: asyncio.get_running_loop().time() * 1000,
-                config.network.telemetry_max_bytes,
+                lambda: driver.image, replicas.steady_ms, config.network.telemetry_max_bytes
             ),
             new_uuid=self._new_uuid,
             metrics=replicas.metrics,

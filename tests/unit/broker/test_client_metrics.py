@@ -26,7 +26,7 @@ ZSTD = 4
 
 class World:
     def __init__(self) -> None:
-        self.steady_ms = 5.0
+        self.steady_ms = 5
         self.image = MetadataImage()
         self.metrics = ClientMetrics(lambda: self.image, lambda: self.steady_ms, 1_000)
 

@@ -59,18 +59,18 @@ class ClientInstance:
     metrics: tuple[str, ...]
     interval_ms: int
     subscription_id: int
-    got_ms: float | None = None
-    pushed_ms: float | None = None
-    seen_ms: float = 0.0
+    got_ms: int | None = None
+    pushed_ms: int | None = None
+    seen_ms: int = 0
     is_terminating: bool = False
     last_error: ErrorCode = ErrorCode.NONE
     series: dict[SeriesKey, float] = field(default_factory=dict)
 
-    def may_get(self, steady_ms: float) -> bool:
+    def may_get(self, steady_ms: int) -> bool:
         known = [each for each in (self.got_ms, self.pushed_ms) if each is not None]
         return not known or steady_ms - max(known) >= self.interval_ms
 
-    def may_push(self, steady_ms: float) -> bool:
+    def may_push(self, steady_ms: int) -> bool:
         """Whether a push is not too early. The first push after a Get may come at any time: clients spread them."""
         pushed_ms = self.pushed_ms
         is_first = self.got_ms is not None and (pushed_ms is None or self.got_ms > pushed_ms)
@@ -79,7 +79,7 @@ class ClientInstance:
 
 class ClientMetrics:
     def __init__(
-        self, image: Callable[[], MetadataImage], steady_ms: Callable[[], float], max_bytes: int
+        self, image: Callable[[], MetadataImage], steady_ms: Callable[[], int], max_bytes: int
     ) -> None:
         self._image = image
         self._steady_ms = steady_ms
