@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import METADATA_TOPIC
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,
     AddRaftVoterResponse,
@@ -40,8 +41,6 @@ from tidemill.protocol.api.replicas import (
 from tidemill.types import TopicPartition
 
 T = TypeVar("T")
-
-METADATA_TOPIC = "__cluster_metadata"
 
 
 class Quorum(NamedTuple):

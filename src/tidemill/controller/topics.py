@@ -31,6 +31,7 @@ from tidemill.controller.replication import only_directory
 from tidemill.controller.topic_names import check_topic_name, collision_key
 from tidemill.controller.views import check_shape, check_unviewed, check_view, is_view
 from tidemill.errors import ApiError, ConfigError, ErrorCode
+from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (
     CreatableTopic,
@@ -54,8 +55,9 @@ from tidemill.types import NO_TOPIC_ID, BrokerId, TopicId, uuid_text
 # As in Kafka: the number of partitions that one request may create, so that none holds the controller for long.
 MAX_PARTITIONS_PER_REQUEST = 10_000
 
-_METADATA_TOPIC = "__cluster_metadata"
-_RESERVED_IDS = (NO_TOPIC_ID, TopicId(bytes(15) + b"\x01"), TopicId(bytes(15) + b"\x02"))
+# The first version of DeleteTopics with the error TOPIC_DELETION_DISABLED.
+_DELETION_DISABLED_SINCE = 3
+_RESERVED_IDS = (NO_TOPIC_ID, TopicId(METADATA_TOPIC_ID), TopicId(bytes(15) + b"\x02"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ def _names_by_collision_key(image: MetadataImage, wanted: Iterable[str]) -> dict
 
 def _check_new_name(image: MetadataImage, names_by_key: dict[str, str], name: str) -> None:
     check_topic_name(name)
-    if name == _METADATA_TOPIC:
+    if name == METADATA_TOPIC:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is not allowed")
     if name in image.topics_by_name:
         raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists")
@@ -356,7 +358,9 @@ def _place(
 
 def refuse_to_delete(request: DeleteTopicsRequest, version: int) -> DeleteTopicsResponse:
     """The error when `delete.topic.enable` is false. Older clients do not know its own error code."""
-    code = ErrorCode.INVALID_REQUEST if version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+    code = (
+        ErrorCode.INVALID_REQUEST if version < _DELETION_DISABLED_SINCE else ErrorCode.TOPIC_DELETION_DISABLED
+    )
     names = [topic.name for topic in request.topics] or request.topic_names
     return DeleteTopicsResponse(
         responses=[DeletableTopicResult(name=name, error_code=code) for name in names]

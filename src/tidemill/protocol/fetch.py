@@ -108,7 +108,7 @@ def pack_fetched(
 
 def _endpoint_tags(endpoints: Sequence[NodeEndpoint], version: int) -> bytes:
     """KIP-951: the endpoints of the leaders that the partitions name, as the last tagged field."""
-    if version < 16:
+    if version < _CURRENT_LEADERS:
         return _NO_TAGS
     empty = len(encode(FetchResponse(), version)) - len(_NO_TAGS)
     return encode(FetchResponse(node_endpoints=list(endpoints)), version)[empty:]

@@ -232,10 +232,10 @@ def pack_produced(
     """Build the response when no partition has an error."""
     flexible = version >= _FLEXIBLE
     out = bytearray()
-    after = _NO_ERRORS.get(min(version, 9), b"")
+    after = _NO_ERRORS.get(min(version, _FLEXIBLE), b"")
     _append_count(out, len(results), flexible)
     for wire_name, partitions in results:
-        if version < 13:
+        if version < _TOPIC_IDS:
             _append_name(out, wire_name, flexible)
         else:
             out += wire_name

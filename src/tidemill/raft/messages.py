@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from tidemill.errors import ErrorCode
+from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.protocol.api import data, quorum
 from tidemill.raft.log import SnapshotKey
 from tidemill.raft.voters import ReplicaKey
 
-TOPIC = "__cluster_metadata"
-TOPIC_ID = bytes(15) + b"\x01"
 PARTITION = 0
 NOBODY = -1
 
@@ -30,7 +29,7 @@ class _Topic(Protocol[Part]):
 
 
 def _part(topics: Sequence[_Topic[Part]], names: Sequence[str], indexes: Sequence[int]) -> Part | None:
-    if list(names) != [TOPIC] or list(indexes) != [PARTITION]:
+    if list(names) != [METADATA_TOPIC] or list(indexes) != [PARTITION]:
         return None
     return topics[0].partitions[0]
 
@@ -50,7 +49,7 @@ def vote_request(
     cluster_id: str | None, voter: ReplicaKey, part: quorum.VoteRequestPartitionData
 ) -> quorum.VoteRequest:
     part.voter_directory_id = voter.directory_id
-    topics = [quorum.VoteRequestTopicData(topic_name=TOPIC, partitions=[part])]
+    topics = [quorum.VoteRequestTopicData(topic_name=METADATA_TOPIC, partitions=[part])]
     return quorum.VoteRequest(cluster_id=cluster_id, voter_id=voter.id, topics=topics)
 
 
@@ -69,7 +68,7 @@ def vote_response(
         leader_epoch=epoch,
         vote_granted=vote_granted,
     )
-    topics = [quorum.VoteResponseTopicData(topic_name=TOPIC, partitions=[part])]
+    topics = [quorum.VoteResponseTopicData(topic_name=METADATA_TOPIC, partitions=[part])]
     return quorum.VoteResponse(topics=topics)
 
 
@@ -88,7 +87,7 @@ def begin_request(
     part = quorum.BeginQuorumEpochRequestPartitionData(
         voter_directory_id=voter.directory_id, leader_id=leader_id, leader_epoch=epoch
     )
-    topics = [quorum.BeginQuorumEpochRequestTopicData(topic_name=TOPIC, partitions=[part])]
+    topics = [quorum.BeginQuorumEpochRequestTopicData(topic_name=METADATA_TOPIC, partitions=[part])]
     return quorum.BeginQuorumEpochRequest(cluster_id=cluster_id, voter_id=voter.id, topics=topics)
 
 
@@ -104,7 +103,7 @@ def begin_response(error: ErrorCode, leader_id: int | None, epoch: int) -> quoru
     part = quorum.BeginQuorumEpochResponsePartitionData(
         error_code=error, leader_id=wire_leader(leader_id), leader_epoch=epoch
     )
-    topics = [quorum.BeginQuorumEpochResponseTopicData(topic_name=TOPIC, partitions=[part])]
+    topics = [quorum.BeginQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=[part])]
     return quorum.BeginQuorumEpochResponse(topics=topics)
 
 
@@ -128,7 +127,7 @@ def end_request(
             for key in successors
         ],
     )
-    topics = [quorum.EndQuorumEpochRequestTopicData(topic_name=TOPIC, partitions=[part])]
+    topics = [quorum.EndQuorumEpochRequestTopicData(topic_name=METADATA_TOPIC, partitions=[part])]
     return quorum.EndQuorumEpochRequest(cluster_id=cluster_id, topics=topics)
 
 
@@ -150,7 +149,7 @@ def end_response(error: ErrorCode, leader_id: int | None, epoch: int) -> quorum.
     part = quorum.EndQuorumEpochResponsePartitionData(
         error_code=error, leader_id=wire_leader(leader_id), leader_epoch=epoch
     )
-    topics = [quorum.EndQuorumEpochResponseTopicData(topic_name=TOPIC, partitions=[part])]
+    topics = [quorum.EndQuorumEpochResponseTopicData(topic_name=METADATA_TOPIC, partitions=[part])]
     return quorum.EndQuorumEpochResponse(topics=topics)
 
 
@@ -174,7 +173,7 @@ def fetch_request(
         replica_state=data.ReplicaState(replica_id=replica_id),
         max_wait_ms=max_wait_ms,
         max_bytes=max_bytes,
-        topics=[data.FetchTopic(topic=TOPIC, topic_id=TOPIC_ID, partitions=[part])],
+        topics=[data.FetchTopic(topic=METADATA_TOPIC, topic_id=METADATA_TOPIC_ID, partitions=[part])],
     )
 
 
@@ -182,7 +181,9 @@ def fetch_request_part(request: data.FetchRequest) -> data.FetchPartition | None
     """The metadata partition of a Fetch request, by name or, from version 13 on, by topic id."""
     topics = request.topics
     indexes = [part.partition for topic in topics for part in topic.partitions]
-    return _part(topics, [TOPIC if t.topic_id == TOPIC_ID else t.topic for t in topics], indexes)
+    return _part(
+        topics, [METADATA_TOPIC if t.topic_id == METADATA_TOPIC_ID else t.topic for t in topics], indexes
+    )
 
 
 def fetching_replica(request: data.FetchRequest, part: data.FetchPartition) -> ReplicaKey:
@@ -191,14 +192,16 @@ def fetching_replica(request: data.FetchRequest, part: data.FetchPartition) -> R
 
 
 def fetch_response(part: data.PartitionData) -> data.FetchResponse:
-    topic = data.FetchableTopicResponse(topic=TOPIC, topic_id=TOPIC_ID, partitions=[part])
+    topic = data.FetchableTopicResponse(topic=METADATA_TOPIC, topic_id=METADATA_TOPIC_ID, partitions=[part])
     return data.FetchResponse(responses=[topic])
 
 
 def fetch_response_part(response: data.FetchResponse) -> data.PartitionData | None:
     topics = response.responses
     indexes = [part.partition_index for topic in topics for part in topic.partitions]
-    return _part(topics, [TOPIC if t.topic_id == TOPIC_ID else t.topic for t in topics], indexes)
+    return _part(
+        topics, [METADATA_TOPIC if t.topic_id == METADATA_TOPIC_ID else t.topic for t in topics], indexes
+    )
 
 
 def snapshot_request(
@@ -215,7 +218,7 @@ def snapshot_request(
         position=position,
         replica_directory_id=own.directory_id,
     )
-    topics = [quorum.FetchSnapshotRequestTopicSnapshot(name=TOPIC, partitions=[part])]
+    topics = [quorum.FetchSnapshotRequestTopicSnapshot(name=METADATA_TOPIC, partitions=[part])]
     return quorum.FetchSnapshotRequest(
         cluster_id=cluster_id, replica_id=own.id, max_bytes=max_bytes, topics=topics
     )
@@ -238,7 +241,7 @@ def snapshot_response(
         current_leader=quorum.LeaderIdAndEpoch(leader_id=wire_leader(leader_id), leader_epoch=epoch),
         position=position,
     )
-    topics = [quorum.FetchSnapshotResponseTopicSnapshot(name=TOPIC, partitions=[part])]
+    topics = [quorum.FetchSnapshotResponseTopicSnapshot(name=METADATA_TOPIC, partitions=[part])]
     return quorum.FetchSnapshotResponse(topics=topics)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tidemill.errors import ErrorCode
+from tidemill.internal_topics import METADATA_TOPIC
 from tidemill.protocol.api.quorum import (
     AddRaftVoterResponse,
     CurrentLeader,
@@ -181,7 +182,7 @@ def describe(q: QuorumState, event: DescribeQuorumRequested, steady_ms: int) -> 
         part.observers = [_state(progress) for progress in leader.tracker.observers.values()]
     else:
         part.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    topic = DescribeQuorumResponseTopicData(topic_name=messages.TOPIC, partitions=[part])
+    topic = DescribeQuorumResponseTopicData(topic_name=METADATA_TOPIC, partitions=[part])
     q.emit(Answer(event.token, DescribeQuorumResponse(topics=[topic])))
 
 

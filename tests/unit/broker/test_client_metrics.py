@@ -69,8 +69,8 @@ def world() -> World:
 
 def test_limits_of_client_are_queries() -> None:
     client = World().client()
-    assert [client.may_get(5.0), client.may_get(5.0)] == [True, True]
-    assert [client.may_push(5.0), client.may_push(5.0)] == [True, True]
+    assert [client.may_get(5), client.may_get(5)] == [True, True]
+    assert [client.may_push(5), client.may_push(5)] == [True, True]
 
 
 def test_a_client_gets_the_metrics_of_all_that_match_at_the_shortest_interval(world: World) -> None:
@@ -177,7 +177,7 @@ def test_push_refused_for_the_shared_limit_may_be_repeated_at_once(world: World)
     [(1_000, 20_000), (1 << 20, 20 << 20), (2 << 20, 32 << 20), (64 << 20, 64 << 20)],
 )
 def test_a_push_expands_to_a_bounded_size(max_bytes: int, expanded: int) -> None:
-    assert ClientMetrics(MetadataImage, lambda: 0.0, max_bytes).expanded_bytes_max == expanded
+    assert ClientMetrics(MetadataImage, lambda: 0, max_bytes).expanded_bytes_max == expanded
 
 
 def test_a_silent_client_is_forgotten(world: World) -> None:

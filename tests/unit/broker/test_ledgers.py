@@ -12,9 +12,7 @@ from tidemill.broker.requests import handlers
 from tidemill.broker.requests.dispatch import TABLE, Api
 
 _FOLDER = Path(handlers.__file__).parent
-# The hot path has its own modules: what their versions change is in the layouts of protocol/produce.py and fetch.py.
-_RAW = {"fetch", "produce"}
-_MODULES = sorted(set(handlers.__all__) - _RAW)
+_MODULES = sorted(handlers.__all__)
 _HEAD = re.compile(r"^    (\w+) \((\d+)\), from (\d+)(?: \(KIP-\d+\))?$")
 _CHANGE = re.compile(r"^      +(\d+)  (\S.*)$")
 

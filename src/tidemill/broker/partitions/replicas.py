@@ -37,10 +37,10 @@ from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from tidemill.errors import ErrorCode, StorageError
+from tidemill.internal_topics import METADATA_TOPIC
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
 from tidemill.log.segments.tag_index_files import TagIndexes
-from tidemill.raft.messages import TOPIC as METADATA_TOPIC
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.replication.leader import ProposeIsr
 from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, NO_TOPIC_ID, BrokerId, TopicPartition, uuid_text

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from tidemill.broker.net.network import Address
 from tidemill.errors import ErrorCode
+from tidemill.internal_topics import METADATA_TOPIC
 from tidemill.protocol.api import data, quorum
 from tidemill.protocol.schema import Request, Response
 from tidemill.raft import messages
@@ -67,7 +68,7 @@ def description_without_quorum(
         leader_id=messages.NOBODY,
         observers=[_state(own)],
     )
-    topic = quorum.DescribeQuorumResponseTopicData(topic_name=messages.TOPIC, partitions=[part])
+    topic = quorum.DescribeQuorumResponseTopicData(topic_name=METADATA_TOPIC, partitions=[part])
     node = quorum.Node(node_id=own.id, listeners=_listeners(endpoints))
     return quorum.DescribeQuorumResponse(topics=[topic], nodes=[node])
 

@@ -25,6 +25,7 @@ from typing import Protocol
 from tidemill.broker.net.channel import Channels, PeerUnavailable
 from tidemill.broker.net.network import Address
 from tidemill.errors import ErrorCode, ProtocolError
+from tidemill.internal_topics import METADATA_TOPIC
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,
     DescribeQuorumRequest,
@@ -37,7 +38,6 @@ from tidemill.protocol.api.quorum import (
     UpdateRaftVoterRequest,
 )
 from tidemill.protocol.schema import Request, Response
-from tidemill.raft import messages
 from tidemill.raft.voters import KRAFT_VERSION_MAX, ReplicaKey, Voter, VoterEndpoint, VoterSet
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ async def _ask(channels: Channels, server: Address) -> _Known | None:
     request = DescribeQuorumRequest(
         topics=[
             DescribeQuorumRequestTopicData(
-                topic_name=messages.TOPIC, partitions=[DescribeQuorumRequestPartitionData()]
+                topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData()]
             )
         ]
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from tidemill.cli.checks.finding import Finding, Verdict, ok, problem, warning
 from tidemill.cli.checks.machine import FILES_REMEDY, file_limit
 from tidemill.cli.table import plural, size_text
+from tidemill.internal_topics import METADATA_TOPIC
 
 _FREE_BYTES_MIN = 1 << 30
 _FREE_SHARE_MIN = 0.10
@@ -135,7 +136,7 @@ def _content(path: Path) -> Finding:
     suffixes: Counter[str] = Counter()
     partitions = 0
     for folder in path.iterdir():
-        if (folder / "partition.metadata").exists() or folder.name.startswith("__cluster_metadata"):
+        if (folder / "partition.metadata").exists() or folder.name.startswith(METADATA_TOPIC):
             partitions += 1
             suffixes.update(each.suffix for each in folder.iterdir())
     segments = suffixes[".log"]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill.errors import ProtocolError
+from tidemill.internal_topics import METADATA_TOPIC, OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.protocol.api import coordinator_records, metadata, quorum
 from tidemill.protocol.records import Record
 from tidemill.protocol.schema import DataMessage, Struct, decode
@@ -83,10 +84,10 @@ DECODERS: dict[str, Decoder] = {
     "share": _coordinator(coordinator_records.SHARE_RECORDS),
 }
 _BY_TOPIC = {
-    "__cluster_metadata": "metadata",
-    "__consumer_offsets": "offsets",
-    "__transaction_state": "transactions",
-    "__share_group_state": "share",
+    METADATA_TOPIC: "metadata",
+    OFFSETS_TOPIC: "offsets",
+    TRANSACTIONS_TOPIC: "transactions",
+    SHARE_STATE_TOPIC: "share",
 }
 
 

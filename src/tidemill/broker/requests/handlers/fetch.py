@@ -11,7 +11,23 @@ read committed transactions only below the last stable offset, with the list of 
 get. With a `replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack
 (KIP-392). A fetch by a follower goes to `replica_fetch.py`, one of the metadata log to the quorum.
 
-Versions: 7 adds sessions; 9 leader epochs; 11 racks; 12 is flexible and carries the diverging epoch; 13 names topics by id.
+Versions, and what each one changed:
+
+    Fetch (1), from 4 (KIP-98)
+       5  log start offset (KIP-107)
+       6  the error KAFKA_STORAGE_ERROR (KIP-112)
+       7  sessions (KIP-227)
+       8  a throttled client waits by itself (KIP-219)
+       9  leader epochs (KIP-320)
+      10  zstd (KIP-110)
+      11  rack id and preferred read replica (KIP-392)
+      12  flexible (KIP-482), last fetched epoch and diverging epoch (KIP-595)
+      13  topic ids (KIP-516)
+      14  the error OFFSET_MOVED_TO_TIERED_STORAGE (KIP-405)
+      15  broker epoch of a follower (KIP-903)
+      16  endpoints of current leaders (KIP-951)
+      17  directory id of a follower (KIP-853)
+      18  high watermark of a follower (KIP-1166)
 """
 
 from __future__ import annotations
@@ -41,6 +57,7 @@ from tidemill.broker.requests.node_proof import hosts_of_replica
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.errors import ErrorCode, StorageError
+from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import Filtered, FilteredRead, Select, Skipping, both
 from tidemill.log.hidden_records import select_shown
@@ -58,8 +75,6 @@ if TYPE_CHECKING:
 _NO_EPOCH = -1
 _FOLLOWERS_SERVE_SINCE = 11
 _TOP_LEVEL_ERROR_SINCE = 7
-_METADATA_TOPIC = "__cluster_metadata"
-_METADATA_TOPIC_ID = bytes(15) + b"\1"
 _RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 Records = FileSlice | Filtered
@@ -127,7 +142,7 @@ def _is_of_metadata(request: FetchRequest) -> bool:
     if len(request.topics) != 1:
         return False
     topic = request.topics[0]
-    return topic.topic == _METADATA_TOPIC or topic.topic_id == _METADATA_TOPIC_ID
+    return topic.topic == METADATA_TOPIC or topic.topic_id == METADATA_TOPIC_ID
 
 
 class ConsumerFetch:

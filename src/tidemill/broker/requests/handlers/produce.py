@@ -11,9 +11,20 @@ A transactional producer's batches continue a transaction that is open in their 
 has verified it (KIP-890). Produce requests of a connection do not wait for each other's responses: later batches of the
 same producer for the same partition wait behind.
 
-Versions: 3 is the first with record batches v2; 5 adds log_start_offset; 7 allows zstd; 8 adds record errors; 9 is flexible;
-10 adds the current leader; 12 adds partitions to transactions; 13 names topics by id. ApiVersions says 0–13, because
-librdkafka takes a missing 0–2 for a broker without any codec support, as Kafka does.
+Versions, and what each one changed. ApiVersions lists 0–13, as Kafka does: librdkafka takes a broker without 0–2 for one
+without compression.
+
+    Produce (0), from 3 (KIP-98)
+       4  the error KAFKA_STORAGE_ERROR (KIP-112)
+       5  log start offset
+       6  a throttled client waits by itself (KIP-219)
+       7  zstd (KIP-110)
+       8  record errors (KIP-467)
+       9  flexible (KIP-482)
+      10  current leader and its endpoint (KIP-951)
+      11  the error TRANSACTION_ABORTABLE (KIP-890)
+      12  the broker adds partitions to the transaction (KIP-890)
+      13  topic ids (KIP-516)
 """
 
 from __future__ import annotations
@@ -152,7 +163,7 @@ def _without_denied(broker: Broker, call: Call, walk: ProduceWalk) -> tuple[Prod
     denied: Results = []
     for topic in walk.topics:
         wire_name, partitions = topic
-        key = bytes(wire_name) if call.version >= 13 else wire_name.decode(errors="replace")
+        key = bytes(wire_name) if call.version >= _TOPIC_IDS_SINCE else wire_name.decode(errors="replace")
         if access.wire_topic(Operation.WRITE, key):
             allowed.append(topic)
         elif partitions:
