@@ -178,7 +178,7 @@ def test_ini_file_secures_every_broker_without_a_mark(project: pytest.Pytester) 
         import pytest
 
         def protocol(broker):
-            return broker.client_options().confluent_kafka.get("security.protocol", "PLAINTEXT")
+            return broker.client_options().confluent_kafka["security.protocol"]
 
         def test_of_the_session(tidemill_session_broker):
             assert protocol(tidemill_session_broker) == "SASL_PLAINTEXT"
@@ -189,7 +189,8 @@ def test_ini_file_secures_every_broker_without_a_mark(project: pytest.Pytester) 
 
         @pytest.mark.tidemill(security=None)
         def test_mark_without_security(tidemill_broker):
-            assert protocol(tidemill_broker) == "PLAINTEXT"
+            with pytest.raises(Exception, match="the broker is not secured"):
+                protocol(tidemill_broker)
         """
     )
     project.runpytest_subprocess().assert_outcomes(passed=3)

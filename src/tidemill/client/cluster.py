@@ -17,6 +17,7 @@ from tidemill.client.connection import Address, BrokerUnreachable, Connection
 from tidemill.client.retry import Retries, UnknownTopic, may_retry
 from tidemill.client.security import SecurityOptions
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
+from tidemill.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.protocol.api.cluster import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -33,7 +34,7 @@ DEFAULT_PORT = 9092
 # Whose coordinator FindCoordinator is asked for.
 _GROUP, _TRANSACTION = 0, 1
 # Where coordinators keep what they know.
-_TOPICS = {_GROUP: "__consumer_offsets", _TRANSACTION: "__transaction_state"}
+_TOPICS = {_GROUP: OFFSETS_TOPIC, _TRANSACTION: TRANSACTIONS_TOPIC}
 Connect = Callable[[Address], Connection]
 
 
