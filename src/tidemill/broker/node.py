@@ -43,6 +43,7 @@ from tidemill.broker.requests.entrances import Entrances
 from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.quotas import ConnectionRates
 from tidemill.broker.requests.topic_creation import TopicCreation
+from tidemill.broker.share.partitions import SharePartitions
 from tidemill.config import BrokerConfig, Listener
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
@@ -186,6 +187,7 @@ class Node:
             client_metrics=ClientMetrics(
                 lambda: driver.image, replicas.steady_ms, config.network.telemetry_max_bytes
             ),
+            share=self._share_partitions,
             new_uuid=self._new_uuid,
             metrics=replicas.metrics,
         )
@@ -232,6 +234,9 @@ class Node:
             self._producer_ids,
             self._groups.partition_of,
             self._marker_writer.write,
+        )
+        self._share_partitions = SharePartitions(
+            config, clock, replicas, lambda: driver.image, self._share_state
         )
         hosts = (self._groups, self._transactions, self._share_coordinators)
         self._topic_creation = TopicCreation(
@@ -415,6 +420,7 @@ class Node:
         self._listening.close()
         self._topic_creation.close()
         self._publisher.close()
+        self._share_partitions.close()
         self._groups.close()
         self._verification.close()
         self._transactions.close()

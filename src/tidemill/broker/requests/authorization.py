@@ -317,6 +317,8 @@ NEEDS: dict[int, Need] = {
         "ConsumerGroupHeartbeat": Need((_group(Operation.READ), _subscription)),
         "ConsumerGroupDescribe": Need(split=_each_group(Operation.DESCRIBE, "group_ids")),
         "ControllerRegistration": _CLUSTER_ACTION,
+        "ShareFetch": Need(in_handler="Read on the group; Read on each topic"),
+        "ShareAcknowledge": Need(in_handler="Read on the group; Read on each topic"),
         "GetTelemetrySubscriptions": _OPEN,
         "PushTelemetry": _OPEN,
         "ListConfigResources": Need((_cluster(Operation.DESCRIBE_CONFIGS),)),

@@ -30,6 +30,7 @@ from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.node_proof import NodeLanes
 from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
 from tidemill.broker.requests.topic_creation import TopicCreation
+from tidemill.broker.share.partitions import SharePartitions
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import BrokerImage, MetadataImage
 from tidemill.log.datadir import DataDir
@@ -67,6 +68,7 @@ class Broker:
     data_dir: DataDir
     topic_creation: TopicCreation
     client_metrics: ClientMetrics
+    share: SharePartitions
     new_uuid: Callable[[], bytes]
     metrics: Metrics
     quorum: Quorum = field(init=False)

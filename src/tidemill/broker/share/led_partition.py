@@ -1,0 +1,398 @@
+"""One partition of a share group, at the partition's leader: drives `replication.SharePartition`.
+
+It reads the state from the share coordinator when it begins and writes each change there, one write at a time; what is
+announced meanwhile goes with the next one. It belongs to one leader epoch of the partition. In the next one, and
+when the share coordinator refuses its epochs, it is over: locks end, what waits is refused, and a later request begins
+another one.
+
+Fetches that find nothing to acquire wait here, and are served in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from tidemill.broker.clock import SteadyClock
+from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.machine_host import DeadlineTimer
+from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.share.reading import SharedRead, read_shared
+from tidemill.broker.share.settings import ShareSettings
+from tidemill.config.share_groups import OffsetReset
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.log import OffsetOutOfRange
+from tidemill.log.time_search import search_time
+from tidemill.protocol.share_state import (
+    NO_START_OFFSET,
+    SharePartitionKey,
+    ShareState,
+    ShareStateChange,
+)
+from tidemill.replication.share_partition import (
+    AcknowledgedBatch,
+    SharePartition,
+    Transition,
+    Write,
+)
+
+logger = logging.getLogger(__name__)
+
+# How long fetches are served before other work of the loop gets its turn.
+_SLICE_S = 0.0005
+# After a write failed: when what is left to write is tried again.
+_RETRY_S = 1.0
+# The share coordinator knows another leader or another state: this one is over.
+_FENCED = {
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.FENCED_STATE_EPOCH,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.INVALID_REQUEST,
+    ErrorCode.GROUP_ID_NOT_FOUND,
+}
+
+
+class ShareStates(Protocol):
+    """The share coordinators; `ShareStateClient` is that."""
+
+    async def read(self, key: SharePartitionKey, leader_epoch: int) -> ShareState: ...
+    async def write(self, key: SharePartitionKey, change: ShareStateChange) -> None: ...
+
+
+class ShareHost(Protocol):
+    """What a share partition needs of the broker; `Replicas` is that."""
+
+    @property
+    def long_work(self) -> LongWork: ...
+    def wall_ms(self) -> int: ...
+    def report_damage(self, partition: Partition, reason: str) -> None: ...
+
+
+class Waiting(Protocol):
+    """A fetch that waits for records."""
+
+    def try_complete(self) -> bool:
+        """Take what there is, if that is enough. Returns whether it waits no longer."""
+
+
+class LedSharePartition:
+    def __init__(
+        self,
+        key: SharePartitionKey,
+        partition: Partition,
+        settings: ShareSettings,
+        states: ShareStates,
+        clock: SteadyClock,
+        host: ShareHost,
+        on_over: Callable[[LedSharePartition], None],
+    ) -> None:
+        self.key = key
+        self.partition = partition
+        self.settings = settings
+        self._states = states
+        self._clock = clock
+        self._host = host
+        self._on_over = on_over
+        self._loop = asyncio.get_running_loop()
+        self._leader_epoch = partition.leader_epoch
+        self._state_epoch = 0
+        # None until its state was read.
+        self.machine: SharePartition | None = None
+        # Why it is over; None while it serves or begins.
+        self.error: ApiError | None = None
+        self._timer = DeadlineTimer(clock, self._deadline_passed)
+        self._retry: asyncio.TimerHandle | None = None
+        self._answers: dict[Transition, asyncio.Future[None]] = {}
+        self._waiting: dict[Waiting, None] = {}
+        self._serving: Iterator[Waiting] | None = None
+        self._has_news = False
+        self._task: asyncio.Task[None] = self._loop.create_task(self._begin())
+
+    @property
+    def is_over(self) -> bool:
+        if self.error is None and not self._is_led():
+            self._end(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        return self.error is not None
+
+    def _is_led(self) -> bool:
+        partition = self.partition
+        return partition.is_leader and partition.leader_epoch == self._leader_epoch
+
+    # -- beginning and ending --------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        try:
+            state = await self._states.read(self.key, self._leader_epoch)
+            if state.start_offset == NO_START_OFFSET:
+                # Durable before the first record goes out: another leader must not decide it differently.
+                state = ShareState(state.state_epoch, await self._first_offset())
+                await self._states.write(self.key, self._change(state, state.start_offset))
+        except ApiError as error:
+            self._end(_shown(error))
+            return
+        except Exception as error:
+            logger.exception("share partition %s could not begin", self.key)
+            self._end(ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
+            return
+        log = self.partition.log
+        if self.is_over or log is None:
+            return
+        self._state_epoch = state.state_epoch
+        self.machine = SharePartition(state, self.settings.limits, log.log_end_offset)
+        self.wake()
+
+    def _change(self, state: ShareState, start_offset: int) -> ShareStateChange:
+        return ShareStateChange(
+            state.state_epoch, self._leader_epoch, start_offset, delivery_complete_count=0
+        )
+
+    async def _first_offset(self) -> int:
+        """Where a group begins that has never read the partition."""
+        log, strategy = self.partition.log, self.settings.offset_reset
+        if log is None:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+        if strategy.reset is OffsetReset.EARLIEST:
+            return log.log_start_offset
+        if strategy.reset is OffsetReset.BY_DURATION:
+            since_ms = self._host.wall_ms() - strategy.duration_ms
+            found = await self._host.long_work.run(partial(search_time, log, since_ms))
+            if found is not None and found.offset < self.partition.high_watermark:
+                return found.offset
+        return self.partition.high_watermark
+
+    def close(self) -> None:
+        """Its group is gone from here, or the broker stops."""
+        self._end(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+
+    def _end(self, error: ApiError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        self._timer.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._on_over(self)
+        self.wake()
+
+    def cancel(self) -> None:
+        """The broker stops: a write that is under way is given up."""
+        self._task.cancel()
+
+    async def drain(self) -> None:
+        """Write what is announced, as far as that works."""
+        self._write_soon()
+        await asyncio.wait({self._task})
+
+    # -- members ---------------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self, member_id: str, batches: Sequence[AcknowledgedBatch]
+    ) -> asyncio.Future[None] | None:
+        """Done when it is durable; None when nothing has to be written. `ApiError`, now or awaited."""
+        machine = self._machine()
+        transition = machine.acknowledge(member_id, batches, self._clock.steady_ms())
+        if transition is None:
+            self._write_soon()
+            return None
+        answer = self._answers[transition] = self._loop.create_future()
+        self._write_soon()
+        return answer
+
+    def release_member(self, member_id: str) -> None:
+        """A member is gone: what it held goes to others."""
+        if self.machine is not None and not self.is_over and self.machine.release_member(member_id):
+            self._write_soon()
+            self.wake()
+
+    def _machine(self) -> SharePartition:
+        if self.is_over:
+            assert self.error is not None
+            raise self.error
+        if self.machine is None:
+            # Nothing is delivered yet, so nothing can be acknowledged.
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "None of the offsets is in flight.")
+        return self.machine
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def read(self, max_bytes: int, *, at_least_one: bool) -> SharedRead | None:
+        """Where the next member reads, and what is there; None when there is nothing to acquire."""
+        machine, log = self.machine, self.partition.log
+        if machine is None or self.is_over or log is None:
+            return None
+        if log.log_start_offset > machine.start_offset:
+            machine.log_start_moved(log.log_start_offset)
+        offset = machine.next_fetch_offset(self._clock.steady_ms())
+        if offset is None or offset >= self.visible_end:
+            return None
+        try:
+            return read_shared(
+                log,
+                offset,
+                max_bytes,
+                self.visible_end,
+                at_least_one=at_least_one,
+                is_committed=self.settings.is_read_committed,
+            )
+        except OffsetOutOfRange:
+            return None
+
+    @property
+    def visible_end(self) -> int:
+        partition = self.partition
+        return partition.last_stable_offset if self.settings.is_read_committed else partition.high_watermark
+
+    def steady_ms(self) -> int:
+        return self._clock.steady_ms()
+
+    def report_damage(self, reason: str) -> None:
+        self._host.report_damage(self.partition, reason)
+
+    def locked(self) -> None:
+        """Records were acquired: the timer must know of their deadline."""
+        self._timer.schedule(self._clock.steady_ms() + self.settings.limits.lock_duration_ms)
+
+    def configure(self, settings: ShareSettings) -> None:
+        if settings != self.settings:
+            self.settings = settings
+            if self.machine is not None:
+                self.machine.limits = settings.limits
+            self.wake()
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether fetches that came earlier are about to be served."""
+        return bool(self._waiting) and (self._has_news or self._serving is not None)
+
+    def wait(self, waiting: Waiting) -> None:
+        if not self._waiting:
+            self.partition.reader.wait(self._grew, for_stable=self.settings.is_read_committed)
+        self._waiting[waiting] = None
+
+    def stop_waiting(self, waiting: Waiting) -> None:
+        self._waiting.pop(waiting, None)
+        if not self._waiting:
+            self.partition.reader.stop_waiting(self._grew)
+
+    def _grew(self, _added_bytes: int) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        """Something may have become available, or this is over."""
+        if not self._waiting or self._has_news:
+            return
+        self._has_news = True
+        if self._serving is None:
+            # Not at once: the producer's ack goes first, and what else arrives in this turn comes along.
+            self._loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        until_s = self._loop.time() + _SLICE_S
+        if self._serving is None:
+            self._has_news = False
+            self._serving = iter(list(self._waiting))
+        for waiting in self._serving:
+            if waiting in self._waiting:
+                waiting.try_complete()
+            if self._loop.time() >= until_s:
+                self._loop.call_soon(self._serve)
+                return
+        self._serving = None
+        if self._has_news and self._waiting:
+            self._loop.call_soon(self._serve)
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _deadline_passed(self) -> None:
+        machine = self.machine
+        if machine is None or self.is_over:
+            return
+        steady_ms = self._clock.steady_ms()
+        machine.expire(steady_ms)
+        self._write_soon()
+        self.wake()
+        self._timer.schedule(machine.next_deadline_ms(steady_ms))
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def _write_soon(self) -> None:
+        machine = self.machine
+        if machine is not None and self.error is None and machine.needs_write and self._task.done():
+            self._task = self._loop.create_task(self._write())
+
+    async def _write(self) -> None:
+        machine = self.machine
+        assert machine is not None
+        while self.error is None and machine.needs_write:
+            write = machine.next_write()
+            try:
+                await self._states.write(
+                    self.key,
+                    ShareStateChange(
+                        self._state_epoch,
+                        self._leader_epoch,
+                        write.start_offset,
+                        write.batches,
+                        write.delivery_complete_count,
+                    ),
+                )
+            except Exception as failure:
+                self._failed(machine, write, failure)
+                return
+            machine.written(write, is_durable=True)
+            self._answer(write, None)
+            self.wake()
+
+    def _failed(self, machine: SharePartition, write: Write, failure: Exception) -> None:
+        machine.written(write, is_durable=False)
+        if isinstance(failure, ApiError):
+            error = _shown(failure)
+        else:
+            logger.error("the state of share partition %s was not written", self.key, exc_info=failure)
+            error = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(failure))
+        self._answer(write, error)
+        if isinstance(failure, ApiError) and failure.code in _FENCED:
+            logger.info("share partition %s is over: %s", self.key, failure)
+            self._end(error)
+            return
+        machine.expire(self._clock.steady_ms())
+        self.wake()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(_RETRY_S, self._deadline_passed)
+
+    def _answer(self, write: Write, error: ApiError | None) -> None:
+        for transition in write.transitions:
+            answer = self._answers.pop(transition, None)
+            if answer is None or answer.done():
+                continue
+            if error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(error)
+
+
+def _shown(error: ApiError) -> ApiError:
+    """What a member gets for an error of the share coordinator, as from Kafka."""
+    code = error.code
+    if code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_STATE_EPOCH):
+        return ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, error.message)
+    if code in (
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NETWORK_EXCEPTION,
+    ):
+        return ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message)
+    if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND):
+        return error
+    return ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, error.message)

@@ -1,0 +1,105 @@
+"""The share partitions of this broker (Kafka: SharePartitionManager): one for each group and partition that is fetched here.
+
+A share partition begins with the first fetch and ends with the leadership, with the topic, or with the last session of
+its group on this broker, so sessions bound how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from tidemill.broker.clock import Clock, SteadyClock
+from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.share.led_partition import LedSharePartition, ShareStates
+from tidemill.broker.share.sessions import SessionKey, ShareSessions
+from tidemill.broker.share.settings import ShareSettings, share_settings
+from tidemill.config import BrokerConfig, share_group_config
+from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.share_state import SharePartitionKey
+from tidemill.types import TopicId
+
+
+class SharePartitions:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        replicas: Replicas,
+        image: Callable[[], MetadataImage],
+        states: ShareStates,
+    ) -> None:
+        self._config = config
+        self._replicas = replicas
+        self._image = image
+        self._states = states
+        self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
+        self._led: dict[SharePartitionKey, LedSharePartition] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.sessions = ShareSessions(config.share_groups.max_share_sessions, self._session_ended)
+
+    # -- finding ---------------------------------------------------------------------------------------------
+
+    def settings_of(self, group_id: str) -> ShareSettings:
+        overrides = self._image().config(ConfigResource(ResourceType.GROUP, group_id))
+        return share_settings(share_group_config(overrides, self._config.share_groups))
+
+    def find(self, group_id: str, topic_id: bytes, index: int) -> LedSharePartition | None:
+        """The share partition, if it serves."""
+        led = self._led.get(SharePartitionKey(group_id, TopicId(topic_id), index))
+        return None if led is None or led.is_over else led
+
+    def get(self, group_id: str, topic_id: bytes, index: int, settings: ShareSettings) -> LedSharePartition:
+        """The share partition, which may begin now. `ApiError` when this broker does not lead the partition."""
+        led = self.find(group_id, topic_id, index)
+        if led is not None:
+            led.configure(settings)
+            return led
+        partition, error = self._replicas.find((topic_id, index))
+        if partition is None:
+            raise ApiError(error)
+        if partition.log is None:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+        if not partition.is_leader:
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        key = SharePartitionKey(group_id, TopicId(topic_id), index)
+        led = self._led[key] = LedSharePartition(
+            key, partition, settings, self._states, self._clock, self._replicas, self._ended
+        )
+        return led
+
+    def _of_group(self, group_id: str) -> Iterator[LedSharePartition]:
+        return (led for key, led in list(self._led.items()) if key.group_id == group_id)
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def _ended(self, led: LedSharePartition) -> None:
+        if self._led.get(led.key) is led:
+            del self._led[led.key]
+
+    def _session_ended(self, key: SessionKey, is_last: bool) -> None:
+        for led in self._of_group(key.group_id):
+            led.release_member(key.member_id)
+            if is_last:
+                self.spawn(self._end_unused(led))
+
+    async def _end_unused(self, led: LedSharePartition) -> None:
+        """What the last session gave back is durable first."""
+        await led.drain()
+        if not self.sessions.has_group(led.key.group_id):
+            led.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what waits for share partitions, until it is done or the broker stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        for led in list(self._led.values()):
+            led.close()
+            led.cancel()

@@ -1,0 +1,528 @@
+"""The machine of one partition of a share group at the partition's leader (Kafka: SharePartition; KIP-932, 1206, 1222).
+
+Members acquire records, each under a lock with a deadline, and acknowledge them. A change is announced as a
+`Transition`, written by the shell (`next_write`, one write at a time), and takes effect when it is durable
+(`written`). Until then the record stays locked, also past its deadline: the outcome of the write decides. A failed
+write leaves everything as it was.
+
+Every acquisition counts as a delivery. A record that comes back with `delivery_count_max` deliveries is archived,
+however it comes back. What comes back without an acknowledgement (an expired lock, a closed session) is available
+at once, and its count goes along with the next write.
+
+Offsets without a record to deliver (gaps of compaction, control batches, aborted or hidden records) are archived when
+they are met. That is not written: a new leader meets them again.
+
+Has no I/O and no clock: times are the caller's steady milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+from typing import NamedTuple
+
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.share_state import ShareState, StateBatch
+from tidemill.replication.share_ranges import DeliveryState, InFlight, Range
+
+# The fewest deliveries after which a record is kept apart from others.
+_ISOLATED_SINCE_MIN = 2
+_NEVER_MS = 1 << 62
+
+
+class AcknowledgeType(IntEnum):
+    GAP = 0
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLimits:
+    """The settings of the group. Without a backoff a released record is available at once."""
+
+    lock_duration_ms: int = 30_000
+    delivery_count_max: int = 5
+    record_locks_max: int = 2_000
+    is_renew_enabled: bool = True
+    backoff_ms: int = 0
+    backoff_factor: float = 2.0
+    backoff_ms_max: int = 600_000
+
+    def backoff_after(self, delivery_count: int) -> int:
+        if not self.backoff_ms:
+            return 0
+        # Beyond this exponent every factor has reached the maximum, and a float would overflow.
+        exponent = min(delivery_count - 1, 64)
+        return int(min(self.backoff_ms * self.backoff_factor**exponent, self.backoff_ms_max))
+
+
+class Span(NamedTuple):
+    """Consecutive offsets of the log, with or without records to deliver."""
+
+    first_offset: int
+    end_offset: int
+    has_records: bool = True
+
+
+class Acquired(NamedTuple):
+    first_offset: int
+    end_offset: int
+    delivery_count: int
+
+
+class AcknowledgedBatch(NamedTuple):
+    """As on the wire: one type for all offsets, or one for each."""
+
+    first_offset: int
+    last_offset: int
+    types: Sequence[int]
+
+
+class Change(NamedTuple):
+    """What becomes of a range when the write is durable."""
+
+    changed: Range
+    state: DeliveryState
+    # When it may be acquired again.
+    deadline_ms: int = 0
+    # Whether it is archived because it was rejected or has reached the limit.
+    is_dead: bool = False
+
+
+class Transition:
+    """Changes that take effect together, or not at all."""
+
+    __slots__ = ("changes",)
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+
+class Write(NamedTuple):
+    """What the share coordinator is to remember. Given back to `written` with the outcome."""
+
+    start_offset: int
+    batches: tuple[StateBatch, ...]
+    delivery_complete_count: int
+    transitions: tuple[Transition, ...]
+    # (first offset, ended deliveries) of ranges whose count was not durable.
+    counted: tuple[tuple[int, int], ...]
+
+
+class Dead(NamedTuple):
+    """Records that were archived undelivered, durably."""
+
+    first_offset: int
+    end_offset: int
+    delivery_count: int
+
+
+class SharePartition:
+    __slots__ = ("_announced", "_earliest_end_ms", "_has_unwritten", "_in_flight", "_is_writing", "limits")
+
+    def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int) -> None:
+        """`state.start_offset` is decided. What lies behind the log's end was lost in an unclean election."""
+        self.limits = limits
+        start_offset = min(state.start_offset, log_end_offset)
+        self._in_flight = InFlight(start_offset)
+        for batch in state.batches:
+            end_offset = min(batch.last_offset + 1, log_end_offset)
+            first_offset = max(batch.first_offset, start_offset)
+            if first_offset < end_offset:
+                self._restore(first_offset, end_offset, batch)
+        self._in_flight.settle(self.start_offset, self.end_offset)
+        self._announced: list[Transition] = []
+        self._is_writing = False
+        self._has_unwritten = False
+        # No lock ends before it.
+        self._earliest_end_ms = _NEVER_MS
+
+    def _restore(self, first_offset: int, end_offset: int, batch: StateBatch) -> None:
+        in_flight = self._in_flight
+        if first_offset > in_flight.end_offset:
+            # Acquired by the last leader's members and never acknowledged: delivered anew.
+            in_flight.append(Range(in_flight.end_offset, first_offset, DeliveryState.AVAILABLE))
+        state = DeliveryState(batch.delivery_state)
+        delivery_count = 0 if state.is_final else batch.delivery_count
+        in_flight.append(Range(first_offset, end_offset, state, delivery_count))
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        """Everything before it is acknowledged or archived."""
+        return self._in_flight.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The first offset that was never delivered."""
+        return self._in_flight.end_offset
+
+    @property
+    def open_count(self) -> int:
+        """How many records are locked or wait for another delivery."""
+        return self._in_flight.open_count
+
+    def ranges(self) -> Iterator[tuple[int, int, DeliveryState, int, str | None]]:
+        """(first offset, end offset, state, delivery count, holder), for those that look at it."""
+        for each in self._in_flight.ranges:
+            yield each.first_offset, each.end_offset, each.state, each.delivery_count, each.holder
+
+    def next_fetch_offset(self, steady_ms: int) -> int | None:
+        """Where to read for the next member; None while the limit of locked records is reached."""
+        free = self._in_flight.first_free(steady_ms)
+        if free is not None:
+            return free.first_offset
+        return self.end_offset if self.open_count < self.limits.record_locks_max else None
+
+    def next_deadline_ms(self, steady_ms: int) -> int | None:
+        """When the next lock ends, or a released record becomes available."""
+        return min(
+            (
+                each.deadline_ms
+                for each in self._in_flight.ranges
+                if each.transition is None
+                and (each.state == DeliveryState.ACQUIRED or each.deadline_ms > steady_ms)
+            ),
+            default=None,
+        )
+
+    def check_invariants(self) -> None:
+        self._in_flight.check_invariants()
+
+    # -- acquiring -------------------------------------------------------------------------------------------
+
+    def acquire(
+        self, member_id: str, spans: Iterable[Span], max_records: int, batch_size: int, steady_ms: int
+    ) -> list[Acquired]:
+        """Lock at most `max_records` records of consecutive spans of the log, which begin at `next_fetch_offset`.
+
+        Takes no more spans than it needs. The result is in pieces of about `batch_size` records, cut where spans are.
+        """
+        acquired: list[Acquired] = []
+        if max_records <= 0:
+            return acquired
+        left = max_records
+        first_offset: int | None = None
+        end_offset = 0
+        for span in spans:
+            if first_offset is None:
+                first_offset = span.first_offset
+            end_offset = span.end_offset
+            left, is_done = self._acquire_span(span, member_id, left, batch_size, steady_ms, acquired)
+            if is_done:
+                break
+        if acquired:
+            self._earliest_end_ms = min(self._earliest_end_ms, steady_ms + self.limits.lock_duration_ms)
+        if first_offset is not None:
+            self._in_flight.settle(max(first_offset, self.start_offset), min(end_offset, self.end_offset))
+        return acquired
+
+    def _acquire_span(
+        self,
+        span: Span,
+        member_id: str,
+        left: int,
+        batch_size: int,
+        steady_ms: int,
+        acquired: list[Acquired],
+    ) -> tuple[int, bool]:
+        """Returns how many more records may be acquired, and whether this was the last span to look at."""
+        in_flight = self._in_flight
+        deadline_ms = steady_ms + self.limits.lock_duration_ms
+        at = max(span.first_offset, self.start_offset)
+        while at < min(span.end_offset, self.end_offset):
+            found = in_flight.ranges[in_flight.index_of(at)]
+            end_offset = min(found.end_offset, span.end_offset)
+            if not found.is_free(steady_ms):
+                at = end_offset
+                continue
+            if not span.has_records:
+                for each in in_flight.cut(at, end_offset):
+                    in_flight.change(each, DeliveryState.ARCHIVED, 0)
+                at = end_offset
+                continue
+            isolated = self._isolated_count(found)
+            if left <= 0 or (isolated is not None and acquired):
+                return left, True
+            count = min(end_offset - at, left, isolated or left)
+            delivery_count = found.delivery_count + 1
+            for each in in_flight.cut(at, at + count):
+                in_flight.change(each, DeliveryState.ACQUIRED, delivery_count, member_id, deadline_ms)
+            _add(acquired, Acquired(at, at + count, delivery_count), batch_size)
+            left -= count
+            at += count
+            if isolated is not None or not left:
+                return left, True
+        return self._acquire_new(span, member_id, left, batch_size, deadline_ms, acquired)
+
+    def _acquire_new(
+        self,
+        span: Span,
+        member_id: str,
+        left: int,
+        batch_size: int,
+        deadline_ms: int,
+        acquired: list[Acquired],
+    ) -> tuple[int, bool]:
+        in_flight, at = self._in_flight, self.end_offset
+        if span.end_offset <= at:
+            return left, False
+        if not span.has_records:
+            in_flight.append(Range(at, span.end_offset, DeliveryState.ARCHIVED))
+            return left, False
+        count = min(span.end_offset - at, left, self.limits.record_locks_max - self.open_count)
+        if count <= 0:
+            return left, True
+        in_flight.append(Range(at, at + count, DeliveryState.ACQUIRED, 1, member_id, deadline_ms))
+        _add(acquired, Acquired(at, at + count, 1), batch_size)
+        return left - count, left == count or at + count < span.end_offset
+
+    def _isolated_count(self, found: Range) -> int | None:
+        """How many records of a range are delivered together, when it has come back so often that one may be poison.
+
+        As Kafka: half of them, then a quarter, and alone at the last attempt, so that one record does not take
+        others with it to the limit.
+        """
+        delivery_count_max, delivery_count = self.limits.delivery_count_max, found.delivery_count
+        since = max(_ISOLATED_SINCE_MIN, (delivery_count_max + 1) // 2)
+        if delivery_count < since:
+            return None
+        if delivery_count_max > 2 and delivery_count >= delivery_count_max - 1:
+            return 1
+        return max(1, found.size >> (delivery_count - since + 1))
+
+    # -- acknowledging ---------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self, member_id: str, batches: Sequence[AcknowledgedBatch], steady_ms: int
+    ) -> Transition | None:
+        """Announce what a member says of its records; None when nothing has to be written.
+
+        `ApiError` leaves everything as it was: a member acknowledges what it holds, or nothing.
+        """
+        self.expire(steady_ms)
+        transition = Transition()
+        renewed: list[Range] = []
+        try:
+            for batch in batches:
+                self._acknowledge_batch(member_id, batch, steady_ms, transition, renewed)
+        except ApiError:
+            self._take_back(transition)
+            for each in renewed:
+                each.transition = None
+            raise
+        for each in renewed:
+            each.transition = None
+            each.deadline_ms = steady_ms + self.limits.lock_duration_ms
+            self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
+        if not transition.changes:
+            return None
+        self._announced.append(transition)
+        return transition
+
+    def _acknowledge_batch(
+        self,
+        member_id: str,
+        batch: AcknowledgedBatch,
+        steady_ms: int,
+        transition: Transition,
+        renewed: list[Range],
+    ) -> None:
+        in_flight = self._in_flight
+        if batch.last_offset < self.start_offset:
+            return
+        if not in_flight.ranges:
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "None of the offsets is in flight.")
+        if batch.last_offset >= self.end_offset:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, "Offsets that were never delivered cannot be acknowledged."
+            )
+        for first_offset, end_offset, kind in _runs(batch):
+            first_offset = max(first_offset, self.start_offset)
+            if first_offset >= end_offset:
+                continue
+            for each in in_flight.overlapping(first_offset, end_offset):
+                self._check_held(each, member_id)
+            if kind == AcknowledgeType.RENEW and not self.limits.is_renew_enabled:
+                raise ApiError(
+                    ErrorCode.INVALID_RECORD_STATE, "The group does not allow locks to be renewed."
+                )
+            for each in in_flight.cut(first_offset, end_offset):
+                each.transition = transition
+                if kind == AcknowledgeType.RENEW:
+                    renewed.append(each)
+                else:
+                    transition.changes.append(self._change_of(each, kind, steady_ms))
+
+    def _check_held(self, found: Range, member_id: str) -> None:
+        if found.state != DeliveryState.ACQUIRED:
+            raise ApiError(
+                ErrorCode.INVALID_RECORD_STATE, "A record that is not locked cannot be acknowledged."
+            )
+        if found.holder != member_id:
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "Another member holds the lock of the record.")
+        if found.transition is not None:
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "The record is being acknowledged already.")
+
+    def _change_of(self, found: Range, kind: int, steady_ms: int) -> Change:
+        if kind == AcknowledgeType.ACCEPT:
+            return Change(found, DeliveryState.ACKNOWLEDGED)
+        if kind == AcknowledgeType.RELEASE:
+            if found.delivery_count >= self.limits.delivery_count_max:
+                return Change(found, DeliveryState.ARCHIVED, is_dead=True)
+            backoff_ms = self.limits.backoff_after(found.delivery_count)
+            return Change(found, DeliveryState.AVAILABLE, steady_ms + backoff_ms if backoff_ms else 0)
+        return Change(found, DeliveryState.ARCHIVED, is_dead=kind == AcknowledgeType.REJECT)
+
+    # -- coming back without an acknowledgement --------------------------------------------------------------
+
+    def expire(self, steady_ms: int) -> bool:
+        """End the locks whose deadline has passed. Returns whether any ended."""
+        if steady_ms < self._earliest_end_ms:
+            return False
+        expired: list[Range] = []
+        self._earliest_end_ms = _NEVER_MS
+        for each in self._in_flight.ranges:
+            if each.state != DeliveryState.ACQUIRED:
+                continue
+            if each.transition is None and each.deadline_ms <= steady_ms:
+                expired.append(each)
+            else:
+                # Also of one that is being written: it comes back when that fails.
+                self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
+        return self._give_back(expired)
+
+    def release_member(self, member_id: str) -> bool:
+        """End the locks of a member that is gone. Returns whether it had any."""
+        held = [
+            each for each in self._in_flight.ranges if each.holder == member_id and each.transition is None
+        ]
+        return self._give_back(held)
+
+    def _give_back(self, ranges: Sequence[Range]) -> bool:
+        if not ranges:
+            return False
+        transition = Transition()
+        for each in ranges:
+            if each.delivery_count >= self.limits.delivery_count_max:
+                each.transition = transition
+                transition.changes.append(Change(each, DeliveryState.ARCHIVED, is_dead=True))
+                self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
+            else:
+                self._in_flight.change(each, DeliveryState.AVAILABLE, each.delivery_count)
+                each.is_unwritten = self._has_unwritten = True
+        if transition.changes:
+            self._announced.append(transition)
+        self._in_flight.settle(ranges[0].first_offset, ranges[-1].end_offset)
+        return True
+
+    # -- the log ---------------------------------------------------------------------------------------------
+
+    def log_start_moved(self, log_start_offset: int) -> None:
+        """Records before an offset are gone, with their locks."""
+        self._in_flight.drop_before(log_start_offset)
+        self._in_flight.settle(self.start_offset, self.start_offset)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    @property
+    def needs_write(self) -> bool:
+        return not self._is_writing and bool(self._announced or self._has_unwritten)
+
+    def next_write(self) -> Write:
+        """Everything that is to be written now. The next one waits for its outcome."""
+        assert self.needs_write
+        transitions, self._announced = tuple(self._announced), []
+        batches: list[StateBatch] = []
+        targets: dict[Range, DeliveryState] = {}
+        for transition in transitions:
+            for each, state, _, _ in transition.changes:
+                if each.transition is transition:
+                    targets[each] = state
+                    batches.append(_batch(each, state, each.delivery_count))
+        counted: list[tuple[int, int]] = []
+        for each in self._in_flight.ranges if self._has_unwritten else ():
+            if each.is_unwritten and each not in targets:
+                counted.append((each.first_offset, each.ended_deliveries))
+                batches.append(_batch(each, DeliveryState.AVAILABLE, each.ended_deliveries))
+        start_offset = self._in_flight.start_after(targets)
+        self._is_writing = True
+        return Write(
+            start_offset,
+            tuple(sorted(batches)),
+            self._in_flight.final_count(targets, start_offset),
+            transitions,
+            tuple(counted),
+        )
+
+    def written(self, write: Write, *, is_durable: bool) -> list[Dead]:
+        """The outcome of a write. Returns the records that are dead letters now."""
+        self._is_writing = False
+        dead: list[Dead] = []
+        if is_durable:
+            self._note_counted(write.counted)
+        for transition in write.transitions:
+            if is_durable:
+                self._carry_out(transition, dead)
+            else:
+                self._take_back(transition)
+        return dead
+
+    def _note_counted(self, counted: Sequence[tuple[int, int]]) -> None:
+        for first_offset, delivery_count in counted:
+            if self.start_offset <= first_offset < self.end_offset:
+                each = self._in_flight.ranges[self._in_flight.index_of(first_offset)]
+                if each.ended_deliveries == delivery_count:
+                    each.is_unwritten = False
+        self._has_unwritten = any(each.is_unwritten for each in self._in_flight.ranges)
+
+    def _carry_out(self, transition: Transition, dead: list[Dead]) -> None:
+        for each, state, deadline_ms, is_dead in transition.changes:
+            if each.transition is not transition:
+                continue  # the log's start has passed it meanwhile
+            each.transition = None
+            if is_dead:
+                dead.append(Dead(each.first_offset, each.end_offset, each.delivery_count))
+            self._in_flight.change(each, state, each.delivery_count, deadline_ms=deadline_ms)
+        first, last = transition.changes[0].changed, transition.changes[-1].changed
+        self._in_flight.settle(max(first.first_offset, self.start_offset), last.end_offset)
+
+    def _take_back(self, transition: Transition) -> None:
+        for change in transition.changes:
+            if change.changed.transition is transition:
+                change.changed.transition = None
+
+
+def _batch(written: Range, state: DeliveryState, delivery_count: int) -> StateBatch:
+    return StateBatch(written.first_offset, written.end_offset - 1, int(state), delivery_count)
+
+
+def _runs(batch: AcknowledgedBatch) -> Iterator[tuple[int, int, int]]:
+    """(first offset, end offset, type) of the offsets that are acknowledged alike."""
+    if len(batch.types) == 1:
+        yield batch.first_offset, batch.last_offset + 1, batch.types[0]
+        return
+    at = batch.first_offset
+    for kind, alike in groupby(batch.types):
+        end_offset = at + sum(1 for _ in alike)
+        yield at, end_offset, kind
+        at = end_offset
+
+
+def _add(acquired: list[Acquired], added: Acquired, batch_size: int) -> None:
+    """Add to the last piece, while that is small."""
+    if acquired:
+        last = acquired[-1]
+        if (
+            last.end_offset == added.first_offset
+            and last.delivery_count == added.delivery_count
+            and last.end_offset - last.first_offset < batch_size
+        ):
+            acquired[-1] = last._replace(end_offset=added.end_offset)
+            return
+    acquired.append(added)

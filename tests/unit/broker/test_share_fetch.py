@@ -1,0 +1,298 @@
+"""ShareFetch and ShareAcknowledge against brokers on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.broker.replica_world import TOPIC_ID, World, write
+from tests.unit.broker.share_world import (
+    ACCEPT,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    WAIT_MS,
+    Member,
+    StoredStates,
+    configure,
+    outcome,
+    share_with,
+)
+from tidemill.errors import ErrorCode
+
+MakeWorld = Callable[..., World]
+LOCK_S = 30
+
+
+@pytest.fixture
+def states() -> StoredStates:
+    return StoredStates()
+
+
+@pytest.fixture
+def world(make_world: MakeWorld, states: StoredStates) -> World:
+    world = make_world(1)
+    world.start()
+    world.create_topic((1,), partitions=2)
+    world.settle()
+    share_with(world, states)
+    configure(world, share_auto_offset_reset="earliest")
+    world.settle()
+    return world
+
+
+def test_records_are_acquired_and_accepted(world: World, states: StoredStates) -> None:
+    write(world, 1, b"a", b"b", b"c")
+    member = Member(world)
+    member.fetch()
+    fetched = member.fetch(max_wait_ms=WAIT_MS)
+    assert fetched.acquired() == [(0, 2, 1)]
+    assert fetched.values() == [b"a", b"b", b"c"]
+    assert fetched.response.acquisition_lock_timeout_ms == LOCK_S * 1000
+    assert member.acknowledge((0, 2, [ACCEPT])) is ErrorCode.NONE
+    assert states.of().start_offset == 3
+    assert member.fetch().acquired() == []
+
+
+def test_locked_records_are_not_given_to_another_member(world: World) -> None:
+    write(world, 1, b"a", b"b")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    assert first.fetch(max_wait_ms=WAIT_MS).offsets() == [0, 1]
+    assert second.fetch(max_wait_ms=100).offsets() == []
+
+
+@pytest.mark.parametrize(("version", "mode"), [(1, 0), (2, 0), (2, 1)])
+def test_fetch_acquires_at_most_max_records_inside_a_batch(world: World, version: int, mode: int) -> None:
+    write(world, 1, *(b"%d" % number for number in range(10)))
+    first, second = Member(world, "m1"), Member(world, "m2")
+    fields = {"share_acquire_mode": mode} if version > 1 else {}
+    taken = first.fetch(max_records=3, version=version, max_wait_ms=WAIT_MS, **fields)
+    assert taken.acquired() == [(0, 2, 1)]
+    assert second.fetch(max_records=3, version=version, max_wait_ms=WAIT_MS, **fields).acquired() == [
+        (3, 5, 1)
+    ]
+
+
+def test_released_records_are_delivered_again_with_a_larger_count(world: World) -> None:
+    write(world, 1, b"a", b"b", b"c")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    first.fetch(max_wait_ms=WAIT_MS)
+    assert first.acknowledge((0, 2, [ACCEPT, RELEASE, REJECT])) is ErrorCode.NONE
+    assert second.fetch(max_wait_ms=WAIT_MS).acquired() == [(1, 1, 2)]
+
+
+def test_expired_lock_gives_records_to_a_waiting_member(world: World, states: StoredStates) -> None:
+    write(world, 1, b"a", b"b")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    first.fetch(max_wait_ms=WAIT_MS)
+    waiting = second.start_fetch(max_wait_ms=60_000)
+    world.until(lambda: waiting.is_there, "the records of an expired lock", limit_s=LOCK_S + 5)
+    assert second.answered(waiting).acquired() == [(0, 1, 2)]
+    # What was not acknowledged counts durably.
+    world.settle(0.1)
+    assert states.of().offsets == {0: (1, 0), 1: (1, 0)}
+
+
+def test_acknowledgement_after_the_lock_ended_is_refused(world: World) -> None:
+    write(world, 1, b"a")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    first.fetch(max_wait_ms=WAIT_MS)
+    world.settle(LOCK_S + 1)
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.INVALID_RECORD_STATE
+    second.fetch(max_wait_ms=WAIT_MS)
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.INVALID_RECORD_STATE
+    assert second.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_second_acknowledgement_and_that_of_another_member_are_refused(world: World) -> None:
+    write(world, 1, b"a", b"b")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    first.fetch(max_wait_ms=WAIT_MS)
+    second.fetch()
+    assert second.acknowledge((0, 1, [ACCEPT])) is ErrorCode.INVALID_RECORD_STATE
+    assert first.acknowledge((1, 1, [ACCEPT])) is ErrorCode.NONE
+    assert first.acknowledge((1, 1, [ACCEPT])) is ErrorCode.INVALID_RECORD_STATE
+    # All or nothing: the first of the two would be right.
+    assert first.acknowledge((0, 1, [ACCEPT])) is ErrorCode.INVALID_RECORD_STATE
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    "acks",
+    [
+        [(1, 0, [ACCEPT])],
+        [(1, 1, [ACCEPT]), (0, 0, [ACCEPT])],
+        [(0, 1, [])],
+        [(0, 2, [ACCEPT, ACCEPT])],
+        [(0, 0, [5])],
+        [(0, 0, [-1])],
+        [(0, 9, [ACCEPT])],
+    ],
+)
+def test_malformed_acknowledgements_are_refused_and_change_nothing(
+    world: World, acks: list[tuple[int, int, list[int]]]
+) -> None:
+    write(world, 1, b"a", b"b", b"c")
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    assert member.acknowledge(*acks) is ErrorCode.INVALID_REQUEST
+    assert member.acknowledge((0, 2, [ACCEPT, GAP, ACCEPT])) is ErrorCode.NONE
+
+
+def test_acknowledgements_travel_with_a_fetch(world: World) -> None:
+    write(world, 1, b"a", b"b")
+    member = Member(world)
+    member.fetch(max_records=1, max_wait_ms=WAIT_MS)
+    fetched = member.fetch(acks=[(0, 0, [ACCEPT])], max_wait_ms=WAIT_MS)
+    assert (fetched.acknowledge_error(), fetched.offsets()) == (ErrorCode.NONE, [1])
+    refused = member.fetch(acks=[(0, 1, [ACCEPT])])
+    assert refused.error_of() is ErrorCode.NONE
+    assert refused.acknowledge_error() is ErrorCode.NONE, "what is before the start needs nothing"
+
+
+def test_waiting_fetch_gets_what_is_produced(world: World) -> None:
+    member = Member(world)
+    waiting = member.start_fetch(max_wait_ms=WAIT_MS)
+    world.settle(0.5)
+    assert not waiting.is_there
+    write(world, 1, b"a")
+    world.until(lambda: waiting.is_there, "a fetch that is woken", limit_s=1)
+    assert member.answered(waiting).values() == [b"a"]
+
+
+def test_waiting_fetches_are_served_in_the_order_in_which_they_came(world: World) -> None:
+    members = [Member(world, f"m{number}") for number in range(5)]
+    waiting = [member.start_fetch(max_records=1, max_wait_ms=WAIT_MS) for member in members]
+    world.settle(0.5)
+    write(world, 1, *(b"%d" % number for number in range(5)))
+    world.until(lambda: all(each.is_there for each in waiting), "all of them are served", limit_s=1)
+    assert [member.answered(each).offsets() for member, each in zip(members, waiting, strict=True)] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
+
+
+def test_thousand_members_take_one_record_each(world: World) -> None:
+    members = [Member(world, f"m{number}") for number in range(1000)]
+    waiting = [member.start_fetch(max_records=1, max_wait_ms=WAIT_MS) for member in members]
+    write(world, 1, *(b"%d" % number for number in range(1000)))
+    world.until(lambda: all(each.is_there for each in waiting), "all of them are served", limit_s=5)
+    taken = [member.answered(each).offsets() for member, each in zip(members, waiting, strict=True)]
+    assert taken == [[number] for number in range(1000)]
+    for member, (offset,) in zip(members, taken, strict=True):
+        assert member.acknowledge((offset, offset, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_record_that_is_always_released_is_archived_at_the_limit(world: World, states: StoredStates) -> None:
+    """Failure 31: every release counts."""
+    write(world, 1, b"poison", b"fine")
+    member = Member(world)
+    counts = []
+    for _ in range(10):
+        fetched = member.fetch(max_records=1, max_wait_ms=200)
+        if fetched.offsets() != [0]:
+            break
+        counts += [count for _, _, count in fetched.acquired()]
+        assert member.acknowledge((0, 0, [RELEASE])) is ErrorCode.NONE
+    assert counts == [1, 2, 3, 4, 5]
+    assert fetched.values() == [b"fine"]
+    assert states.of().start_offset == 1
+
+
+def test_closed_session_gives_its_records_back_and_counts(world: World) -> None:
+    write(world, 1, b"a")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    first.fetch(max_wait_ms=WAIT_MS)
+    waiting = second.start_fetch(max_wait_ms=WAIT_MS)
+    first.close()
+    world.until(lambda: waiting.is_there, "what the other member held", limit_s=1)
+    assert second.answered(waiting).acquired() == [(0, 0, 2)]
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.SHARE_SESSION_NOT_FOUND
+
+
+def test_renewed_lock_lasts(world: World) -> None:
+    write(world, 1, b"a")
+    member, other = Member(world), Member(world, "m2")
+    member.fetch(max_wait_ms=WAIT_MS)
+    for _ in range(5):
+        world.settle(LOCK_S - 5)
+        assert member.acknowledge((0, 0, [RENEW])) is ErrorCode.NONE
+    assert other.fetch().offsets() == []
+    assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_session_epochs(world: World) -> None:
+    member = Member(world)
+    assert member.fetch(epoch=1).error is ErrorCode.SHARE_SESSION_NOT_FOUND
+    assert member.acknowledge(epoch=-1) is ErrorCode.SHARE_SESSION_NOT_FOUND
+    member.fetch()
+    assert member.fetch(epoch=5).error is ErrorCode.INVALID_SHARE_SESSION_EPOCH
+    assert member.acknowledge(epoch=0) is ErrorCode.INVALID_SHARE_SESSION_EPOCH
+    assert member.fetch().error is ErrorCode.NONE
+    member.close()
+    assert member.fetch().error is ErrorCode.SHARE_SESSION_NOT_FOUND
+
+
+def test_session_ends_with_the_connection_that_opened_it(world: World) -> None:
+    write(world, 1, b"a")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    opened = first.start_fetch(max_wait_ms=WAIT_MS)
+    assert first.answered(opened).offsets() == [0]
+    peer = opened._peer
+    peer.is_closed = True
+    world._run_in(world[1], lambda: [callback() for callback in peer.close_callbacks])
+    assert second.fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 0, 2)]
+
+
+def test_acknowledgement_is_answered_when_it_is_durable(world: World, states: StoredStates) -> None:
+    write(world, 1, b"a")
+    member, other = Member(world), Member(world, "m2")
+    member.fetch(max_wait_ms=WAIT_MS)
+    states.is_held = True
+    answer = member.start_acknowledge((0, 0, [ACCEPT]))
+    # Failure 32: the lock would have expired; the outcome of the write decides.
+    world.settle(LOCK_S + 10)
+    assert not answer.is_there
+    assert other.fetch().offsets() == []
+    states.is_held = False
+    world.until(lambda: answer.is_there, "the acknowledgement")
+    assert outcome(answer) is ErrorCode.NONE
+    assert other.fetch(max_wait_ms=100).offsets() == []
+
+
+def test_failed_write_leaves_the_record_locked_for_its_holder(world: World, states: StoredStates) -> None:
+    write(world, 1, b"a")
+    member, other = Member(world), Member(world, "m2")
+    member.fetch(max_wait_ms=WAIT_MS)
+    states.failure = ErrorCode.NOT_COORDINATOR
+    assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert other.fetch(max_wait_ms=100).offsets() == []
+    states.failure = None
+    assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_unknown_topics_and_partitions(world: World) -> None:
+    member = Member(world)
+    fetched = member.fetch(0, 7)
+    assert fetched.error_of(7) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert member.acknowledge((0, 0, [ACCEPT]), topic_id=bytes(16)) is ErrorCode.UNKNOWN_TOPIC_ID
+    assert member.acknowledge((0, 0, [ACCEPT]), index=9) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_acknowledgement_for_a_recreated_topic_is_refused(world: World) -> None:
+    write(world, 1, b"a")
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    world.delete_topic()
+    world.create_topic((1,), topic_id=bytes(range(1, 17)))
+    world.settle()
+    assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.UNKNOWN_TOPIC_ID
+    again = bytes(range(1, 17))
+    assert member.acknowledge((0, 0, [ACCEPT]), topic_id=again) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    fetched = member.fetch(0, topic_id=again)
+    assert {topic.topic_id for topic in fetched.response.responses} <= {TOPIC_ID, again}
