@@ -16,7 +16,7 @@ from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import Filtered, FilteredRead, Skipping
 from tidemill.log.log import Log
 from tidemill.log.segments import tag_index
-from tidemill.log.segments.summaries import Probe
+from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.compression import CompressionType
@@ -235,9 +235,13 @@ def test_batches_keep_what_identifies_them(seed: int) -> None:
             "producer_id",
             "producer_epoch",
             "base_sequence",
-            "attributes",
+            "is_transactional",
+            "is_control",
+            "is_log_append_time",
         )
         assert all(getattr(header, name) == getattr(original, name) for name in same)
+        assert header.codec in (original.codec, CompressionType.NONE)
+        assert header.size <= original.size
     controls = [each for each in originals.values() if each.is_control]
     assert [each for each in headers if each.is_control] == controls
 

@@ -3,6 +3,8 @@ tag index lets them skip."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,10 +12,10 @@ from tests.property.filter_model import FILTERS, DrawnFilter, record_lists
 from tidemill.filters.language import FilterError, parse
 from tidemill.filters.matching import compile_filter
 from tidemill.filters.needles import needles_of
-from tidemill.log.segments.summaries import Probe, TermCollector
+from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.tag_index import TagIndex, build
 from tidemill.protocol.compression import CompressionType
-from tidemill.protocol.record_walk import records_of, select, walk
+from tidemill.protocol.record_walk import record_at, records_of, select, walk
 from tidemill.protocol.records import CONTROL, BatchHeader, Record, build_batch, header_at
 from tidemill.protocol.steps import run_steps
 
@@ -92,11 +94,11 @@ def test_any_text_is_a_filter_or_is_refused(text: str) -> None:
     drawn=FILTERS,
     batches=st.lists(st.tuples(record_lists(), st.sampled_from(CompressionType), st.booleans()), max_size=6),
 )
-def test_what_the_tag_index_skips_has_no_match_and_no_control_batch(
+def test_the_tag_index_finds_what_the_twin_keeps_and_control_batches(
     drawn: DrawnFilter, batches: list[tuple[list[Record], CompressionType, bool]]
 ) -> None:
     placed: list[tuple[int, BatchHeader, memoryview]] = []
-    wanted: set[int] = set()
+    wanted: dict[int, list[int] | None] = {}
     position = offset = 0
     for records, codec, is_control in batches:
         moved = [record._replace(offset=offset + record.offset) for record in records]
@@ -108,29 +110,26 @@ def test_what_the_tag_index_skips_has_no_match_and_no_control_batch(
         )
         header = header_at(batch)
         placed.append((position, header, memoryview(batch)))
-        if is_control or any(drawn.keeps(record) for record in moved):
-            wanted.add(position)
+        kept = [record.offset for record in moved if drawn.keeps(record)]
+        if is_control or kept:
+            wanted[position] = None if is_control else kept
         position, offset = position + header.size, header.next_offset
     index = TagIndex.open(build(placed, position), position)
     assert index is not None
     probe = Probe(parse(drawn.text))
     at = 0
-    read: set[int] = set()
+    found: dict[int, list[int] | None] = {}
     while (piece := run_steps(index.next_piece(probe, at))) is not None:
-        read.update(start for start, _, _ in placed if piece.position <= start < piece.end_position)
-        assert piece.position >= at
+        assert piece.found is not None, "few values are listed"
+        for each in piece.found:
+            assert at <= each.position < piece.end_position
+            (data,) = (data for start, _, data in placed if start == each.position)
+            found[each.position] = None if each.records is None else _offsets_at(data, each.records)
         at = piece.end_position
-    assert wanted <= read
+    assert found == wanted
 
 
-@_PATIENT
-@given(drawn=FILTERS, records=record_lists())
-def test_what_a_summary_excludes_has_no_match(drawn: DrawnFilter, records: list[Record]) -> None:
-    """Each record alone, so that no other one hides a wrong exclusion."""
-    probe = Probe(parse(drawn.text))
-    for record in records:
-        batch = build_batch([record], base_offset=record.offset)
-        collector = TermCollector()
-        collector.add(header_at(batch), memoryview(batch))
-        if drawn.keeps(record):
-            assert probe.may_match(collector.summary())
+def _offsets_at(batch: memoryview, places: Sequence[tuple[int, int]]) -> list[int]:
+    header = header_at(batch)
+    body = records_of(batch, header)
+    return [header.base_offset + record_at(body, start, end, header)[3] for start, end in places]

@@ -5,8 +5,10 @@ and last offset, producer, sequence numbers, transactional flag, timestamps and 
 batches stay. A run of batches without any record left is skipped. Only at the end of the result one empty batch
 covers it, so that the reader's position gets past it.
 
-A sealed segment may have a tag index, which excludes runs of batches without a look at them. Control batches in such a
-run still come.
+A sealed segment may have a tag index, which says where the records are that match. Batches without any are skipped
+without a look at them, and in others the records that match are not searched for. Control batches still come.
+
+A batch that is written anew has the codec of its source, unless what is left of it is smaller than that without one.
 
 It decodes records, so it runs in steps (`protocol/steps.py`) and may be continued when the log has grown. A log that lost or
 replaced segments meanwhile is read from the start again.
@@ -23,12 +25,13 @@ from tidemill.errors import ProtocolError, StorageError
 from tidemill.log.cleaning.rewrite import with_records
 from tidemill.log.files import FileSlice
 from tidemill.log.log import Log
-from tidemill.log.segments.segment import Segment
-from tidemill.log.segments.summaries import Probe
-from tidemill.log.segments.tag_index import TagIndex
+from tidemill.log.segments.dictionaries import Probe
+from tidemill.log.segments.segment import Segment, can_hold
+from tidemill.log.segments.tag_index import Found, TagIndex
 from tidemill.log.segments.tag_index_files import TagIndexes
-from tidemill.protocol.record_walk import RawRecord, records_in_steps
+from tidemill.protocol.record_walk import RawRecord, record_at, records_in_steps
 from tidemill.protocol.records import (
+    COMPRESSION_MASK,
     HEADER_SIZE,
     LENGTH_PREFIX,
     MAGIC,
@@ -36,6 +39,7 @@ from tidemill.protocol.records import (
     BatchHeader,
     assemble,
     checksum_matches,
+    header_at,
 )
 from tidemill.protocol.steps import Steps
 from tidemill.types import NO_TIMESTAMP
@@ -44,8 +48,12 @@ from tidemill.types import NO_TIMESTAMP
 _BATCHES_A_STEP = 64
 # Larger ones are compressed in a thread.
 _BYTES_A_STEP = 16 * 1024
-# What a look at one byte costs, in bytes that the tag index excludes.
+# What a look at one byte costs, in bytes that the tag index excludes, and in bytes of batches with known matches.
 _SKIPPED_BYTES_A_BYTE = 256
+_FOUND_BYTES_A_BYTE = 4
+# Batches with known matches, and records of them, between two steps.
+_FOUND_A_STEP = 16
+_FOUND_RECORDS_A_STEP = 150
 _OFFSET_DELTA_MAX = 0x7FFFFFFF
 _NO_PRODUCER = -1
 
@@ -56,10 +64,12 @@ Select = Callable[[bytes, BatchHeader], Steps[list[RawRecord] | None]]
 
 
 class Skipping(NamedTuple):
-    """How a read skips runs of sealed segments. `probe` must exclude only what `Select` leaves out."""
+    """How a read skips parts of sealed segments. `probe` must exclude only what `Select` leaves out."""
 
     probe: Probe
     indexes: TagIndexes
+    # Whether `Select` keeps all that the probe finds.
+    is_exact: bool = True
 
 
 class Filtered:
@@ -152,7 +162,7 @@ class FilteredRead:
             )
         else:
             scanned_bytes, is_through = yield from self._look_at_pieces(
-                segment, index, skipping.probe, position, end_offset, scan_bytes_max
+                segment, index, skipping, position, end_offset, scan_bytes_max
             )
         if is_through:
             self._step_over_gap(segment, end_offset)
@@ -162,7 +172,7 @@ class FilteredRead:
         self,
         segment: Segment,
         index: TagIndex,
-        probe: Probe,
+        skipping: Skipping,
         position: int,
         end_offset: int,
         scan_bytes_max: int,
@@ -170,7 +180,7 @@ class FilteredRead:
         """As `_look_at`, to the end of a sealed segment, for the batches that its index does not exclude."""
         scanned_bytes, size = 0, segment.size
         while position < size:
-            piece = yield from index.next_piece(probe, position)
+            piece = yield from index.next_piece(skipping.probe, position)
             if self.log.removals != self._removals:
                 return scanned_bytes, False
             begin = size if piece is None else piece.position
@@ -179,13 +189,55 @@ class FilteredRead:
                 break
             if begin > position:
                 self._skip_to(min(piece.base_offset, end_offset))
-            scanned, is_through = yield from self._look_at(
-                segment, begin, piece.end_position, end_offset, scan_bytes_max - scanned_bytes
-            )
+            left = scan_bytes_max - scanned_bytes
+            if piece.found is None:
+                scanned, is_through = yield from self._look_at(
+                    segment, begin, piece.end_position, end_offset, left
+                )
+            else:
+                scanned, is_through = yield from self._take(
+                    segment, piece.found, end_offset, left, is_exact=skipping.is_exact
+                )
             scanned_bytes += scanned
             if not is_through:
                 return scanned_bytes, False
             position = piece.end_position
+            self._skip_to(min(piece.next_offset, end_offset))
+        return scanned_bytes, True
+
+    def _take(
+        self,
+        segment: Segment,
+        found: Sequence[Found],
+        end_offset: int,
+        scan_bytes_max: int,
+        *,
+        is_exact: bool,
+    ) -> Steps[tuple[int, bool]]:
+        """As `_look_at`, for the batches that the index has found."""
+        scanned_bytes, removals = 0, self._removals
+        for number, each in enumerate(found, 1):
+            batch = memoryview(segment.file.read(each.size, each.position))
+            header = _header_of(segment, each, batch)
+            self._skip_to(min(header.base_offset, end_offset))
+            if header.base_offset >= end_offset:
+                return scanned_bytes, False
+            whole = FileSlice(segment.file, each.position, each.size)
+            part: Part | None = whole
+            if each.records is not None:
+                places = each.records if is_exact else None
+                part = yield from self._left_of(header, batch, whole, places)
+            if self.log.removals != removals:
+                return scanned_bytes, False
+            if part is not None and not self._has_room(part):
+                self.is_full = True
+                return scanned_bytes, False
+            scanned_bytes += -(-each.size // _FOUND_BYTES_A_BYTE)
+            self._pass(header, part)
+            if self.is_full or scanned_bytes >= scan_bytes_max:
+                return scanned_bytes, False
+            if number % _FOUND_A_STEP == 0:
+                yield None
         return scanned_bytes, True
 
     def _look_at(
@@ -208,11 +260,7 @@ class FilteredRead:
                 self.is_full = True
                 return scanned_bytes, False
             scanned_bytes += header.size
-            self.next_offset = header.next_offset
-            if part is not None:
-                self._add(part)
-                self._empty_from = self.next_offset
-            self._empty_epoch = header.leader_epoch
+            self._pass(header, part)
             position = at + header.size
             if scanned_bytes >= scan_bytes_max:
                 return scanned_bytes, False
@@ -221,6 +269,14 @@ class FilteredRead:
         if position < end_position:
             raise StorageError(f"{segment.path_of('log')}: no batch at position {position}")
         return scanned_bytes, True
+
+    def _pass(self, header: BatchHeader, part: Part | None) -> None:
+        """Go on behind a batch, of which `part` is kept."""
+        self.next_offset = header.next_offset
+        if part is not None:
+            self._add(part)
+            self._empty_from = self.next_offset
+        self._empty_epoch = header.leader_epoch
 
     def _skip_to(self, offset: int) -> None:
         """Step over offsets without a record to show."""
@@ -237,22 +293,32 @@ class FilteredRead:
         if following is not None:
             self._skip_to(min(following, end_offset))
 
-    def _left_of(self, header: BatchHeader, batch: memoryview, whole: FileSlice) -> Steps[Part | None]:
-        """What is kept of a batch; None when that is nothing."""
+    def _left_of(
+        self,
+        header: BatchHeader,
+        batch: memoryview,
+        whole: FileSlice,
+        places: Sequence[tuple[int, int]] | None = None,
+    ) -> Steps[Part | None]:
+        """What is kept of a batch; None when that is nothing. `places` are the kept records, where they are known."""
         if not header.record_count:
             return None
+        if places is not None and len(places) == header.record_count:
+            return whole
         try:
             body = yield from records_in_steps(batch, header)
-            kept = yield from self._select(body, header)
+            if places is None:
+                kept = yield from self._select(body, header)
+            else:
+                kept = yield from _records_at(places, body, header)
             if kept is None or len(kept) == header.record_count:
                 return whole
             if not kept:
                 return None
-            rewrite = partial(with_records, header, body, kept, None)
-            if not header.codec or len(body) <= _BYTES_A_STEP:
-                return rewrite()
-            rewritten: bytearray = yield rewrite
-            return rewritten
+            if not checksum_matches(batch, header):
+                # A new checksum must not vouch for damaged records.
+                raise StorageError(f"the batch at offset {header.base_offset} is damaged")
+            return (yield from _rewritten(header, body, kept))
         except ProtocolError as error:
             if not checksum_matches(batch, header):
                 raise StorageError(f"the batch at offset {header.base_offset} is damaged: {error}") from error
@@ -287,6 +353,40 @@ class FilteredRead:
             parts.append(_empty_batch(first, last, self._empty_epoch))
             first = last + 1
         return Filtered(parts) if parts else None
+
+
+def _header_of(segment: Segment, found: Found, batch: memoryview) -> BatchHeader:
+    """The header of a batch that an index names."""
+    if len(batch) == found.size >= HEADER_SIZE:
+        header = header_at(batch)
+        if can_hold(segment.base_offset, header) and header.size == found.size:
+            return header
+    raise StorageError(f"{segment.path_of('log')}: no batch at position {found.position}")
+
+
+def _records_at(
+    places: Sequence[tuple[int, int]], body: bytes, header: BatchHeader
+) -> Steps[list[RawRecord]]:
+    kept = []
+    for number, (start, end) in enumerate(places, 1):
+        kept.append(record_at(body, start, end, header))
+        if number % _FOUND_RECORDS_A_STEP == 0:
+            yield None
+    return kept
+
+
+def _rewritten(header: BatchHeader, body: bytes, kept: Sequence[RawRecord]) -> Steps[Part]:
+    """The batch with the kept records alone. It is not larger than the whole one."""
+    if header.codec:
+        size = sum(record[1] - record[0] for record in kept)
+        if size <= header.size - HEADER_SIZE:
+            # The codec would cost more time than the network.
+            header = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
+    rewrite = partial(with_records, header, body, kept, None)
+    if not header.codec or len(body) <= _BYTES_A_STEP:
+        return rewrite()
+    rewritten: bytearray = yield rewrite
+    return rewritten
 
 
 def both(first: Select, second: Select) -> Select:

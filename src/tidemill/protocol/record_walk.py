@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from tidemill.errors import ProtocolError
 from tidemill.filters.matching import Matcher
@@ -216,27 +217,83 @@ class _Candidates:
         return min(found)
 
 
-def keys_and_headers(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, bytes]]:
-    """The key of every record, and its headers as they are encoded: their number and the headers.
+class RecordFields(NamedTuple):
+    """The fields of all records of a batch that an index needs, one entry for each record."""
 
-    Raises `ProtocolError` for invalid records. Only `headers_at` finds faults in the headers.
+    sizes: list[int]
+    keys: list[bytes | None]
+    # As they are encoded: their number and the headers.
+    headers: list[bytes]
+
+
+def fields_of(body: bytes, header: BatchHeader) -> RecordFields:
+    """The size, key and encoded headers of every record. Raises `ProtocolError` for the same records as `walk`.
+
+    Only `headers_at` finds faults in the headers. Varints are decoded in place, as in `walk`.
     """
     position, size = 0, len(body)
     check_fits(header.record_count, size)
+    last_offset_delta, base_timestamp = header.last_offset_delta, header.base_timestamp
+    found = RecordFields([], [], [])
+    add_size, add_key, add_headers = found.sizes.append, found.keys.append, found.headers.append
     try:
         for _ in range(header.record_count):
             start = position
-            length, position = varint_at(body, position)
+            if (byte := body[position]) < 0x80:
+                length, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                length, position = varint_at(body, position)
             end = position + length
             if length < 0 or end > size:
                 raise ProtocolError(f"a record of {length} bytes does not fit its batch")
-            record, position = _raw_record(body, start, position, end, header)
-            yield record[4], body[position:end]
+            if (byte := body[position + 1]) < 0x80:
+                delta, position = (byte >> 1) ^ -(byte & 1), position + 2
+            else:
+                delta, position = varint_at(body, position + 1)
+            if not INT64_MIN <= base_timestamp + delta <= INT64_MAX:
+                raise ProtocolError("a record's timestamp does not fit 64 bits")
+            if (byte := body[position]) < 0x80:
+                delta, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                delta, position = varint_at(body, position)
+            if not 0 <= delta <= last_offset_delta:
+                raise ProtocolError(f"a record's offset delta of {delta} lies outside of its batch")
+            if (byte := body[position]) < 0x80:
+                length, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                length, position = varint_at(body, position)
+            key = None
+            if length >= 0:
+                key = body[position : position + length]
+                position += length
+            if (byte := body[position]) < 0x80:
+                length, position = (byte >> 1) ^ -(byte & 1), position + 1
+            else:
+                length, position = varint_at(body, position)
+            if length > 0:
+                position += length
+            if position >= end:
+                raise ProtocolError("a key or value does not fit its record")
+            add_size(end - start)
+            add_key(key)
+            add_headers(body[position:end])
             position = end
     except IndexError as error:
         raise ProtocolError("a record is cut off") from error
     if position != size:
         raise ProtocolError(f"{size - position} bytes follow the last record of a batch")
+    return found
+
+
+def record_at(body: bytes, start: int, end: int, header: BatchHeader) -> RawRecord:
+    """The record between two positions. Raises `ProtocolError` unless there is one."""
+    try:
+        length, position = varint_at(body, start)
+        if position + length != end or end > len(body):
+            raise ProtocolError(f"there is no record of {end - start} bytes at {start}")
+        return _raw_record(body, start, position, end, header)[0]
+    except IndexError as error:
+        raise ProtocolError("a record is cut off") from error
 
 
 def _raw_record(

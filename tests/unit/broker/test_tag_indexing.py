@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +21,7 @@ from tidemill.errors import StorageError
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import TAG_INDEX
-from tidemill.log.segments.tag_index_files import Indexing, write_index
+from tidemill.log.segments.tag_index_files import Indexing, write_index, write_indexes
 from tidemill.sim.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
@@ -163,13 +163,40 @@ async def test_on_a_full_disk_it_tries_again_later(disk: SimulatedDisk) -> None:
 
 async def test_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:
     log = Log(DiskFiles(), str(tmp_path), small_segments(), wall_ms=T0)
-    fill(log, 1)
-    indexing = Indexing.of(log.segments[0])
-    write_index(DiskFiles(), indexing)
-    expected = DiskFiles().read(indexing.path)
-    DiskFiles().remove(indexing.path)
-    await index_in_process(indexing)
-    assert DiskFiles().read(indexing.path) == expected
-    with pytest.raises(StorageError, match="are batches"):
-        await index_in_process(indexing._replace(segment_size=indexing.segment_size - 1))
+    fill(log, 2)
+    indexings = [Indexing.of(segment) for segment in log.segments[:2]]
+    expected = []
+    for indexing in indexings:
+        write_index(DiskFiles(), indexing)
+        expected.append(DiskFiles().read(indexing.path))
+        DiskFiles().remove(indexing.path)
+    wrong = indexings[0]._replace(segment_size=indexings[0].segment_size - 1, path=f"{tmp_path}/wrong")
+    first, failed, second = await index_in_process([indexings[0], wrong, indexings[1]])
+    assert (first, second) == (None, None)
+    assert isinstance(failed, StorageError)
+    assert [DiskFiles().read(indexing.path) for indexing in indexings] == expected
     log.close()
+
+
+async def test_a_process_gets_several_segments_and_one_that_fails_is_left_out(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    log = broker.add("t")
+    fill(log, 4)
+    damaged = log.segments[2]
+    groups: list[int] = []
+
+    async def run(indexings: Sequence[Indexing]) -> Sequence[Exception | None]:
+        groups.append(len(indexings))
+        if len(groups) == 1:
+            raise StorageError("the process died")
+        outcomes = write_indexes(disk, indexings)
+        outcomes[indexings.index(Indexing.of(damaged))] = StorageError("damaged")
+        return outcomes
+
+    broker.indexer = TagIndexer(disk, lambda: broker.shown, broker._run_blocking, run)
+    broker.indexer._size_min = 1
+    while await broker.indexer.index_newest():
+        pass
+    assert groups == [4, 3]
+    # The newest one was blamed for the end of the process.
+    assert index_files(disk, log.folder) == [segment.base_offset for segment in log.segments[:2]]

@@ -16,11 +16,12 @@ import os
 import pickle
 import sys
 import threading
+from collections.abc import Sequence
 
 from tidemill.errors import StorageError
 from tidemill.log.cleaning.cleaner import Cleaning, CleaningResult, clean
 from tidemill.log.files import DiskFiles
-from tidemill.log.segments.tag_index_files import Indexing, write_index
+from tidemill.log.segments.tag_index_files import Indexing, write_indexes
 
 _NICENESS = 5
 # An index only spares work. It waits for everything else.
@@ -34,12 +35,14 @@ async def clean_in_process(cleaning: Cleaning) -> CleaningResult:
     return outcome
 
 
-async def index_in_process(indexing: Indexing) -> None:
-    """Raises what the child raised."""
-    await _run_in_process(indexing, indexing.path)
+async def index_in_process(indexings: Sequence[Indexing]) -> Sequence[Exception | None]:
+    """Build indexes one after the other. Returns for each what went wrong."""
+    outcome = await _run_in_process(list(indexings), indexings[0].path)
+    assert isinstance(outcome, list)
+    return outcome
 
 
-async def _run_in_process(plan: Cleaning | Indexing, where: str) -> object:
+async def _run_in_process(plan: Cleaning | list[Indexing], where: str) -> object:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -71,13 +74,13 @@ async def _run_in_process(plan: Cleaning | Indexing, where: str) -> object:
 
 def main() -> None:
     stdin = sys.stdin.buffer
-    plan: Cleaning | Indexing = pickle.loads(stdin.read(int.from_bytes(stdin.read(8), "big")))
+    plan: Cleaning | list[Indexing] = pickle.loads(stdin.read(int.from_bytes(stdin.read(8), "big")))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    outcome: CleaningResult | Exception | None = None
+    outcome: CleaningResult | list[Exception | None] | Exception
     try:
-        if isinstance(plan, Indexing):
+        if isinstance(plan, list):
             os.nice(_INDEXING_NICENESS)
-            write_index(DiskFiles(), plan)
+            outcome = write_indexes(DiskFiles(), plan)
         else:
             os.nice(_NICENESS)
             outcome = clean(DiskFiles(), plan)

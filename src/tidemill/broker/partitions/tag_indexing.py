@@ -1,8 +1,9 @@
 """Builds the tag indexes of sealed segments in the background, for topics that views show.
 
-One segment at a time, in a process with a low priority: an index takes 20 to 100 seconds of Python for each GiB. The
-newest segment comes first. Retention keeps it longest, and a reader that starts at the beginning of a long log would
-overtake indexes that are built from there.
+One segment after the other, in a process with a low priority: an index decodes each record in Python. A process takes
+several segments, because starting one costs as much as indexing some megabytes. The newest segments come first.
+Retention keeps them longest, and a reader that starts at the beginning of a long log would overtake indexes that are
+built from there.
 
 A segment gets an index only below the recovery point: then no crash takes its batches back.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from tidemill.broker.disk.rounds import Rounds
 from tidemill.broker.disk.syncer import RunBlocking
@@ -22,15 +24,27 @@ from tidemill.errors import StorageError
 from tidemill.log.files import Files
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import Segment
-from tidemill.log.segments.tag_index_files import Indexing, write_index
+from tidemill.log.segments.tag_index_files import Indexing, write_indexes
 
 logger = logging.getLogger(__name__)
 
-RunIndexing = Callable[[Indexing], Awaitable[None]]
+RunIndexing = Callable[[Sequence[Indexing]], Awaitable[Sequence[Exception | None]]]
 
 _INTERVAL_S = 2.0
 # A smaller segment has a few runs only, and is read in less time than a process takes to start.
 _SIZE_MIN = 256 * 1024
+# What one process indexes. Its indexes are used when it has ended.
+_PROCESS_BYTES = 256 << 20
+
+
+class _Due(NamedTuple):
+    """A segment that lacks an index, and how many removals its log had then."""
+
+    partition: Partition
+    log: Log
+    segment: Segment
+    removals: int
+    indexing: Indexing
 
 
 class TagIndexer:
@@ -61,24 +75,33 @@ class TagIndexer:
         await self._rounds.stop()
 
     async def index_newest(self) -> bool:
-        """Index the newest segment that lacks an index; False when there is nothing to do now."""
-        due = list(self._due())
+        """Index the newest segments that lack an index; False when there is nothing to do now."""
+        due = sorted(self._due(), key=lambda each: each.segment.max_timestamp, reverse=True)
         if not due:
             return False
-        partition, log, segment = max(due, key=lambda candidate: candidate[2].max_timestamp)
-        indexing = Indexing.of(segment)
+        taken = self._for_one_process(due)
+        indexings = [each.indexing for each in taken]
         has_space = True
         try:
-            await self._index(partition, log, segment, indexing)
+            outcomes = await self._write(indexings)
+            for each, outcome in zip(taken, outcomes, strict=True):
+                has_space = self._finish(each, outcome) and has_space
         except (StorageError, OSError) as error:
-            has_space = not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
-            if has_space and partition.log is log:
-                self._failed.add(indexing)
-                logger.warning("%s cannot be indexed for views: %s", indexing.segment_path, error)
-        self._files.remove(indexing.path)
+            # The process died. The newest segment is taken for the reason, so that the others have their turn.
+            has_space = self._finish(taken[0], error)
+        for indexing in indexings:
+            self._files.remove(indexing.path)
         return has_space
 
-    def _due(self) -> Iterable[tuple[Partition, Log, Segment]]:
+    def _for_one_process(self, due: Sequence[_Due]) -> Sequence[_Due]:
+        if self._run_elsewhere is None:
+            return due[:1]
+        size, count = due[0].segment.size, 1
+        while count < len(due) and (size := size + due[count].segment.size) <= _PROCESS_BYTES:
+            count += 1
+        return due[:count]
+
+    def _due(self) -> Iterable[_Due]:
         for partition in self._partitions():
             log = partition.log
             for segment, following in pairwise(() if log is None else log.segments):
@@ -87,16 +110,32 @@ class TagIndexer:
                     and segment.tag_index_key is None
                     and segment.size >= self._size_min
                     and following.base_offset <= log.recovery_point
-                    and Indexing.of(segment) not in self._failed
+                    and (indexing := Indexing.of(segment)) not in self._failed
                 ):
-                    yield partition, log, segment
+                    yield _Due(partition, log, segment, log.removals, indexing)
 
-    async def _index(self, partition: Partition, log: Log, segment: Segment, indexing: Indexing) -> None:
-        removals = log.removals
-        if self._run_elsewhere is None:
-            await self._run_blocking(partial(write_index, self._files, indexing))
-        else:
-            await self._run_elsewhere(indexing)
+    async def _write(self, indexings: Sequence[Indexing]) -> Sequence[Exception | None]:
+        if self._run_elsewhere is not None:
+            return await self._run_elsewhere(indexings)
+        written: Sequence[Exception | None] = await self._run_blocking(
+            partial(write_indexes, self._files, indexings)
+        )
+        return written
+
+    def _finish(self, due: _Due, error: Exception | None) -> bool:
+        """Give a segment its index, or note that it cannot have one. Returns False when the disk is full."""
+        if due.partition.log is not due.log:
+            return True
         # The index may be of other batches when the log was cut or compacted meanwhile.
-        if partition.log is log and log.removals == removals:
-            segment.take_tag_index(indexing.path)
+        if error is None and due.log.removals == due.removals:
+            try:
+                due.segment.take_tag_index(due.indexing.path)
+            except OSError as failure:
+                error = failure
+        if error is None:
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return False
+        self._failed.add(due.indexing)
+        logger.warning("%s cannot be indexed for views: %s", due.indexing.segment_path, error)
+        return True

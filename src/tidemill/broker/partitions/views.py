@@ -13,7 +13,7 @@ from tidemill.controller.image import TopicImage
 from tidemill.filters.language import parse
 from tidemill.filters.matching import compile_filter
 from tidemill.log.filtered_read import Select
-from tidemill.log.segments.summaries import Probe
+from tidemill.log.segments.dictionaries import Probe
 from tidemill.protocol.record_walk import select
 from tidemill.types import TopicId
 
@@ -24,7 +24,7 @@ class View:
     topic_id: TopicId
     source: str
     select: Select
-    # Excludes parts of sealed segments by their index.
+    # Finds the records in sealed segments by their index.
     probe: Probe
     counts: TopicCounts
 

@@ -10,15 +10,17 @@ After a crash, segments above the recovery point lose theirs too. Segments get o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from tidemill.errors import StorageError
 from tidemill.log.files import Files
 from tidemill.log.segments.segment import TAG_INDEX, Segment, read_batches
 from tidemill.log.segments.tag_index import TagIndex, build
 from tidemill.protocol.steps import Steps
 
-# A gibibyte of small records with few headers has an index of about one.
+# A gibibyte of records of 1 KB has an index of about 2 MiB, one of small records about 10.
 _LOADED_BYTES_MAX = 32 << 20
 
 
@@ -42,6 +44,18 @@ def write_index(files: Files, indexing: Indexing) -> None:
     target = files.open(indexing.path, create=True)
     target.truncate(0)
     target.write(content, 0)
+
+
+def write_indexes(files: Files, indexings: Sequence[Indexing]) -> list[Exception | None]:
+    """Build some indexes. Returns for each what went wrong, if anything did."""
+    outcomes: list[Exception | None] = []
+    for indexing in indexings:
+        try:
+            write_index(files, indexing)
+            outcomes.append(None)
+        except (StorageError, OSError) as error:
+            outcomes.append(error)
+    return outcomes
 
 
 class TagIndexes:

@@ -330,7 +330,9 @@ class ConsumerFetch:
                     select,
                     max_bytes,
                     on_undecodable,
-                    None if view is None else Skipping(view.probe, self._broker.replicas.tag_indexes),
+                    None
+                    if view is None
+                    else Skipping(view.probe, self._broker.replicas.tag_indexes, select is view.select),
                 )
             try:
                 scanned = yield from read.advance(self._end_offset(partition), scan_bytes_max - scanned_bytes)
