@@ -48,8 +48,8 @@ NEXT_DUE = "tidemill-next-due"
 CARRIED = "tidemill-carried"
 
 _TIMES = (DELIVER_AT, DELAY, SCHEDULE)
-_OF_PRODUCERS = frozenset((*_TIMES, TIME_ZONE, SCHEDULE_ID, CANCEL))
-_OF_THE_BROKER = frozenset((ORIGINAL_OFFSET, PENDING_OFFSET, DUE, NEXT_DUE, CARRIED))
+PRODUCER_HEADERS = frozenset((*_TIMES, TIME_ZONE, SCHEDULE_ID, CANCEL))
+BROKER_HEADERS = frozenset((ORIGINAL_OFFSET, PENDING_OFFSET, DUE, NEXT_DUE, CARRIED))
 _PREFIX = b"tidemill-"
 SCHEDULE_ID_BYTES_MAX = 256
 _VALUE_BYTES_MAX = 256
@@ -133,7 +133,7 @@ def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Inspecti
     errors: list[tuple[int, str]] = []
     for index, record in enumerate(records):
         names = {header.key for header in record.headers}
-        if names.isdisjoint(_OF_PRODUCERS) and names.isdisjoint(_OF_THE_BROKER):
+        if names.isdisjoint(PRODUCER_HEADERS) and names.isdisjoint(BROKER_HEADERS):
             continue
         try:
             if record.offset != index:
@@ -156,7 +156,7 @@ def inspect(records: Iterable[Record], wall_ms: int, limits: Limits) -> Inspecti
 def meaning_of(record: Record) -> Delayed | Cancel | Carried | Copy | None:
     """What a record of the log means; None for an ordinary one. Limits do not apply: it was accepted."""
     fields = {header.key: header.value for header in record.headers if header.key.startswith("tidemill-")}
-    if fields.keys().isdisjoint(_OF_PRODUCERS) and fields.keys().isdisjoint(_OF_THE_BROKER):
+    if fields.keys().isdisjoint(PRODUCER_HEADERS) and fields.keys().isdisjoint(BROKER_HEADERS):
         return None
     try:
         if ORIGINAL_OFFSET not in fields:
@@ -199,9 +199,9 @@ def carried_copy(record: Record, due_ms: int) -> Record:
 
 
 # A copy keeps the schedule id, which tells the consumer which message it is.
-_HIDING = (_OF_PRODUCERS | _OF_THE_BROKER) - {SCHEDULE_ID}
+_HIDING = (PRODUCER_HEADERS | BROKER_HEADERS) - {SCHEDULE_ID}
 # A carried record keeps its id, schedule and time zone.
-_RESTATED = _OF_THE_BROKER | {DELIVER_AT, DELAY}
+_RESTATED = BROKER_HEADERS | {DELIVER_AT, DELAY}
 
 
 def _origin(record: Record) -> list[Header]:
@@ -221,7 +221,7 @@ def _request_of(
 ) -> Delayed | Cancel:
     fields: dict[str, bytes | None] = {}
     for name, value in headers:
-        if name in _OF_PRODUCERS:
+        if name in PRODUCER_HEADERS:
             if name in fields:
                 raise InvalidDelay(f"the header {name} is there twice")
             fields[name] = value
@@ -320,7 +320,7 @@ def _check_limits(request: Delayed, wall_ms: int, limits: Limits) -> None:
 
 
 def _refuse_headers_of_the_broker(names: set[str]) -> None:
-    reserved = names & _OF_THE_BROKER
+    reserved = names & BROKER_HEADERS
     if reserved:
         raise InvalidDelay(f"the header {min(reserved)} is written by the broker; leave it out")
 

@@ -13,6 +13,7 @@ delivery result is, when a batch counts as done, and that nothing waits without 
 | `reading.py` | one consumer: membership, what is read and what is done with it |
 | `positions.py` | where it stands: seeking, pausing, lag |
 | `guarantees.py` | when a batch's offsets are committed: at least once, at most once, exactly once |
+| `retries.py` | what becomes of a record that failed: retried later, or a dead letter |
 | `commits.py` | committing offsets, in bounded time |
 | `transactions.py` | the transactional producer, and what each kind of its errors asks for |
 | `hot_keys.py` | spreading a key that is a large share of a topic |

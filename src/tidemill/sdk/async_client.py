@@ -26,6 +26,7 @@ from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place, Positions
 from tidemill.sdk.reading import Chunk, Reader
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Record, Serializer, Text
+from tidemill.sdk.retries import Backoff
 from tidemill.sdk.settings import LOGGER
 from tidemill.sdk.tokens import GetToken, with_token
 from tidemill.sdk.views import AsyncViews
@@ -314,6 +315,10 @@ class AsyncClient:
         linger_s: float = 0.0,
         idle_timeout_s: float | None = None,
         instance: str | None = None,
+        retries: int | None = None,
+        backoff: Backoff = "1s..10m",
+        dead_letters: str | None = None,
+        retry_topic: str | None = None,
         **config: Any,
     ) -> AsyncBatches:
         """As `Client.consume`, for `async for`."""
@@ -325,6 +330,10 @@ class AsyncClient:
             start=start,
             linger_s=linger_s,
             instance=instance,
+            retries=retries,
+            backoff=backoff,
+            dead_letters=dead_letters,
+            retry_topic=retry_topic,
             config=config,
         )
         batches = AsyncBatches(reader, self._forget, self._core.settings.timeout_s, idle_timeout_s)

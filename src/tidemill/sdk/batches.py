@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, overload
@@ -23,6 +24,27 @@ from tidemill.sdk.reading import Chunk, Reader
 from tidemill.sdk.records import Headers, NewRecord, Record, Serializer, Text
 from tidemill.sdk.settings import LOGGER
 from tidemill.types import TopicPartition
+
+
+class Attempt(AbstractContextManager[Record, bool]):
+    """The work on one record of a batch."""
+
+    def __init__(self, chunk: Chunk, reader: Reader, record: Record) -> None:
+        self._chunk = chunk
+        self._reader = reader
+        self._record = record
+
+    def __enter__(self) -> Record:
+        return self._record
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # Ctrl-C and a cancelled task are no failures of the record.
+        if not isinstance(error, Exception):
+            return False
+        self._reader.fail(self._chunk, self._record, error)
+        return True
 
 
 class RecordBatch(Sequence[Record]):
@@ -49,6 +71,15 @@ class RecordBatch(Sequence[Record]):
     def offsets(self) -> dict[TopicPartition, int]:
         """What is committed for this batch: by partition, the offset after its last record."""
         return dict(self._chunk.next_offsets)
+
+    def attempt(self, record: Record) -> Attempt:
+        """A block in which the record is worked on. With `consume(retries=...)` an exception that leaves it is swallowed:
+        the record is retried later, or put among the dead letters, and the batch goes on."""
+        return Attempt(self._chunk, self._reader, record)
+
+    def fail(self, record: Record, why: BaseException | str) -> None:
+        """What an exception in `attempt` does, without one."""
+        self._reader.fail(self._chunk, record, why)
 
     def __repr__(self) -> str:
         places = ", ".join(

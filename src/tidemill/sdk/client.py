@@ -16,6 +16,7 @@ from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place
 from tidemill.sdk.publishing import Publication
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Serializer, Text
+from tidemill.sdk.retries import Backoff
 from tidemill.sdk.tokens import GetToken, with_token
 from tidemill.sdk.views import Views
 
@@ -126,6 +127,10 @@ class Client:
         linger_s: float = 0.0,
         idle_timeout_s: float | None = None,
         instance: str | None = None,
+        retries: int | None = None,
+        backoff: Backoff = "1s..10m",
+        dead_letters: str | None = None,
+        retry_topic: str | None = None,
         **config: Any,
     ) -> Batches:
         """An iterator of batches with at most `max_batch` records each.
@@ -133,6 +138,9 @@ class Client:
         A batch is what has arrived; with `linger_s` it may wait for more. `start` is for partitions in which the group has
         committed nothing. After `idle_timeout_s` without a record the iterator ends. `instance` names this process among
         those of the group: exactly once, a new process of that name ends at once what the last one left open.
+
+        With `retries` a record whose `batch.attempt` fails comes again so often, after `backoff` (the first and the longest
+        wait, doubled in between), through `retry_topic`, which is `<group>-retry`; then it goes to the topic `dead_letters`.
         """
         reader = self._core.reader(
             topics,
@@ -142,6 +150,10 @@ class Client:
             start=start,
             linger_s=linger_s,
             instance=instance,
+            retries=retries,
+            backoff=backoff,
+            dead_letters=dead_letters,
+            retry_topic=retry_topic,
             config=config,
         )
         return Batches(reader, self._core.forget, idle_timeout_s)

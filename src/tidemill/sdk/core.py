@@ -14,24 +14,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from confluent_kafka import Consumer, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from tidemill.config import DELAYS_ENABLE
 from tidemill.sdk.commits import Commits
-from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, TopicExists
-from tidemill.sdk.guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Guarantee, GuaranteeName
+from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, TopicExists, UnknownTopic
+from tidemill.sdk.guarantees import (
+    AtLeastOnce,
+    AtLeastOnceWithRetries,
+    AtMostOnce,
+    ExactlyOnce,
+    Guarantee,
+    GuaranteeName,
+    TransactionalOffsets,
+)
 from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.kafka_errors import cause, translated
 from tidemill.sdk.positions import Place
 from tidemill.sdk.publishing import Publisher
 from tidemill.sdk.reading import Reader, Reading
 from tidemill.sdk.records import Serializer
+from tidemill.sdk.retries import Backoff, Retrying
 from tidemill.sdk.settings import LOGGER, Settings, properties
 from tidemill.sdk.transactions import Transactions
 from tidemill.sdk.waiting import Health, patiently
 
 _MAX_BATCH_MAX = 1_000_000
 _TRANSACTION_TIMEOUT_MS = 60_000
+_RETRY_TRANSACTION_TIMEOUT_MS = 10_000
 _PAUSE_S = 0.02
 
 
@@ -161,6 +172,10 @@ class Core:
         start: Place,
         linger_s: float,
         instance: str | None,
+        retries: int | None,
+        backoff: Backoff,
+        dead_letters: str | None,
+        retry_topic: str | None,
         config: Mapping[str, Any],
     ) -> Reader:
         names = [topics] if isinstance(topics, str) else list(topics)
@@ -174,6 +189,11 @@ class Core:
             )
         if start not in get_args(Place):
             raise InvalidSetting(f"consume: start is {start!r}; it has to be 'earliest' or 'latest'")
+        retrying = Retrying.of(group, names, retries, backoff, dead_letters, retry_topic)
+        if retrying is not None and guarantee != "at-least-once":
+            raise InvalidSetting(
+                f"consume: retries and dead letters need guarantee='at-least-once', not {guarantee}"
+            )
         given = {**self.settings.given, **properties(config)}
         if guarantee == "exactly-once" and given.get("isolation.level", "read_committed") != "read_committed":
             raise InvalidSetting(
@@ -181,13 +201,16 @@ class Core:
             )
         consumer_config = {"isolation.level": "read_committed", "auto.offset.reset": start, **given}
         settings = Settings(self.settings.bootstrap, self.settings.timeout_s, consumer_config)
-        reading = Reading(names, group, max_batch, linger_s, consumer_config)
+        reading = Reading(names, group, max_batch, linger_s, consumer_config, retrying)
         with self._lock:
             self._check_open("consume")
             reader = Reader(
                 settings,
                 reading,
-                lambda consumer, commits: self._guarantee(guarantee, consumer, commits, settings, instance),
+                lambda consumer, commits: self._guarantee(
+                    guarantee, retrying, consumer, commits, settings, instance
+                ),
+                self._prepare_retries,
             )
             self._readers.append(reader)
         return reader
@@ -195,20 +218,33 @@ class Core:
     def _guarantee(
         self,
         name: GuaranteeName,
+        retrying: Retrying | None,
         consumer: Consumer,
         commits: Commits,
         settings: Settings,
         instance: str | None,
     ) -> Guarantee:
-        if name == "at-least-once":
-            return AtLeastOnce(self.publisher, commits, settings.timeout_s)
         if name == "at-most-once":
             return AtMostOnce(self.publisher, commits)
-        transactional_id = f"{commits.group}-{instance or f'{socket.gethostname()}-{uuid.uuid4().hex[:12]}'}"
-        return ExactlyOnce(consumer, lambda: self._transactions(settings, transactional_id))
-
-    def _transactions(self, settings: Settings, transactional_id: str) -> Transactions:
+        if name == "at-least-once" and retrying is None:
+            return AtLeastOnce(self.publisher, commits, settings.timeout_s)
+        process = instance or f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
+        if retrying is not None:
+            transactional_id = f"{commits.group}-retries-{process}"
+            # It is open for a moment only: what a killed process leaves open holds nothing up for long.
+            offsets = TransactionalOffsets(
+                consumer,
+                lambda: self._transactions(settings, transactional_id, _RETRY_TRANSACTION_TIMEOUT_MS),
+            )
+            return AtLeastOnceWithRetries(self.publisher, commits, settings.timeout_s, offsets, retrying)
         limit_ms = int(settings.given.get("transaction.timeout.ms", _TRANSACTION_TIMEOUT_MS))
+        return ExactlyOnce(
+            TransactionalOffsets(
+                consumer, lambda: self._transactions(settings, f"{commits.group}-{process}", limit_ms)
+            )
+        )
+
+    def _transactions(self, settings: Settings, transactional_id: str, limit_ms: int) -> Transactions:
         config = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": limit_ms,
@@ -217,6 +253,34 @@ class Core:
         }
         publisher = Publisher(settings, self._serializer, self._hot_keys, config)
         return Transactions(publisher, transactional_id, settings.timeout_s)
+
+    def _prepare_retries(self, retrying: Retrying) -> None:
+        """The dead-letter topic has to be there; the retry topic is created, or has to have delays."""
+        doing = f"consume as {retrying.group}"
+        names = self.topic_names(doing)
+        if retrying.dead_letters not in names:
+            raise UnknownTopic(
+                f"{doing}: there is no topic {retrying.dead_letters} for dead letters; create it with create_topic",
+                code="UNKNOWN_TOPIC_OR_PART",
+            )
+        if not retrying.retries:
+            return
+        name = retrying.retry_topic
+        if name not in names:
+            # As many partitions as the broker gives by default; the group's members share them.
+            self.create_topic(name, -1, -1, {DELAYS_ENABLE: True}, exist_ok=True)
+        if not self.has_delays(name):
+            raise InvalidSetting(
+                f"{doing}: topic {name} has no delays; create it with {DELAYS_ENABLE}=true, or name another with retry_topic"
+            )
+
+    def has_delays(self, topic: str) -> bool:
+        """Whether the topic takes delayed records."""
+        doing = f"describe topic {topic}"
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        described = self.admin_client(doing).describe_configs([resource])[resource]
+        enabled = self.wait_for(described, doing).get(DELAYS_ENABLE)
+        return enabled is not None and enabled.value == "true"
 
     def forget(self, reader: Reader) -> None:
         with self._lock:

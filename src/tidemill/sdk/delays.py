@@ -24,7 +24,7 @@ def delay_headers(
         raise InvalidSetting("publish: one of delay, deliver_at and cron, not several")
     added: list[tuple[str, Text | None]] = []
     if delay is not None:
-        added.append(("tidemill-delay", _delay_text(delay)))
+        added.append(("tidemill-delay", delay_text(delay)))
     if deliver_at is not None:
         if deliver_at.tzinfo is None:
             raise InvalidSetting("publish: deliver_at needs a time zone, such as datetime.now(UTC)")
@@ -51,7 +51,8 @@ def cancel_headers(schedule_id: str) -> Headers:
     return [("tidemill-cancel", ""), ("tidemill-schedule-id", schedule_id)]
 
 
-def _delay_text(delay: Delay) -> str:
+def delay_text(delay: Delay) -> str:
+    """As the header has it."""
     if isinstance(delay, str):
         return delay
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)

@@ -6,6 +6,9 @@
 | at most once | before the batch is handed out | the batch is lost |
 | exactly once | in a transaction with what the batch published | that is aborted, the batch is handed out again |
 
+At least once with retries, a batch in which records failed is committed in a transaction with what takes their place, so
+neither is lost or doubled. That transaction is open only while the batch is finished, not while it is worked on.
+
 A guarantee decides about one batch at a time. It never reads: `Verdict.AGAIN` asks the reader to go back to where the
 batch began.
 """
@@ -20,9 +23,11 @@ from typing import Any, Literal
 from confluent_kafka import Consumer, KafkaError
 
 from tidemill.sdk.commits import Commits, Outcome
-from tidemill.sdk.errors import ClientError, TransactionFailed
+from tidemill.sdk.errors import ClientError, InvalidSetting, TransactionFailed, Unreachable
 from tidemill.sdk.kafka_errors import LOST_MEMBERSHIP, REBALANCING, one_line
 from tidemill.sdk.publishing import Publication, Publisher
+from tidemill.sdk.records import NewRecord, Record
+from tidemill.sdk.retries import Retrying
 from tidemill.sdk.settings import LOGGER
 from tidemill.sdk.transactions import Transactions
 from tidemill.types import TopicPartition
@@ -65,6 +70,17 @@ class Guarantee:
         """The batch is done."""
         return Verdict.GO_ON
 
+    def fail(self, record: Record, message: str) -> None:  # noqa: ARG002
+        """A record of the batch could not be worked on."""
+        raise InvalidSetting(
+            "attempt: give consume(retries=..., dead_letters=...), which say what becomes of a failure"
+        )
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a record of the batch in hand failed."""
+        return False
+
     def give_up(self) -> None:
         """The batch is not done."""
 
@@ -83,7 +99,12 @@ class AtLeastOnce(Guarantee):
         super().taken(publication)
 
     def finish(self) -> Verdict:
-        # Results first: otherwise a crash between the two would lose them.
+        self._await_results()
+        self._commits.commit(self._offsets)
+        return Verdict.GO_ON
+
+    def _await_results(self) -> None:
+        # Before offsets: otherwise a crash between the two would lose them.
         deadline_s = time.monotonic() + self._timeout_s + 1.0
         for publication in self._publications:
             try:
@@ -91,8 +112,6 @@ class AtLeastOnce(Guarantee):
             except TimeoutError:
                 health = self.publisher().health
                 raise health.unreachable(f"publish to {publication.topic}", self._timeout_s) from None
-        self._commits.commit(self._offsets)
-        return Verdict.GO_ON
 
 
 class AtMostOnce(Guarantee):
@@ -106,39 +125,37 @@ class AtMostOnce(Guarantee):
         return super().begin(offsets) if is_committed else Verdict.AGAIN
 
 
-class ExactlyOnce(Guarantee):
+class TransactionalOffsets:
+    """The transactions of one consumer: its offsets, and records that count together with them."""
+
     def __init__(self, consumer: Consumer, make_transactions: Callable[[], Transactions]) -> None:
-        super().__init__(lambda: self._started().publisher)
         self._consumer = consumer
         self._make_transactions = make_transactions
         self._transactions: Transactions | None = None
         self._membership: Any = None
         self._aborts = 0
 
-    def _started(self) -> Transactions:
+    @property
+    def started(self) -> Transactions:
         if self._transactions is None:
             self._transactions = self._make_transactions()
         return self._transactions
 
-    def open(self) -> None:
-        self._started().open()
+    def is_member(self) -> bool:
+        """Remembers under which membership records were read: a member that was replaced since is refused by it.
 
-    def begin(self, offsets: Offsets) -> Verdict:
-        # Under which membership the records were read: a member that was replaced since is refused by it. An id that is
-        # gone means that it is already; the broker would take offsets without one for those of a lone consumer.
+        An id that is gone means that it is already; the broker would take offsets without one for those of a lone consumer.
+        """
         self._membership = self._consumer.consumer_group_metadata()
-        if not self._consumer.memberid():
-            return Verdict.AGAIN
-        self._started().begin()
-        return super().begin(offsets)
+        return bool(self._consumer.memberid())
 
-    def finish(self) -> Verdict:
-        transactions = self._started()
-        reason = transactions.commit(self._offsets, self._membership)
+    def commit(self, offsets: Offsets, publications: list[Publication]) -> Verdict:
+        transactions = self.started
+        reason = transactions.commit(offsets, self._membership)
         if reason is None:
             self._aborts = 0
             return Verdict.GO_ON
-        failed = self._first_failure()
+        failed = _first_failure(publications)
         transactions.publisher.forgive_unseen()
         if failed is not None:
             raise failed
@@ -157,16 +174,7 @@ class ExactlyOnce(Guarantee):
                 is_retriable=True,
             )
 
-    def _first_failure(self) -> ClientError | None:
-        """Of a record that could not be delivered, rather than was given up in the abort."""
-        for publication in self._publications:
-            error = publication.exception() if publication.done() else None
-            if isinstance(error, ClientError) and not (error.code or "").startswith("_PURGE"):
-                text = f"{error}; the batch is aborted"
-                return type(error)(text, code=error.code, is_retriable=error.is_retriable)
-        return None
-
-    def give_up(self) -> None:
+    def abort(self) -> None:
         if self._transactions is not None:
             self._transactions.abort()
             self._transactions.publisher.forgive_unseen()
@@ -174,3 +182,116 @@ class ExactlyOnce(Guarantee):
     def close(self) -> None:
         if self._transactions is not None:
             self._transactions.close()
+
+
+def _first_failure(publications: list[Publication]) -> ClientError | None:
+    """Of a record that could not be delivered, rather than was given up in the abort."""
+    for publication in publications:
+        error = publication.exception() if publication.done() else None
+        if isinstance(error, ClientError) and not (error.code or "").startswith("_PURGE"):
+            text = f"{error}; the batch is aborted"
+            return type(error)(text, code=error.code, is_retriable=error.is_retriable)
+    return None
+
+
+class AtLeastOnceWithRetries(AtLeastOnce):
+    def __init__(
+        self,
+        publisher: Callable[[], Publisher],
+        commits: Commits,
+        timeout_s: float,
+        offsets: TransactionalOffsets,
+        retrying: Retrying,
+    ) -> None:
+        super().__init__(publisher, commits, timeout_s)
+        self._retrying = retrying
+        self._transactional = offsets
+        # By place and offset, what takes the place of a record that failed.
+        self._failed: dict[tuple[TopicPartition, int], tuple[str, NewRecord]] = {}
+        # Of a transaction whose commit was not answered yet.
+        self._replacements: list[Publication] | None = None
+
+    def open(self) -> None:
+        self._transactional.started.open()
+
+    def begin(self, offsets: Offsets) -> Verdict:
+        self._failed = {}
+        return super().begin(offsets) if self._transactional.is_member() else Verdict.AGAIN
+
+    def fail(self, record: Record, message: str) -> None:
+        topic, instead = self._retrying.after_failure(record, message)
+        place = record.topic_partition
+        LOGGER.warning(
+            "attempt %d at %s offset %d failed, it goes to %s: %s",
+            record.attempt,
+            place,
+            record.offset,
+            topic,
+            message,
+        )
+        self._failed[place, record.offset] = (topic, instead)
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failed)
+
+    def finish(self) -> Verdict:
+        if not self._failed:
+            return super().finish()
+        self._await_results()
+        if self._replacements is None:
+            self._replacements = self._publish_replacements()
+        try:
+            verdict = self._transactional.commit(self._offsets, self._replacements)
+        except Unreachable:
+            # The transaction is as it was: the same commit may be made again.
+            raise
+        except BaseException:
+            self._replacements = None
+            raise
+        self._replacements = None
+        return verdict
+
+    def _publish_replacements(self) -> list[Publication]:
+        transactions = self._transactional.started
+        transactions.begin()
+        try:
+            # Keys, values and headers are bytes already: a serializer has done its work on the original.
+            return [
+                transactions.publisher.publish(topic, instead, bytes)
+                for topic, instead in self._failed.values()
+            ]
+        except BaseException:
+            self._transactional.abort()
+            raise
+
+    def give_up(self) -> None:
+        self._replacements = None
+        self._transactional.abort()
+
+    def close(self) -> None:
+        self._transactional.close()
+
+
+class ExactlyOnce(Guarantee):
+    def __init__(self, offsets: TransactionalOffsets) -> None:
+        super().__init__(lambda: offsets.started.publisher)
+        self._transactional = offsets
+
+    def open(self) -> None:
+        self._transactional.started.open()
+
+    def begin(self, offsets: Offsets) -> Verdict:
+        if not self._transactional.is_member():
+            return Verdict.AGAIN
+        self._transactional.started.begin()
+        return super().begin(offsets)
+
+    def finish(self) -> Verdict:
+        return self._transactional.commit(self._offsets, self._publications)
+
+    def give_up(self) -> None:
+        self._transactional.abort()
+
+    def close(self) -> None:
+        self._transactional.close()

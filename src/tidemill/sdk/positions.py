@@ -28,9 +28,18 @@ _PAUSE_S = 0.01
 
 
 class Positions:
-    def __init__(self, consumer: Consumer, topics: Sequence[str], timeout_s: float, health: Health) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        topics: Sequence[str],
+        timeout_s: float,
+        health: Health,
+        retry_topics: frozenset[str] = frozenset(),
+    ) -> None:
         self._consumer = consumer
         self._topics = topics
+        # Of the group alone: read from the oldest record on, and left where they are by a seek that does not name them.
+        self._retry_topics = retry_topics
         self._timeout_s = timeout_s
         self._health = health
         self.partitions: set[TopicPartition] = set()
@@ -56,7 +65,21 @@ class Positions:
             if wish is not None:
                 each.offset, is_changed = wish, True
         self._wishes.clear()
-        return is_changed
+        return self._begin_retries(partitions) or is_changed
+
+    def _begin_retries(self, partitions: list[Position]) -> bool:
+        """Where nothing is committed yet, retries are read from the oldest on, wherever the group begins elsewhere."""
+        retries = [each for each in partitions if each.topic in self._retry_topics and each.offset < 0]
+        if not retries:
+            return False
+        committed = self._ask(
+            lambda timeout_s: self._consumer.committed(retries, timeout=timeout_s), "read committed offsets"
+        )
+        fresh = {(each.topic, each.partition) for each in committed if each.offset < 0}
+        for each in retries:
+            if (each.topic, each.partition) in fresh:
+                each.offset = OFFSET_BEGINNING
+        return bool(fresh)
 
     def revoked(self, places: set[TopicPartition]) -> None:
         self.partitions -= places
@@ -148,7 +171,8 @@ class Positions:
 
     def _selected(self, doing: str, topic: str | None, partition: int | None) -> list[TopicPartition]:
         if self._was_assigned:
-            return self._assigned_only(doing, topic, partition)
+            places = self._assigned_only(doing, topic, partition)
+            return [each for each in places if topic is not None or each.topic not in self._retry_topics]
         found: list[TopicPartition] = []
         for each in self._topics:
             if topic in (None, each):

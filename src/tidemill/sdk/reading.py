@@ -34,10 +34,11 @@ from tidemill.sdk.errors import (
     Unreachable,
 )
 from tidemill.sdk.guarantees import Guarantee, Verdict
-from tidemill.sdk.kafka_errors import LOST_MEMBERSHIP, NO_ANSWER, cause, translated
+from tidemill.sdk.kafka_errors import LOST_MEMBERSHIP, NO_ANSWER, cause, one_line, translated
 from tidemill.sdk.positions import Positions
 from tidemill.sdk.publishing import Publication
 from tidemill.sdk.records import NewRecord, Record, Serializer
+from tidemill.sdk.retries import Retrying
 from tidemill.sdk.settings import LOGGER, Settings
 from tidemill.sdk.waiting import Health, topic_metadata
 from tidemill.types import TopicPartition
@@ -59,6 +60,7 @@ class Reading:
     linger_s: float
     # librdkafka's properties.
     config: Mapping[str, Any]
+    retrying: Retrying | None = None
 
     @property
     def is_cooperative(self) -> bool:
@@ -86,6 +88,12 @@ class Chunk:
             self.first_offsets.setdefault(place, record.offset)
             self.next_offsets[place] = record.offset + 1
 
+    def has(self, record: Record) -> bool:
+        place = record.topic_partition
+        return place in self.first_offsets and (
+            self.first_offsets[place] <= record.offset < self.next_offsets[place]
+        )
+
     def pass_over(self, ends: Mapping[TopicPartition, int], others: Mapping[TopicPartition, int]) -> None:
         """Between the records and the ends of their partitions, and before the ends of others, are no records."""
         for place in ends.keys() & self.next_offsets.keys():
@@ -96,10 +104,16 @@ class Chunk:
 
 class Reader:
     def __init__(
-        self, settings: Settings, reading: Reading, make_guarantee: Callable[[Consumer, Commits], Guarantee]
+        self,
+        settings: Settings,
+        reading: Reading,
+        make_guarantee: Callable[[Consumer, Commits], Guarantee],
+        prepare: Callable[[Retrying], None],
     ) -> None:
+        """`prepare` sees to the topics that retries need."""
         self._timeout_s = settings.timeout_s
         self._reading = reading
+        self._prepare = prepare
         self._doing = f"consume {', '.join(reading.topics)} as {reading.group}"
         self.health = Health(settings.bootstrap)
         config = settings.consumer(self.health.on_error, reading.group, reading.config)
@@ -109,7 +123,11 @@ class Reader:
             raise translated(cause(failure), self._doing, InvalidSetting) from None
         self._commits = Commits(self.consumer, reading.group, settings.timeout_s, self.health)
         self._guarantee = make_guarantee(self.consumer, self._commits)
-        self.positions = Positions(self.consumer, reading.topics, settings.timeout_s, self.health)
+        retry_topics = reading.retrying.also_read if reading.retrying else []
+        self._topics = [*reading.topics, *retry_topics]
+        self.positions = Positions(
+            self.consumer, reading.topics, settings.timeout_s, self.health, frozenset(retry_topics)
+        )
         self._in_hand: Chunk | None = None
         self._is_open = False
         self._is_closed = False
@@ -180,6 +198,10 @@ class Reader:
                     "its records are handed out again",
                     is_retriable=True,
                 )
+        elif self._guarantee.has_failures:
+            raise InvalidSetting(
+                "commit: records of this batch failed; commit() the whole batch, so that their retries count with it"
+            )
         else:
             self._commits.commit({record.topic_partition: record.offset + 1})
 
@@ -227,6 +249,15 @@ class Reader:
         if chunk is not self._in_hand:
             raise Closed(f"publish to {topic}: its batch is over; publish while it is in hand")
 
+    def fail(self, chunk: Chunk, record: Record, error: BaseException | str) -> None:
+        """A record of the batch in hand could not be worked on: its retry or dead letter counts when the batch is done."""
+        if chunk is not self._in_hand or not chunk.has(record):
+            raise Closed(
+                f"{self._doing}: {record.topic_partition} at {record.offset} is not in the batch in hand"
+            )
+        message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self._guarantee.fail(record, one_line(message))
+
     @property
     def guarantee(self) -> Guarantee:
         return self._guarantee
@@ -245,9 +276,11 @@ class Reader:
         for topic in self._reading.topics:
             if not topic.startswith("^"):
                 self._check_topic(topic)
+        if self._reading.retrying is not None:
+            self._prepare(self._reading.retrying)
         self._guarantee.open()
         self.consumer.subscribe(
-            list(self._reading.topics),
+            self._topics,
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_revoke,
@@ -290,6 +323,7 @@ class Reader:
             raise
         records = []
         ends: dict[TopicPartition, int] = {}
+        retrying = self._reading.retrying
         for message in messages:
             error = message.error()
             if error is not None and error.code() == KafkaError._PARTITION_EOF:
@@ -299,7 +333,7 @@ class Reader:
             elif error is not None:
                 self._note(error)
             elif not self.positions.is_owed((record := _record(message)).topic_partition):
-                records.append(record)
+                records.append(record if retrying is None else retrying.restored(record))
         return records, ends
 
     def _gather(self, messages: list[Message]) -> None:

@@ -17,6 +17,16 @@ Serializer = Callable[[Any], bytes]
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where and when a record was first published."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One record of a topic."""
 
@@ -27,6 +37,15 @@ class Record:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    # How often it has been handed out with this time, where `consume` has retries.
+    attempt: int = 1
+    # Of a retry.
+    retried_from: Origin | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Where and when it was first published: of a retry, the place of the record that failed."""
+        return self.retried_from or Origin(self.topic, self.partition, self.offset, self.timestamp_ms)
 
     @property
     def topic_partition(self) -> TopicPartition:

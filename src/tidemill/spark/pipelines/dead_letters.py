@@ -2,9 +2,9 @@
 
 By itself it only looks: letters by reason, those that no convention explains, the first few of all. With --republish,
 each letter goes through the user's `fix`, if one is given, and is published to the topic that its headers name or to
---to-topic (`letters` has the rules). That is a streaming query which ends when all is read: its checkpoint remembers what
-is done, and the sink's transactions make each letter arrive exactly once, however often the run is killed or repeated. The
-checkpoint belongs to the dead-letter topic: another --fix or --to-topic goes on with what is not published yet.
+--to-topic (`tidemill.dead_letters` has the rules). That is a streaming query which ends when all is read: its checkpoint
+remembers what is done, and the sink's transactions make each letter arrive exactly once, however often the run is killed
+or repeated. The checkpoint belongs to the dead-letter topic: another --fix or --to-topic goes on with what is not published.
 With --dry-run the same decisions are made and shown, and nothing is published or remembered.
 
 A letter that `fix` cannot handle stops the run and is named: put the function right and run again, and it goes on with
@@ -20,6 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidemill.dead_letters import (
+    EXHAUSTED,
+    FAILED,
+    LEFT,
+    PUBLISH,
+    DeadLetter,
+    Decision,
+    Header,
+    decide,
+    read,
+    unknown_headers,
+)
 from tidemill.spark.pipelines import PipelineError, Progress, Summary
 from tidemill.spark.pipelines.connecting import (
     FORMAT,
@@ -29,19 +41,7 @@ from tidemill.spark.pipelines.connecting import (
     open_cluster,
     require_topics,
 )
-from tidemill.spark.pipelines.letters import (
-    EXHAUSTED,
-    FAILED,
-    LEFT,
-    PUBLISH,
-    DeadLetter,
-    Decision,
-    Header,
-    decide,
-    load_fix,
-    read,
-    unknown_headers,
-)
+from tidemill.spark.pipelines.fixes import load_fix
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from tidemill.spark.pipelines import PipelineError
-from tidemill.spark.pipelines.letters import (
+from tidemill.dead_letters import (
     EXHAUSTED,
     FAILED,
     LEFT,
@@ -17,12 +16,14 @@ from tidemill.spark.pipelines.letters import (
     Failure,
     Header,
     decide,
+    failure_headers,
     failure_of,
-    load_fix,
     number,
     read,
     unknown_headers,
 )
+from tidemill.spark.pipelines import PipelineError
+from tidemill.spark.pipelines.fixes import load_fix
 
 SPRING = [
     Header(
@@ -58,11 +59,7 @@ RETRIED = [
     Header("kafka_exception-message", b"too slow"),
     Header("retry_topic-attempts", struct.pack(">i", 4)),
 ]
-OURS = [
-    Header("tidemill.dead-letter.topic", b"orders"),
-    Header("tidemill.dead-letter.exception", b"ValueError"),
-    Header("tidemill.dead-letter.message", b"no amount"),
-]
+OURS = [Header(*each) for each in failure_headers("orders", 2, 41, "billing", 6, "ValueError: no amount")]
 
 
 def letter(*headers: Header, to_topic: str | None = None) -> DeadLetter:
@@ -98,7 +95,7 @@ def letter(*headers: Header, to_topic: str | None = None) -> DeadLetter:
         ),
         (STREAMS, Failure("Kafka Streams", "orders", 0, 5, None, "java.lang.RuntimeException", "no field")),
         (RETRIED, Failure("Spring", "orders", None, None, None, None, "too slow")),
-        (OURS, Failure("Tidemill", "orders", None, None, None, "ValueError", "no amount")),
+        (OURS, Failure("Share group", "orders", 2, 41, None, None, "ValueError: no amount", "billing", 6)),
         ([Header("error", b"x")], Failure()),
         ([], Failure()),
     ],

@@ -1,8 +1,9 @@
-"""Reads the headers of dead letters and decides what becomes of each. Knows no Spark.
+"""Reads and writes the headers of dead letters, and decides what becomes of each.
 
 An application that gives up on a record writes it to a dead-letter topic with the reason in headers. `CONVENTIONS` has those
-of Spring for Apache Kafka, Kafka Connect, Kafka Streams and our own. The first whose headers are there counts. Numbers are
-text or big-endian, as writers differ.
+of Spring for Apache Kafka, Kafka Connect, Kafka Streams and share groups (KIP-1191); the last is also what the SDK and the
+broker write, with `failure_headers`. The first whose headers are there counts. Numbers are text or big-endian, as writers
+differ.
 
 `decide` is what happens to one letter:
 
@@ -15,18 +16,15 @@ text or big-endian, as writers differ.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidemill.spark.pipelines import PipelineError
-
+_OURS = "__dlq.errors."
 REPUBLISHED = "tidemill.republished"
 PUBLISH, LEFT, EXHAUSTED, FAILED = "publish", "left", "exhausted", "failed"
-_FIX_MODULE = "tidemill_fix"
-_FUNCTION = "fix"
+FIX_FUNCTION = "fix"
 _MESSAGE_CHARS_MAX = 200
 
 
@@ -47,20 +45,24 @@ class Convention:
     timestamp: Sequence[str]
     exception: Sequence[str]
     message: Sequence[str]
+    group: Sequence[str] = ()
+    attempts: Sequence[str] = ()
     also: Sequence[str] = ()
     """Headers of the convention that are outside of its prefixes."""
 
 
 CONVENTIONS = (
     Convention(
-        "Tidemill",
-        ["tidemill.dead-letter."],
+        "Share group",
+        [_OURS],
         ["topic"],
         ["partition"],
         ["offset"],
-        ["timestamp"],
-        ["exception"],
+        [],
+        [],
         ["message"],
+        ["group"],
+        ["delivery.count"],
     ),
     Convention(
         "Spring",
@@ -72,6 +74,8 @@ CONVENTIONS = (
         ["original-timestamp", "timestamp"],
         ["exception-cause-fqcn", "exception-fqcn", "cause-fqcn", "fqcn"],
         ["exception-message", "message"],
+        ["original-consumer-group"],
+        [],
         ["retry_topic-attempts", "retry_topic-original-timestamp", "retry_topic-backoff-timestamp"],
     ),
     Convention(
@@ -108,6 +112,9 @@ class Failure:
     timestamp_ms: int | None = None
     exception: str | None = None
     message: str | None = None
+    group: str | None = None
+    attempts: int | None = None
+    """How often it was delivered before it was given up."""
 
     @property
     def reason(self) -> str:
@@ -188,8 +195,25 @@ def failure_of(headers: Sequence[Header]) -> Failure:
                 number(found(each.timestamp)),
                 _text(found(each.exception)),
                 _text(found(each.message)),
+                _text(found(each.group)),
+                number(found(each.attempts)),
             )
     return Failure()
+
+
+def failure_headers(
+    topic: str, partition: int, offset: int, group: str, delivery_count: int, message: str
+) -> list[tuple[str, bytes]]:
+    """What is written on a record that a group gives up on, beside its own headers."""
+    fields = {
+        "topic": topic,
+        "partition": str(partition),
+        "offset": str(offset),
+        "group": group,
+        "delivery.count": str(delivery_count),
+        "message": message,
+    }
+    return [(_OURS + name, text.encode("utf-8", "replace")) for name, text in fields.items()]
 
 
 def is_of_failure(key: str) -> bool:
@@ -235,37 +259,20 @@ def decide(letter: DeadLetter, fix: Fix | None, attempts_max: int) -> Decision:
         try:
             fixed = fix(letter)
         except Exception as error:
-            return Decision(FAILED, letter, f"{_FUNCTION}() raised {type(error).__name__}: {error}")
+            return Decision(FAILED, letter, f"{FIX_FUNCTION}() raised {type(error).__name__}: {error}")
     if fixed is None:
-        return Decision(LEFT, letter, f"{_FUNCTION}() returned None")
+        return Decision(LEFT, letter, f"{FIX_FUNCTION}() returned None")
     if not isinstance(fixed, DeadLetter):
         return Decision(
-            FAILED, letter, f"{_FUNCTION}() returned {type(fixed).__name__}, not the record or None"
+            FAILED, letter, f"{FIX_FUNCTION}() returned {type(fixed).__name__}, not the record or None"
         )
     if not fixed.topic:
-        why = f"nothing says where it came from; give --to-topic, or let {_FUNCTION}() name a topic or return None"
+        why = f"nothing says where it came from; give --to-topic, or let {FIX_FUNCTION}() name a topic or return None"
         return Decision(FAILED, letter, why)
     if fixed.topic == letter.dead_letter_topic:
         return Decision(FAILED, letter, f"it would go back into {fixed.topic}; give another with --to-topic")
     counted = Header(REPUBLISHED, str(letter.attempts + 1).encode())
     return Decision(PUBLISH, dataclasses.replace(fixed, headers=(*fixed.headers, counted)))
-
-
-def load_fix(source: str, name: str) -> Fix:
-    """The function `fix` of a file's text; every executor makes its own from it."""
-    module = types.ModuleType(_FIX_MODULE)
-    sys.modules[_FIX_MODULE] = module
-    try:
-        exec(compile(source, name, "exec"), module.__dict__)
-    except Exception as error:
-        raise PipelineError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    function = getattr(module, _FUNCTION, None)
-    if not callable(function):
-        raise PipelineError(
-            f"{name} has no function {_FUNCTION}(record): it gets a record and returns it or None"
-        )
-    loaded: Fix = function
-    return loaded
 
 
 def number(value: bytes | None) -> int | None:
