@@ -20,6 +20,7 @@ _HOMES = {
     "ClientError": "errors",
     "Delivery": "records",
     "HotKeys": "hot_keys",
+    "LargePayloads": "claims",
     "NewRecord": "records",
     "Record": "records",
     "stop_on_sigterm": "stopping",

@@ -3,6 +3,7 @@ from tidemill.sdk.async_client import AsyncBatches as AsyncBatches
 from tidemill.sdk.async_client import AsyncClient as AsyncClient
 from tidemill.sdk.batches import Batch as Batch
 from tidemill.sdk.batches import Batches as Batches
+from tidemill.sdk.claims import LargePayloads as LargePayloads
 from tidemill.sdk.client import Client as Client
 from tidemill.sdk.errors import ClientError as ClientError
 from tidemill.sdk.hot_keys import HotKeys as HotKeys

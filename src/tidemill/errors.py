@@ -178,6 +178,16 @@ class TidemillError(Exception):
     """The root of all errors that are not bugs."""
 
 
+class ClientError(TidemillError):
+    """The root of what the SDK raises."""
+
+    def __init__(self, message: str, *, code: str | None = None, is_retriable: bool = False) -> None:
+        super().__init__(message)
+        # The name of Kafka's error, such as "TOPIC_ALREADY_EXISTS".
+        self.code = code
+        self.is_retriable = is_retriable
+
+
 class ProtocolError(TidemillError):
     """Bytes from a peer that do not parse. The connection is closed."""
 

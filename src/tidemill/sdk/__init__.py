@@ -11,6 +11,7 @@ delivery result is, when a batch counts as done, and that nothing waits without 
 | `publishing.py` | one producer: delivery results, back pressure, failures that nobody looked at |
 | `async_publishing.py` | the same from an event loop |
 | `reading.py` | one consumer: membership, what is read and what is done with it |
+| `claims.py` | records whose payload is in an object store |
 | `positions.py` | where it stands: seeking, pausing, lag |
 | `guarantees.py` | when a batch's offsets are committed: at least once, at most once, exactly once |
 | `retries.py` | what becomes of a record that failed: retried later, or a dead letter |

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from tidemill.sdk.async_publishing import AsyncPublication, AsyncPublishing
 from tidemill.sdk.batches import IdleLimit, RecordBatch, milliseconds
+from tidemill.sdk.claims import LargePayloads
 from tidemill.sdk.client import as_new_record
 from tidemill.sdk.core import Core
 from tidemill.sdk.delays import Delay, cancel_headers, delay_headers
@@ -216,11 +217,19 @@ class AsyncClient:
         timeout_s: float = 30.0,
         serializer: Serializer | None = None,
         hot_keys: HotKeys | None = None,
+        large_payloads: LargePayloads | str | None = None,
         token: GetToken | str | os.PathLike[str] | None = None,
         **config: Any,
     ) -> None:
         """As `Client`."""
-        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, with_token(config, token))
+        self._core = Core(
+            bootstrap,
+            timeout_s,
+            serializer,
+            hot_keys,
+            with_token(config, token),
+            LargePayloads(large_payloads) if isinstance(large_payloads, str) else large_payloads,
+        )
         self.views = AsyncViews(self._core)
         self._publishing = AsyncPublishing(self._core.publisher, timeout_s)
         self._open: list[AsyncBatches] = []

@@ -73,7 +73,9 @@ class AsyncPublishing:
         loop = asyncio.get_running_loop()
         publisher = self._publisher()
         publication = AsyncPublication(topic, loop.create_future(), self._unseen)
-        if not self._backlog and not publisher.needs_partition_count(topic, record):
+        record = publisher.encoded(topic, record, serializer)
+        must_wait = publisher.needs_partition_count(topic, record) or publisher.needs_deposit(record)
+        if not self._backlog and not must_wait:
             taken = publisher.try_publish(topic, record, serializer)
             if taken is not None:
                 self._follow(taken, publication, loop)
@@ -107,6 +109,9 @@ class AsyncPublishing:
             record, serializer, publication = self._backlog[0]
             topic = publication.topic
             try:
+                if publisher.needs_deposit(record):
+                    record = await asyncio.to_thread(publisher.deposit, topic, record)
+                    self._backlog[0] = _Waiting(record, serializer, publication)
                 if publisher.needs_partition_count(topic, record):
                     await asyncio.to_thread(publisher.learn, topic)
                 taken = publisher.try_publish(topic, record, serializer)

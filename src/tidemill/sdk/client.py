@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidemill.sdk.batches import Batches
+from tidemill.sdk.claims import LargePayloads
 from tidemill.sdk.core import Core
 from tidemill.sdk.delays import Delay, cancel_headers, delay_headers
 from tidemill.sdk.guarantees import GuaranteeName
@@ -35,16 +36,25 @@ class Client:
         timeout_s: float = 30.0,
         serializer: Serializer | None = None,
         hot_keys: HotKeys | None = None,
+        large_payloads: LargePayloads | str | None = None,
         token: GetToken | str | os.PathLike[str] | None = None,
         **config: Any,
     ) -> None:
         """`bootstrap` is HOST:PORT of one or more brokers. Nothing is connected yet.
 
         No call waits longer than `timeout_s` for brokers. `serializer` gets every value that is published, except None.
+        `large_payloads` is the store of values above a threshold: a `LargePayloads`, or where the store is.
         `config` are librdkafka's properties, dots as underscores: `security_protocol="SASL_SSL"`, `linger_ms=20`.
         `token` logs in with OAUTHBEARER: a function that returns a token, or the path of a file that has one.
         """
-        self._core = Core(bootstrap, timeout_s, serializer, hot_keys, with_token(config, token))
+        self._core = Core(
+            bootstrap,
+            timeout_s,
+            serializer,
+            hot_keys,
+            with_token(config, token),
+            LargePayloads(large_payloads) if isinstance(large_payloads, str) else large_payloads,
+        )
         self.views = Views(self._core)
 
     # -- topics ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from tidemill.config import DELAYS_ENABLE
+from tidemill.sdk.claims import LargePayloads, Withdrawals
 from tidemill.sdk.commits import Commits
 from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, TopicExists, UnknownTopic
 from tidemill.sdk.guarantees import (
@@ -54,10 +55,12 @@ class Core:
         serializer: Serializer | None,
         hot_keys: HotKeys | None,
         config: Mapping[str, Any],
+        large_payloads: LargePayloads | None = None,
     ) -> None:
         self.settings = Settings.of(bootstrap, timeout_s, config)
         self._serializer = serializer
         self._hot_keys = hot_keys
+        self._large_payloads = large_payloads
         self._lock = threading.Lock()
         self._publisher: Publisher | None = None
         self._admin: AdminClient | None = None
@@ -70,7 +73,9 @@ class Core:
         with self._lock:
             self._check_open("publish")
             if self._publisher is None:
-                self._publisher = Publisher(self.settings, self._serializer, self._hot_keys)
+                self._publisher = Publisher(
+                    self.settings, self._serializer, self._hot_keys, large_payloads=self._large_payloads
+                )
             return self._publisher
 
     def _check_open(self, doing: str) -> None:
@@ -211,6 +216,7 @@ class Core:
                     guarantee, retrying, consumer, commits, settings, instance
                 ),
                 self._prepare_retries,
+                Withdrawals(self._large_payloads),
             )
             self._readers.append(reader)
         return reader
@@ -251,7 +257,7 @@ class Core:
             # A record that takes longer than its transaction may is of no use.
             "message.timeout.ms": min(limit_ms, int(settings.timeout_s * 1000)),
         }
-        publisher = Publisher(settings, self._serializer, self._hot_keys, config)
+        publisher = Publisher(settings, self._serializer, self._hot_keys, config, self._large_payloads)
         return Transactions(publisher, transactional_id, settings.timeout_s)
 
     def _prepare_retries(self, retrying: Retrying) -> None:

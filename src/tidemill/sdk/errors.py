@@ -14,24 +14,15 @@
         ├── NotAssigned          another member of the group has the partition
         ├── TransactionFailed    a batch's transaction was aborted; its records are handed out again
         ├── Fenced               another instance has taken this one's place; only a new `consume` can go on
-        └── Closed               used after its end
+        ├── Closed               used after its end
+        └── ClaimError           a large payload that is not in the record (tidemill.claims.errors)
 
 `code` is Kafka's error code where there is one. `is_retriable` says whether doing the same again may help.
 """
 
 from __future__ import annotations
 
-from tidemill.errors import TidemillError
-
-
-class ClientError(TidemillError):
-    """The root of what the SDK raises."""
-
-    def __init__(self, message: str, *, code: str | None = None, is_retriable: bool = False) -> None:
-        super().__init__(message)
-        # The name of Kafka's error, such as "TOPIC_ALREADY_EXISTS".
-        self.code = code
-        self.is_retriable = is_retriable
+from tidemill.errors import ClientError as ClientError
 
 
 class MissingExtra(ClientError, ImportError):

@@ -18,6 +18,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from tidemill.sdk.claims import Deposits, LargePayloads
 from tidemill.sdk.errors import (
     ClientError,
     Closed,
@@ -78,10 +79,12 @@ class Publisher:
         serializer: Serializer | None = None,
         hot_keys: HotKeys | None = None,
         config: Mapping[str, Any] | None = None,
+        large_payloads: LargePayloads | None = None,
     ) -> None:
         self._timeout_s = settings.timeout_s
         self._serializer = serializer
         self._spreader = HotKeySpreader(hot_keys) if hot_keys else None
+        self._deposits = Deposits(large_payloads) if large_payloads else None
         self._spreader_lock = threading.Lock()
         self._partition_counts: dict[str, int] = {}
         self.health = Health(settings.bootstrap)
@@ -117,7 +120,10 @@ class Publisher:
     # -- one record ------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, record: NewRecord, serializer: Serializer | None = None) -> Publication:
-        """Waits for room when the queue is full."""
+        """Waits for room when the queue is full, and for the store of a large payload."""
+        record = self.encoded(topic, record, serializer)
+        if self.needs_deposit(record):
+            record = self.deposit(topic, record)
         if self.needs_partition_count(topic, record):
             self.learn(topic)
         publication = self.try_publish(topic, record, serializer)
@@ -188,6 +194,25 @@ class Publisher:
         elif error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
             advice = "raise message_max_bytes here and max.message.bytes of the topic, or send less"
         return translated(error, doing, DeliveryFailed, advice) if advice else failed
+
+    # -- large payloads --------------------------------------------------------------------------------------
+
+    def encoded(self, topic: str, record: NewRecord, serializer: Serializer | None) -> NewRecord:
+        """The record with its value as bytes where their number matters, or as it is."""
+        if self._deposits is None:
+            return record
+        return self._deposits.encoded(topic, record, serializer or self._serializer)
+
+    def needs_deposit(self, record: NewRecord) -> bool:
+        """Whether `deposit` has to be called before such an encoded record can be published."""
+        return self._deposits is not None and self._deposits.is_due(record)
+
+    def deposit(self, topic: str, record: NewRecord) -> NewRecord:
+        """Put the payload into the store. Returns the record that refers to it."""
+        if self._is_closed.is_set():
+            raise Closed(f"publish to {topic}: the client is closed")
+        assert self._deposits is not None
+        return self._deposits.put(topic, record)
 
     # -- room and counts -------------------------------------------------------------------------------------
 

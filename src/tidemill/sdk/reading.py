@@ -24,6 +24,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Position
 
+from tidemill.sdk.claims import Withdrawals
 from tidemill.sdk.commits import Commits
 from tidemill.sdk.errors import (
     ClientError,
@@ -109,11 +110,13 @@ class Reader:
         reading: Reading,
         make_guarantee: Callable[[Consumer, Commits], Guarantee],
         prepare: Callable[[Retrying], None],
+        withdrawals: Withdrawals,
     ) -> None:
         """`prepare` sees to the topics that retries need."""
         self._timeout_s = settings.timeout_s
         self._reading = reading
         self._prepare = prepare
+        self._withdrawals = withdrawals
         self._doing = f"consume {', '.join(reading.topics)} as {reading.group}"
         self.health = Health(settings.bootstrap)
         config = settings.consumer(self.health.on_error, reading.group, reading.config)
@@ -155,6 +158,7 @@ class Reader:
             self._check_health()
             return None
         self.health.recovered()
+        self._withdrawals.read_ahead(records)
         chunk = Chunk(records)
         chunk.pass_over(ends, self.positions.passed(ends))
         try:
@@ -333,7 +337,8 @@ class Reader:
             elif error is not None:
                 self._note(error)
             elif not self.positions.is_owed((record := _record(message)).topic_partition):
-                records.append(record if retrying is None else retrying.restored(record))
+                record = record if retrying is None else retrying.restored(record)
+                records.append(self._withdrawals.resolved(record))
         return records, ends
 
     def _gather(self, messages: list[Message]) -> None:

@@ -51,6 +51,10 @@ class Record:
     def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
 
+    def as_stored(self) -> Record:
+        """The record as it is in the log: another one where the payload is in an object store."""
+        return self
+
     def text(self) -> str:
         """The value as UTF-8."""
         return (self.value or b"").decode()
@@ -62,6 +66,13 @@ class Record:
     def header(self, name: str) -> bytes | None:
         """The last header of that name."""
         return next((content for each, content in reversed(self.headers) if each == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value that is bytes already: no serializer gets it."""
+
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ def encoded(topic: str, value: Any, serializer: Serializer | None) -> bytes | No
     """What goes into the log. Nothing is guessed: what is neither bytes nor text needs a serializer."""
     if value is None:
         return None
+    if isinstance(value, Encoded):
+        return value.data
     if serializer is not None:
         return serializer(value)
     if isinstance(value, bytes):

@@ -114,6 +114,8 @@ class Retrying:
 
     def after_failure(self, record: Record, message: str) -> tuple[str, NewRecord]:
         """The topic and the record that take the place of one that failed."""
+        # A claim is passed on as a claim: its payload may be what is wrong with it.
+        record = record.as_stored()
         if record.attempt <= self.retries:
             delay = str(self.waits.delay_ms(record.attempt))
             return self.retry_topic, retry_of(record, self.group, delay, message)

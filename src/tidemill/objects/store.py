@@ -1,0 +1,92 @@
+"""What an object store does for us: put if absent, open, list and delete.
+
+Objects have keys of path parts with slashes, and never change. All calls block; callers choose the thread. A store
+raises `StoreError` and nothing else: `ObjectNotFound` for an object that is not there, `ObjectRefused` for one that
+must not be read, `StoreUnavailable` when the store gives no answer or does not let us in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from tidemill.errors import ConfigError, TidemillError
+
+CHUNK_BYTES = 1024 * 1024
+# How an object is named while it is written. A crash leaves it behind.
+PARTIAL_SUFFIX = ".partial"
+
+_REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
+
+
+class StoreError(TidemillError):
+    """A store did not do what was asked of it."""
+
+
+class StoreUnavailable(StoreError):
+    """The store gives no answer, or does not let this client in."""
+
+
+class ObjectNotFound(StoreError):
+    """There is no object of this key."""
+
+
+class ObjectRefused(StoreError):
+    """There is something under this key that is no object of the store, such as a symbolic link."""
+
+
+class ObjectInfo(NamedTuple):
+    key: str
+    size: int
+    modified_ms: int
+
+
+class OpenObject(NamedTuple):
+    """An object that is being read. The chunks can be read once."""
+
+    size: int
+    chunks: Iterator[bytes]
+
+
+class ObjectStore(Protocol):
+    # What its objects' URIs begin with, without a slash at the end.
+    @property
+    def uri(self) -> str: ...
+
+    def put_if_absent(self, key: str, chunks: Iterable[bytes]) -> bool:
+        """Returns when the object is durable. False when it was there before."""
+        ...
+
+    def size(self, key: str) -> int: ...
+
+    def open(self, key: str) -> AbstractContextManager[OpenObject]: ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose key begins with these path parts, in no order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """An object that is not there is no error."""
+        ...
+
+
+def open_store(location: str, **options: object) -> ObjectStore:
+    """The store at a path, at `file:///path`, or at the URL of a bucket: `s3://bucket/prefix`, `gs://…`, `az://…`.
+
+    Options are those of obstore for that kind of store. Nothing is connected yet.
+    """
+    scheme, separator, rest = location.partition("://")
+    if not separator or scheme == "file":
+        from tidemill.objects.folder import FolderStore
+
+        if options:
+            raise ConfigError(f"object store {location}: a folder has no options, got {', '.join(options)}")
+        return FolderStore(rest if separator else location)
+    if scheme in _REMOTE_SCHEMES:
+        from tidemill.objects.remote import RemoteStore
+
+        return RemoteStore(location, options)
+    raise ConfigError(
+        f"object store {location}: a path, or a URL that begins with {', '.join(_REMOTE_SCHEMES)} or file"
+    )
