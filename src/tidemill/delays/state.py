@@ -63,6 +63,7 @@ class PartitionDelays:
         "_committed_offset",
         "_journal",
         "_journal_start",
+        "cancelled_count",
         "end_offset",
         "hidden",
         "log_start_offset",
@@ -80,6 +81,8 @@ class PartitionDelays:
         # By producer id, then by identity or, for those without, by offset.
         self.staged: dict[int, dict[bytes | int, Staged]] = {}
         self._committed_offset = max(high_watermark, log_start_offset)
+        # How many pending records were cancelled by what was replayed, truncated or not.
+        self.cancelled_count = 0
         self._journal: deque[_Change] = deque()
         # Effects of batches before this offset cannot be undone.
         self._journal_start = self._committed_offset
@@ -248,6 +251,7 @@ class PartitionDelays:
             earlier = self.pending.by_identity.get(identity)
             if earlier is not None:
                 self._remove(at, earlier)
+                self.cancelled_count += isinstance(request, Cancel)
             for producer_id, staged in list(self.staged.items()):
                 if identity in staged and staged[identity].offset < offset:
                     self._stage(at, producer_id, identity, None)
@@ -257,7 +261,7 @@ class PartitionDelays:
             self._add(at, offset, request)
 
     def _cancel_at(self, at: int, offset: int) -> None:
-        self._remove(at, offset)
+        self.cancelled_count += self._remove(at, offset)
         for producer_id, staged in list(self.staged.items()):
             for key, each in list(staged.items()):
                 if each.offset == offset and isinstance(each.request, Delayed):

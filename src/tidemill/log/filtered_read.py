@@ -102,6 +102,9 @@ class FilteredRead:
         self._skipping = skipping
         # Set by the reader's owner: the log is damaged there.
         self.has_failed = False
+        # Over all batches that were looked at; those that had to be looked at again count again.
+        self.scanned_records = 0
+        self.shown_records = 0
         self._start_over()
 
     def _start_over(self) -> None:
@@ -273,7 +276,12 @@ class FilteredRead:
     def _pass(self, header: BatchHeader, part: Part | None) -> None:
         """Go on behind a batch, of which `part` is kept."""
         self.next_offset = header.next_offset
+        if not header.is_control:
+            self.scanned_records += header.record_count
         if part is not None:
+            if not header.is_control:
+                kept = header if isinstance(part, FileSlice) else header_at(part, 0)
+                self.shown_records += kept.record_count
             self._add(part)
             self._empty_from = self.next_offset
         self._empty_epoch = header.leader_epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.delivery import DelayedDelivery
 from tidemill.config import TopicConfig
 from tidemill.types import TopicPartition
@@ -22,6 +23,7 @@ def test_what_becomes_visible_during_a_round_is_looked_at_after_it() -> None:
         cast(Any, reader),
         cast(Any, SimpleNamespace(writable_log=SimpleNamespace(log_start_offset=0))),
         cast(Any, None),
+        TopicCounts(),
     )
     delivery.update()
     assert len(rounds) == 1

@@ -13,7 +13,14 @@ import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.brokers import start_broker
+from tests.brokers import eventually, start_broker
+from tidemill.client.admin import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.fetch import fetch_range
+from tidemill.client.producer import Producer as ClientProducer
+from tidemill.client.views import ViewAdmin
+from tidemill.protocol.records import Header
+from tidemill.types import TopicPartition as TopicPartitionName
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "tidemill.json").read_text())
@@ -72,7 +79,7 @@ def expressions() -> list[str]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """What a broker with a topic and a group shows: names of series, each with its labels."""
+    """What a broker with topics, a view and a group shows: names of series, each with its labels."""
     settings = {"tidemill.status.listener": "127.0.0.1:0"}
     with start_broker(tmp_path_factory.mktemp("monitored") / "data", settings=settings) as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
@@ -80,6 +87,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         assert producer.flush(20) == 0
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "billing"})
         consumer.commit(offsets=[TopicPartition("orders", 0, 1)], asynchronous=False)
+        _use_a_view_and_delays(broker.bootstrap)
         address = re.search(r"http://\S+/metrics", broker.printed)
         assert address is not None
         with urllib.request.urlopen(address[0], timeout=20) as answer:
@@ -90,6 +98,20 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for sample in family.samples:
             series.setdefault(sample.name, set()).update(sample.labels)
     return series
+
+
+def _use_a_view_and_delays(bootstrap: str) -> None:
+    with Cluster(bootstrap) as cluster:
+        admin = Admin(cluster)
+        ViewAdmin(admin).create("some-orders", "orders", "key exists")
+        admin.create_topic("later", configs={"tidemill.delays.enable": "true"})
+        producer = ClientProducer(cluster)
+        producer.add("later", b"at once", headers=[Header("tidemill-delay", b"0s")])
+        producer.add("later", b"never", headers=[Header("tidemill-delay", b"1d")])
+        producer.flush()
+        end_offset = {TopicPartitionName("later", 0): 3}
+        eventually(lambda: admin.end_offsets(list(end_offset)) == end_offset, "the copy of what was due")
+        list(fetch_range(cluster, TopicPartitionName("some-orders", 0), 0, 1))
 
 
 def test_every_metric_is_one_that_a_broker_shows(shown: dict[str, set[str]]) -> None:
@@ -128,7 +150,14 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
 
 def test_the_dashboard_covers_what_it_promises() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert rows == ["Cluster", "Throughput", "Groups", "Requests", "Disk and process"]
+    assert rows == [
+        "Cluster",
+        "Throughput",
+        "Groups",
+        "Requests",
+        "Disk and process",
+        "Views and delayed records",
+    ]
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     for panel in panels():
         assert panel["datasource"]["uid"] == "${datasource}", panel["title"]

@@ -112,6 +112,11 @@ NODE_GAUGES = (
         "kafka_coordinator_group_groupmetadatamanager_numgroups", "group_count", "Groups coordinated here."
     ),
     MetricName(
+        "tidemill_broker_delays_pending",
+        "pending_delays",
+        "Delayed records that wait in the partitions led here.",
+    ),
+    MetricName(
         "tidemill_data_dir_size_bytes", "disk_size_bytes", "Size of the file system of the data directory."
     ),
     MetricName("tidemill_data_dir_free_bytes", "disk_free_bytes", "What is free there for this process."),
@@ -171,13 +176,45 @@ TOPIC_COUNTERS = (
         "replication_bytes_out",
         "Bytes that replicas elsewhere copied from leaders here.",
     ),
+)
+TOPIC_LABELS = ("topic",)
+# Shown for views that were read.
+VIEW_COUNTERS = (
     MetricName(
         "tidemill_view_bytesscanned",
         "view_bytes_scanned",
         "Bytes of a view's source that were looked through for its consumers; bytesout counts what they were shown.",
     ),
+    MetricName(
+        "tidemill_view_recordsscanned",
+        "view_records_scanned",
+        "Records of a view's source that were looked through; what an index excludes is not among them.",
+    ),
+    MetricName("tidemill_view_recordsshown", "view_records_shown", "Records of these that the view showed."),
 )
-TOPIC_LABELS = ("topic",)
+# Shown for topics whose delayed records this broker delivered or cancelled.
+DELAY_COUNTERS = (
+    MetricName("tidemill_delays_delivered", "delays_delivered", "Delayed records that were delivered."),
+    MetricName(
+        "tidemill_delays_cancelled",
+        "delays_cancelled",
+        "Delayed records that were cancelled before they were due.",
+    ),
+)
+# Of partitions led here, in topics with `tidemill.delays.enable=true`.
+DELAY_GAUGES = (
+    MetricName("tidemill_delays_pending", "pending_count", "Delayed records that wait for their time."),
+    MetricName(
+        "tidemill_delays_next_due_timestamp_seconds",
+        "next_due_s",
+        "When the next of them is due, in seconds since 1970; missing while none waits.",
+    ),
+)
+DELAY_LATENESS = MetricName(
+    "tidemill_delays_lateness_seconds",
+    "delay_lateness",
+    "How long after its due time a delayed record was delivered, by the clock of this broker.",
+)
 TOPIC_PARTITIONS = MetricName(
     "kafka_topic_partitions", "", "Partitions of a topic of which this broker leads one, told by one broker."
 )
@@ -336,6 +373,9 @@ SECTIONS = (
     Section("Requests", "histogram", (), (LOOP_LAG,)),
     Section("Topics", "counter", TOPIC_LABELS, TOPIC_COUNTERS),
     Section("Topics", "gauge", TOPIC_LABELS, (TOPIC_PARTITIONS,)),
+    Section("Views and delayed records", "counter", TOPIC_LABELS, (*VIEW_COUNTERS, *DELAY_COUNTERS)),
+    Section("Views and delayed records", "gauge", PARTITION_LABELS, DELAY_GAUGES),
+    Section("Views and delayed records", "histogram", (), (DELAY_LATENESS,)),
     Section("Partitions", "gauge", PARTITION_LABELS, (*PARTITION_GAUGES, *REPLICA_GAUGES)),
     Section("Groups", "gauge", GROUP_PARTITION_LABELS, GROUP_PARTITION_GAUGES),
     Section("Groups", "gauge", GROUP_TOPIC_LABELS, GROUP_TOPIC_GAUGES),

@@ -87,6 +87,8 @@ class TopicCounts:
     __slots__ = (
         "bytes_in",
         "bytes_out",
+        "delays_cancelled",
+        "delays_delivered",
         "failed_fetch_requests",
         "failed_produce_requests",
         "fetch_requests",
@@ -95,6 +97,8 @@ class TopicCounts:
         "replication_bytes_in",
         "replication_bytes_out",
         "view_bytes_scanned",
+        "view_records_scanned",
+        "view_records_shown",
     )
 
     def __init__(self) -> None:
@@ -109,8 +113,13 @@ class TopicCounts:
         # What followers here copied from leaders elsewhere, and followers elsewhere from leaders here.
         self.replication_bytes_in = 0
         self.replication_bytes_out = 0
-        # What was looked through in the source of a view.
+        # What was looked through in the source of a view, and what of it the view showed.
         self.view_bytes_scanned = 0
+        self.view_records_scanned = 0
+        self.view_records_shown = 0
+        # Delayed records whose copies were appended here, and those that were cancelled while this broker led.
+        self.delays_delivered = 0
+        self.delays_cancelled = 0
 
 
 class Metrics:
@@ -122,6 +131,8 @@ class Metrics:
         self.isr_shrinks = 0
         self.isr_expands = 0
         self.loop_lag = Histogram()
+        # How long after their due time delayed records were delivered.
+        self.delay_lateness = Histogram()
 
     def topic(self, name: str) -> TopicCounts:
         known = self.topics.get(name)
@@ -137,6 +148,7 @@ class Metrics:
 
     def settle(self) -> None:
         self.loop_lag.settle()
+        self.delay_lateness.settle()
         for each in self.requests.values():
             each.settle()
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appender import Appender
 from tidemill.broker.partitions.leadership import Leadership
 from tidemill.broker.partitions.reader import PartitionReader
@@ -51,6 +52,8 @@ class DeliveryHost(Protocol):
     @property
     def delivery_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
+    def note_lateness(self, late_ms: int) -> None:
+        """A delayed record was delivered so long after its due time."""
 
 
 class DelayedDelivery:
@@ -58,6 +61,8 @@ class DelayedDelivery:
         "_appender",
         "_carry_before",
         "_config",
+        "_counted_cancels",
+        "_counts",
         "_host",
         "_is_woken",
         "_is_working",
@@ -77,6 +82,7 @@ class DelayedDelivery:
         reader: PartitionReader,
         leadership: Leadership,
         appender: Appender,
+        counts: TopicCounts,
     ) -> None:
         self._name = name
         self._config = config
@@ -84,6 +90,9 @@ class DelayedDelivery:
         self._reader = reader
         self._leadership = leadership
         self._appender = appender
+        self._counts = counts
+        # Cancellations of the state that are in the counts already; None until the log was replayed once.
+        self._counted_cancels: int | None = None
         # Both are there while records are delivered.
         self._state: PartitionDelays | None = None
         self._log: Log | None = None
@@ -113,11 +122,29 @@ class DelayedDelivery:
 
     def _stop(self) -> None:
         self._state = self._log = None
+        self._counted_cancels = None
         self._carry_before = 0
         self._reader.stop_waiting(self._grew)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    # -- what metrics show -----------------------------------------------------------------------------------
+
+    @property
+    def pending_count(self) -> int:
+        """How many records wait, as far as the log was replayed; 0 where this broker does not lead."""
+        return 0 if self._state is None else len(self._state.pending.offsets)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        return None if self._state is None or not self.pending_count else self._state.next_due_ms
+
+    def _count_cancels(self, state: PartitionDelays) -> None:
+        """Count what was cancelled since the last round. What an older log says does not count again."""
+        if self._counted_cancels is not None:
+            self._counts.delays_cancelled += state.cancelled_count - self._counted_cancels
+        self._counted_cancels = state.cancelled_count
 
     # -- retention -------------------------------------------------------------------------------------------
 
@@ -176,6 +203,9 @@ class DelayedDelivery:
         if state is None or log is None:
             return True
         yield from self._follow(state, log)
+        if self._state is not state:
+            return True
+        self._count_cancels(state)
         state.advance_log_start(log.log_start_offset)
         state.advance_committed(self._reader.high_watermark)
         delivered = yield from self._deliver(state, log)
@@ -192,6 +222,10 @@ class DelayedDelivery:
             return False
         live = [each for each in state.confirm(due) if each.offset in records]
         self._append(visible_copy(records[each.offset], each.due_ms, each.next_due_ms) for each in live)
+        self._counts.delays_delivered += len(live)
+        wall_ms = self._host.wall_ms()
+        for each in live:
+            self._host.note_lateness(wall_ms - each.due_ms)
         return True
 
     def _carry(self, state: PartitionDelays, log: Log) -> Steps[bool]:

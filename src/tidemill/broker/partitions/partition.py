@@ -105,7 +105,9 @@ class Partition:
         self.appender = Appender(
             name, config, host, self.reader, self.leadership, self.counts, refusals, fence=self.fence
         )
-        self.delivery = DelayedDelivery(name, config, host, self.reader, self.leadership, self.appender)
+        self.delivery = DelayedDelivery(
+            name, config, host, self.reader, self.leadership, self.appender, self.counts
+        )
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:

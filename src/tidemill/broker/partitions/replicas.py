@@ -171,6 +171,11 @@ class Replicas:
     def wall_ms(self) -> int:
         return self._platform.clock.wall_ms()
 
+    def note_lateness(self, late_ms: int) -> None:
+        # Observations take memory until the status listener sorts them.
+        if self.metrics.is_watched:
+            self.metrics.delay_lateness.observe(max(0, late_ms) / 1000)
+
     def eligible_epoch(self, broker_id: int) -> int | None:
         broker = self.image.brokers.get(BrokerId(broker_id)) if self.image is not None else None
         return broker.epoch if broker is not None and broker.is_active else None

@@ -59,6 +59,7 @@ class Snapshot:
     requests: list[tuple[str, Histogram]]
     recent: list[tuple[str, Histogram]]
     loop_lag: Histogram
+    delay_lateness: Histogram
 
 
 async def page(broker: Broker, recent: Recent, *, is_ready: bool) -> list[bytes]:
@@ -102,6 +103,7 @@ def snapshot(broker: Broker, recent: Recent, *, is_ready: bool) -> Snapshot:
         requests=_named(metrics.requests),
         recent=_named(recent.requests()),
         loop_lag=metrics.loop_lag.copy(),
+        delay_lateness=metrics.delay_lateness.copy(),
     )
 
 
@@ -135,6 +137,7 @@ class _Page(Collector):
             yield CounterMetricFamily(each.name, each.help, value=getattr(taken, each.source))
         yield from self._requests()
         yield _histogram(names.LOOP_LAG, (), [((), taken.loop_lag)])
+        yield _histogram(names.DELAY_LATENESS, (), [((), taken.delay_lateness)])
 
     def _node(self) -> Iterator[Metric]:
         disk = os.statvfs(self._taken.data_dir)

@@ -50,6 +50,7 @@ class Totals:
     global_partition_count: int = 0
     offline_partitions: int = 0
     not_preferred: int = 0
+    pending_delays: int = 0
     group_states: dict[str, int] = field(default_factory=dict)
 
 
@@ -105,19 +106,24 @@ async def _count_cluster(broker: Broker, totals: Totals) -> None:
 
 
 async def _topics(broker: Broker) -> list[bytes]:
-    counters = _Families(names.TOPIC_COUNTERS, "counter")
-    sources = [metric.source for metric in names.TOPIC_COUNTERS]
+    tables = (names.TOPIC_COUNTERS, names.VIEW_COUNTERS, names.DELAY_COUNTERS)
+    families = [(_Families(table, "counter"), [metric.source for metric in table]) for table in tables]
     for number, (name, counts) in enumerate(list(broker.metrics.topics.items()), 1):
-        counters.add(f'{{topic="{name}"}}', [getattr(counts, source) for source in sources])
+        for family, sources in families:
+            values = [getattr(counts, source) for source in sources]
+            # Few topics are views or have delayed records: the others have no rows of these.
+            if family is families[0][0] or any(values):
+                family.add(f'{{topic="{name}"}}', values)
         if number % _TURN_ROWS == 0:
             await asyncio.sleep(0)
-    return await counters.text()
+    return [part for family, _ in families for part in await family.text()]
 
 
 async def _partitions(broker: Broker, totals: Totals) -> list[bytes]:
     led = _Families(names.PARTITION_GAUGES, "gauge")
     replicas = _Families(names.REPLICA_GAUGES, "gauge")
     topics = _Families((names.TOPIC_PARTITIONS,), "gauge")
+    delays = _Families(names.DELAY_GAUGES, "gauge")
     for number, partition in enumerate(list(broker.replicas.partitions()), 1):
         totals.partition_count += 1
         if partition.log is None:
@@ -127,13 +133,22 @@ async def _partitions(broker: Broker, totals: Totals) -> list[bytes]:
         replicas.add(labels, (partition.log.size,))
         if partition.is_leader and partition.image is not None:
             led.add(labels, _led_values(partition, totals))
+            if partition.config.tidemill_delays_enable:
+                delays.add(labels, _delay_values(partition, totals))
             if partition.index == 0:
                 topic = broker.image.topics_by_name.get(partition.name.topic)
                 known = len(topic.partitions) if topic is not None else None
                 topics.add(f'{{topic="{partition.name.topic}"}}', (known,))
         if number % _TURN_ROWS == 0:
             await asyncio.sleep(0)
-    return [*await led.text(), *await replicas.text(), *await topics.text()]
+    return [*await led.text(), *await replicas.text(), *await topics.text(), *await delays.text()]
+
+
+def _delay_values(partition: Partition, totals: Totals) -> tuple[object, ...]:
+    """In the order of `DELAY_GAUGES`."""
+    pending_count, next_due_ms = partition.delivery.pending_count, partition.delivery.next_due_ms
+    totals.pending_delays += pending_count
+    return pending_count, None if next_due_ms is None else next_due_ms / 1000
 
 
 def _led_values(partition: Partition, totals: Totals) -> tuple[int, ...]:

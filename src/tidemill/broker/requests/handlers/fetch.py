@@ -334,11 +334,14 @@ class ConsumerFetch:
                     if view is None
                     else Skipping(view.probe, self._broker.replicas.tag_indexes, select is view.select),
                 )
+            records_before = read.scanned_records, read.shown_records
             try:
                 scanned = yield from read.advance(self._end_offset(partition), scan_bytes_max - scanned_bytes)
                 scanned_bytes += scanned
                 if view is not None:
                     view.counts.view_bytes_scanned += scanned
+                    view.counts.view_records_scanned += read.scanned_records - records_before[0]
+                    view.counts.view_records_shown += read.shown_records - records_before[1]
             except StorageError as failure:
                 read.has_failed = True
                 self._broker.replicas.report_damage(partition, str(failure))
