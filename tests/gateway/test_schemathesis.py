@@ -37,6 +37,8 @@ schemathesis.serializer.alias("application/x-ndjson", "application/json")
 def cluster_id(gateway: Gateway) -> str:
     gateway.broker.create_topic("orders", 2)
     gateway.broker.produce("orders", "first")
+    gateway.broker.create_topic("later", configs={"tidemill.delays.enable": "true"})
+    gateway.broker.produce("later", "not yet", headers={"tidemill-delay": "1d"})
     return gateway.cluster_id
 
 

@@ -151,6 +151,13 @@ def test_the_first_bad_line_is_named(
     assert [value for _, value in stored(gateway, topic)] == [b"1", b"2"]
 
 
+def test_an_empty_record_is_refused_although_the_query_has_a_key(gateway: Gateway, topic: str) -> None:
+    gateway.broker.create_topic(topic)
+    assert error_of(produce_bytes(gateway, topic, b"{}", NDJSON, key="k")) == (422, 42206)
+    assert error_of(produce(gateway, topic, {}, key="k")) == (422, 42206)
+    assert stored(gateway, topic) == []
+
+
 def test_a_line_that_the_cluster_refuses_is_named(gateway: Gateway, topic: str) -> None:
     gateway.broker.create_topic(topic, partitions=2, configs={"max.message.bytes": 1000})
     content = lines([{"value": "a", "partition": 0}, {"value": "b" * 5000, "partition": 1}])

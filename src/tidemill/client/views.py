@@ -35,6 +35,15 @@ class ViewAdmin:
             if name in filters
         ]
 
+    def describe(self, name: str) -> View:
+        """`ApiError` unless there is a view of this name."""
+        configs = self._admin.describe_configs(ResourceType.TOPIC, name)
+        values = {each.name: each.value for each in configs}
+        source, where = values.get(VIEW_SOURCE), values.get(VIEW_FILTER)
+        if source is None or where is None:
+            raise _unknown(name)
+        return View(name, source, where, len(self._admin.topic(name).partitions))
+
     def create(self, name: str, source: str, where: str) -> View:
         result = self._admin.create_topic(name, configs={VIEW_SOURCE: source, VIEW_FILTER: where})
         return View(name, source, where, result.num_partitions)
@@ -51,4 +60,8 @@ class ViewAdmin:
     def check_exists(self, name: str) -> None:
         """Raise `ApiError` unless there is a view of this name."""
         if name not in self._admin.topic_values([name], VIEW_SOURCE):
-            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no view {name}")
+            raise _unknown(name)
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no view {name}")

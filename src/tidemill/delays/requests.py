@@ -198,6 +198,11 @@ def carried_copy(record: Record, due_ms: int) -> Record:
     return record._replace(headers=headers)
 
 
+def plain_headers(headers: Sequence[Header]) -> list[Header]:
+    """The headers of a record without those of its delay."""
+    return [each for each in headers if each.key not in _OF_PRODUCERS and each.key not in _OF_THE_BROKER]
+
+
 # A copy keeps the schedule id, which tells the consumer which message it is.
 _HIDING = (PRODUCER_HEADERS | BROKER_HEADERS) - {SCHEDULE_ID}
 # A carried record keeps its id, schedule and time zone.

@@ -32,9 +32,10 @@ from starlette.types import Scope
 
 from tidemill.errors import TidemillError
 from tidemill.gateway.console_api import routes as console_api
-from tidemill.gateway.http import pages
+from tidemill.gateway.http import metering, pages
 from tidemill.gateway.http.connection import BoundedConnection, bounded_connection
 from tidemill.gateway.http.guards import Guards
+from tidemill.gateway.http.metering import Meter, Metering
 from tidemill.gateway.http.openapi import ApiRoute, document
 from tidemill.gateway.http.router import Operations
 from tidemill.gateway.http.waiting_bodies import WaitingBodies
@@ -50,7 +51,7 @@ from tidemill.gateway.turns import Turns
 from tidemill.tls.acceptor import TlsAcceptor
 
 # The log-in is the first: the other parts stand on the accesses that it makes.
-_PARTS: Sequence[Any] = (login, v3, v2, instances, simple, console_api, pages)
+_PARTS: Sequence[Any] = (login, v3, v2, instances, simple, console_api, metering, pages)
 _CONSOLE = Path(__file__).parent / "console"
 # The console loads nothing from elsewhere and runs only files of its own. A browser revalidates each file every time:
 # an upgrade must not leave it with modules of two versions.
@@ -79,6 +80,7 @@ def create_app(settings: Settings) -> Starlette:
                 allow_headers=["Authorization", "Content-Type", "Accept"],
             ),
         )
+    middleware.insert(0, Middleware(Metering))
     app = Starlette(
         routes=[
             Operations(route for route in routes if isinstance(route, ApiRoute)),
@@ -96,6 +98,7 @@ def create_app(settings: Settings) -> Starlette:
         lifespan=_lifespan,
     )
     app.state.settings = settings
+    app.state.meter = Meter()
     app.state.openapi = document(routes)
     return app
 

@@ -18,14 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.client.cluster_admin import ClusterAdmin
 from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.sasl import AuthenticationFailed, CredentialsRefused
+from tidemill.config import DELAYS_ENABLE
 from tidemill.errors import TidemillError
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
@@ -42,7 +43,7 @@ _KNOWN_S = 5.0
 # A quorum without a leader answers late.
 _CONTROLLER_WAIT_S = 2.0
 _CONTROLLER_KNOWN_S = 1.0
-_PARTITIONS_KNOWN_MAX = 10_000
+_TOPICS_KNOWN_MAX = 10_000
 
 __all__ = [
     "CLIENT_ID",
@@ -97,7 +98,8 @@ class Backend:
         self.settings = settings
         self._on_refused = on_refused
         self._limits = settings.limits
-        self._partitions = _PartitionCounts()
+        self._partitions: _Known[int] = _Known()
+        self._delaying: _Known[bool] = _Known()
         self._deliveries = Deliveries(settings)
         self._deliveries.on_unknown_topic = self._partitions.clear
         self._cluster_id: tuple[str, float] | None = None
@@ -198,8 +200,30 @@ class Backend:
             self._partitions.put(topic, known)
         return known
 
+    async def check_delays(self, topic: str) -> None:
+        """`Problem` (400) unless the topic takes delayed records: any other would show them at once.
+
+        A caller that may not see the topic's configuration is not told; the record is written as it is.
+        """
+        takes_delays = self._delaying.get(topic)
+        if takes_delays is None:
+            takes_delays = await self._ask_delays(topic)
+            self._delaying.put(topic, takes_delays)
+        if not takes_delays:
+            raise Problem(400, 40002, f"topic {topic} takes no delayed records: {DELAYS_ENABLE} is not true")
+
+    async def _ask_delays(self, topic: str) -> bool:
+        try:
+            configs = await self.ask(lambda admins: admins.admin.describe_configs(ResourceType.TOPIC, topic))
+        except Problem as problem:
+            if problem.status != 403:
+                raise
+            return True
+        return any(each.name == DELAYS_ENABLE and each.value == "true" for each in configs)
+
     def forget_topic(self, topic: str) -> None:
         self._partitions.forget(topic)
+        self._delaying.forget(topic)
 
     # --- whether the cluster is there ---
 
@@ -274,23 +298,23 @@ class Backend:
         )
 
 
-class _PartitionCounts:
-    """Caches the number of partitions for `_KNOWN_S`. Bounded, because callers choose the names."""
+class _Known(Generic[T]):
+    """Caches a fact about topics for `_KNOWN_S`. Bounded, because callers choose the names."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, tuple[T, float]] = {}
 
-    def get(self, topic: str) -> int | None:
+    def get(self, topic: str) -> T | None:
         found = self._known.get(topic)
         if found is None:
             return None
-        count, until_s = found
-        return count if time.monotonic() < until_s else None
+        fact, until_s = found
+        return fact if time.monotonic() < until_s else None
 
-    def put(self, topic: str, count: int) -> None:
-        if len(self._known) >= _PARTITIONS_KNOWN_MAX:
+    def put(self, topic: str, fact: T) -> None:
+        if len(self._known) >= _TOPICS_KNOWN_MAX:
             self._known.clear()
-        self._known[topic] = count, time.monotonic() + _KNOWN_S
+        self._known[topic] = fact, time.monotonic() + _KNOWN_S
 
     def forget(self, topic: str) -> None:
         self._known.pop(topic, None)

@@ -127,6 +127,7 @@ PATH_PARAMETERS: dict[str, Schema] = {
     "broker_id": INTEGER,
     "topic_name": TOPIC_NAME,
     "topic": TOPIC_NAME,
+    "view": TOPIC_NAME,
     "partition_id": INTEGER,
     "partition": INTEGER,
     "name": _NAME,

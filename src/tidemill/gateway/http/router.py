@@ -26,6 +26,7 @@ class _Node:
         self.parameter: _Node | None = None
         # The operations of the path that ends here, and the names of its parameters.
         self.handlers: dict[str, Handler] = {}
+        self.path = ""
         self.names: tuple[str, ...] = ()
 
     def below(self, segment: str) -> _Node:
@@ -76,6 +77,7 @@ class Operations(BaseRoute):
                 f"{route.path}: its parameters have other names than in another operation of the path"
             )
         node.names = names
+        node.path = route.path
         node.handlers[route.method] = _negotiated(route)
         if route.method == "GET":
             node.handlers.setdefault("HEAD", node.handlers["GET"])
@@ -88,7 +90,11 @@ class Operations(BaseRoute):
         if node is None:
             return Match.NONE, {}
         parameters = dict(zip(node.names, values, strict=True))
-        return Match.FULL, {"path_params": parameters, "handlers": node.handlers}
+        return Match.FULL, {
+            "path_params": parameters,
+            "handlers": node.handlers,
+            "operation_path": node.path,
+        }
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         handlers: Mapping[str, Handler] = scope["handlers"]

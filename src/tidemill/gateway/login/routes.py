@@ -19,6 +19,7 @@ from tidemill.gateway.cluster.access import Access
 from tidemill.gateway.cluster.backend import Backend
 from tidemill.gateway.http.bodies import read_json_object
 from tidemill.gateway.http.formats import invalid
+from tidemill.gateway.http.metering import Meter
 from tidemill.gateway.http.openapi import BOOLEAN, INTEGER, STRING, Part, nullable, obj
 from tidemill.gateway.login.accesses import Accesses
 from tidemill.gateway.login.gate import (
@@ -61,6 +62,15 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
             await access.close()
         return
     accesses = app.state.accesses = Accesses(settings, Sessions(settings.login, secrets.token_bytes))
+    meter: Meter = app.state.meter
+    meter.add_gauge(
+        "tidemill_gateway_sessions",
+        "Sessions of the console and tokens that are in use.",
+        lambda: len(accesses.sessions),
+    )
+    meter.add_gauge(
+        "tidemill_gateway_users", "Users that are connected to the cluster.", lambda: len(accesses.all())
+    )
     tending = asyncio.create_task(accesses.tend(), name="gateway-accesses")
     try:
         yield

@@ -30,6 +30,7 @@ from starlette.responses import Response
 from tidemill.gateway.cluster.access import access_of
 from tidemill.gateway.http.bodies import read_bytes
 from tidemill.gateway.http.formats import number_in
+from tidemill.gateway.http.metering import Meter
 from tidemill.gateway.http.openapi import (
     INTEGER,
     LONG,
@@ -82,6 +83,10 @@ _HOST = re.compile(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?")
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
     instances = Instances(app.state.settings)
     app.state.instances = instances
+    meter: Meter = app.state.meter
+    meter.add_gauge(
+        "tidemill_gateway_consumer_instances", "REST consumers that live here.", lambda: len(instances)
+    )
     expiry = asyncio.create_task(instances.expire())
     try:
         yield

@@ -70,6 +70,9 @@ class Instances:
         self._leaving: set[Instance] = set()
         self._is_closed = False
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     @property
     def patience_s(self) -> float:
         """How long the cluster may take."""

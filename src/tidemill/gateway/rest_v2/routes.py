@@ -19,7 +19,7 @@ from tidemill.gateway.answers import JSON, json_bytes_in_turns
 from tidemill.gateway.cluster.access import backend_of
 from tidemill.gateway.cluster.backend import Admins, Backend, Delivery
 from tidemill.gateway.http.bodies import check_media_type, kind_of, media_type_of
-from tidemill.gateway.http.formats import Kind, encode, integer, invalid, member
+from tidemill.gateway.http.formats import Kind, encode, integer, invalid, member, text
 from tidemill.gateway.http.openapi import (
     BASE64,
     BOOLEAN,
@@ -73,11 +73,13 @@ TopicInfo = part.schema(
         }
     ),
 )
+_SCHEMA_ID_MAX = 2**31 - 1
+_SCHEMA_ID = {**INTEGER, "minimum": 0, "maximum": _SCHEMA_ID_MAX}
 _schemas = {
     "key_schema": nullable(STRING),
-    "key_schema_id": nullable(INTEGER),
+    "key_schema_id": nullable(_SCHEMA_ID),
     "value_schema": nullable(STRING),
-    "value_schema_id": nullable(INTEGER),
+    "value_schema_id": nullable(_SCHEMA_ID),
 }
 _TIMESTAMP = nullable({**LONG, "minimum": 0, "maximum": _TIMESTAMP_MAX})
 _PARTITION = nullable(PARTITION)
@@ -272,6 +274,7 @@ async def _produce(request: Request, topic: str, partition: int | None) -> Respo
     kind = _PRODUCE_TYPES[media_type_of(request)]
     if kind is None:
         given = await read_records(request, lambda record, _: record, media_types=_PRODUCE_TYPES)
+        _check_schemas(given.members)
         raise _no_registry(given.members, _some(given))
     body = await read_records(
         request,
@@ -279,6 +282,7 @@ async def _produce(request: Request, topic: str, partition: int | None) -> Respo
         media_types=_PRODUCE_TYPES,
     )
     records = _some(body)
+    _check_schemas(body.members)
     backend = backend_of(request)
     await _check_topic(backend, topic, {each.partition for each in records if each.partition is not None})
     turn = turn_of(request)
@@ -362,6 +366,15 @@ def _written(delivery: Delivery) -> dict[str, Any]:
 def _failed(problem: Problem) -> dict[str, Any]:
     code = _RETRIABLE if problem.status in (429, 503) else _NOT_RETRIABLE
     return {"partition": None, "offset": None, "error_code": code, "error": problem.message}
+
+
+def _check_schemas(members: dict[str, Any]) -> None:
+    """Formats without schemas do not use them, but what is given has to be one."""
+    for name in ("key_schema", "value_schema"):
+        if members.get(name) is not None:
+            text(members[name], name)
+        if members.get(f"{name}_id") is not None:
+            integer(members[f"{name}_id"], f"{name}_id", 0, _SCHEMA_ID_MAX)
 
 
 def _no_registry(document: dict[str, Any], records: list[Any]) -> Problem:

@@ -194,8 +194,8 @@ def _page(found: _Found) -> bytes:
 def _row(read: Read) -> bytes:
     record = read.record
     place = f'{{"partition":{read.partition},"offset":{record.offset},"timestamp_ms":{record.timestamp}'
-    key, key_format = _key(record.key)
-    value, value_format = _value(record.value)
+    key, key_format = key_json(record.key)
+    value, value_format = value_json(record.value)
     more = b"".join(
         b',"%b":"%b"' % (name, text)
         for name, text in ((b"key_format", key_format), (b"format", value_format))
@@ -211,8 +211,8 @@ def _row(read: Read) -> bytes:
     return b'%b,"key":%b,"value":%b%b}' % (place.encode(), key, value, more)
 
 
-def _key(data: bytes | None) -> tuple[bytes, bytes]:
-    """A string stands for itself, as in `produce`."""
+def key_json(data: bytes | None) -> tuple[bytes, bytes]:
+    """A key as JSON, and its format. A string stands for itself, as in `produce`."""
     if data is None:
         return b"null", b""
     try:
@@ -221,7 +221,8 @@ def _key(data: bytes | None) -> tuple[bytes, bytes]:
         return b'"%b"' % base64.b64encode(data), b"binary"
 
 
-def _value(data: bytes | None) -> tuple[bytes, bytes]:
+def value_json(data: bytes | None) -> tuple[bytes, bytes]:
+    """A value as JSON, and its format."""
     if data is None:
         return b"null", b""
     try:

@@ -5,12 +5,15 @@
 Everything is optional, but a record has a key or a value; a value of null is a tombstone. A **value** is written as
 JSON; with `"format": "text"` it is a string and written as it is, with `"binary"` it is base64. A **key** that is a
 string is written as it is, any other as JSON, and base64 with `"key_format": "binary"`. A **header** is a string or
-null, or an array of them for one that comes several times.
+null, or an array of them for one that comes several times. `delay`, `deliver_at` and `cron` (`times.py`) have it delivered
+later, in topics that allow that.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tidemill.gateway.cluster.backend import Backend, Delivery
@@ -27,9 +30,18 @@ from tidemill.gateway.http.openapi import (
     nullable,
     obj,
 )
+from tidemill.gateway.simple import times
 
 FORMATS = {"json": Kind.JSON, "text": Kind.STRING, "binary": Kind.BINARY}
-_MEMBERS = frozenset(("key", "key_format", "value", "format", "headers", "partition", "timestamp_ms"))
+_MEMBERS = times.MEMBERS | {
+    "key",
+    "key_format",
+    "value",
+    "format",
+    "headers",
+    "partition",
+    "timestamp_ms",
+}
 TIMESTAMP_MAX = 2**63 - 1
 _HEADERS_MAX = 1000
 
@@ -55,6 +67,7 @@ SCHEMA: Schema = obj(
         ),
         "partition": nullable(PARTITION),
         "timestamp_ms": nullable({**LONG, "minimum": 0, "maximum": TIMESTAMP_MAX}),
+        **times.SCHEMAS,
     },
     additionalProperties=False,
     allOf=[
@@ -71,6 +84,8 @@ class Defaults(NamedTuple):
     key: str | None = None
     partition: int | None = None
     timestamp_ms: int | None = None
+    # Members of `times.py`, for records that have none of them.
+    times: Mapping[str, str] = MappingProxyType({})
 
 
 class SimpleRecord:
@@ -82,7 +97,8 @@ class SimpleRecord:
         unknown = sorted(record.keys() - _MEMBERS)
         if unknown:
             raise invalid(f"{where} has a member {unknown[0]!r}; they are {', '.join(sorted(_MEMBERS))}")
-        if "key" not in record and "value" not in record and defaults.key is None:
+        # Also where a default has a key: an empty object is no tombstone.
+        if "key" not in record and "value" not in record:
             raise invalid(f"{where} has neither a key nor a value")
         self.key = _key(record, where)
         if "key" not in record and defaults.key is not None:
@@ -91,8 +107,16 @@ class SimpleRecord:
         self.headers = _headers(record.get("headers"), f"{where}.headers")
         self.partition = _integer(record, "partition", where, PARTITION_MAX, defaults.partition)
         self.timestamp_ms = _integer(record, "timestamp_ms", where, TIMESTAMP_MAX, defaults.timestamp_ms)
+        is_timed = not times.MEMBERS.isdisjoint(record)
+        timing = times.headers_of(record if is_timed else defaults.times, where)
+        if timing:
+            times.check(timing, where, self.key)
+            self.headers += timing
+        self._is_delayed = bool(timing)
 
     async def hand_over(self, backend: Backend, topic: str) -> asyncio.Future[Delivery]:
+        if self._is_delayed:
+            await backend.check_delays(topic)
         return await backend.submit(
             topic, self.partition, self.key, self.value, self.headers, self.timestamp_ms
         )

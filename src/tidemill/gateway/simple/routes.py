@@ -50,8 +50,10 @@ from tidemill.gateway.http.openapi import (
 )
 from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
+from tidemill.gateway.simple import delays, views
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
+from tidemill.gateway.simple.times import MEMBERS
 from tidemill.gateway.turns import turn_of
 
 part = Part("Simple")
@@ -90,6 +92,11 @@ async def get_health(_: Request) -> Response:
         query("key", STRING, "The key of records that have none of their own."),
         query("partition", PARTITION, "Their partition, likewise."),
         query("timestamp_ms", {**LONG, "minimum": 0, "maximum": TIMESTAMP_MAX}, "Their timestamp, likewise."),
+        query("delay", STRING, "How long they wait, such as `15m`; for records without a time of their own."),
+        query("deliver_at", STRING, "When they are delivered, likewise."),
+        query("cron", STRING, "Their schedule, likewise."),
+        query("time_zone", STRING, "The schedule's time zone."),
+        query("schedule_id", STRING, "The name of the delayed message."),
     ),
     answer=Written,
     errors=(404,),
@@ -101,6 +108,7 @@ async def produce(request: Request) -> Response:
         key=request.query_params.get("key"),
         partition=_query_integer(request, "partition", PARTITION_MAX),
         timestamp_ms=_query_integer(request, "timestamp_ms", TIMESTAMP_MAX),
+        times={name: text for name, text in request.query_params.items() if name in MEMBERS},
     )
     match media_type_of(request):
         case "application/x-ndjson":
@@ -265,4 +273,4 @@ class _Stream:
         return json_answer({**body, "line": number, **summary}, problem.status, headers)
 
 
-routes = [*part.routes, *simple_read.part.routes]
+routes = [*part.routes, *simple_read.part.routes, *delays.part.routes, *views.part.routes]
