@@ -19,6 +19,7 @@ def test_places_are_two_keys_away(console: ConsolePage) -> None:
     for key, title in (
         ("b", "Brokers"),
         ("t", "Topics"),
+        ("v", "Views"),
         ("g", "Groups"),
         ("r", "Rebalances"),
         ("o", "Overview"),

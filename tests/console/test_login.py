@@ -10,6 +10,10 @@ from playwright.sync_api import expect
 from tests.console.conftest import ConsolePage
 from tests.gateway.conftest import Gateway
 from tests.gateway.secured_cluster import PASSWORD, SecuredCluster, secured_cluster
+from tidemill.client.producer import Producer
+from tidemill.client.views import ViewAdmin
+from tidemill.protocol.records import Header
+from tidemill.security.acls import Operation, ResourceType
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +23,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
             started.add_user(name)
             started.create_topic(f"{name}s", f"a secret of {name}")
             started.allow_all(name, f"{name}s")
+        ViewAdmin(started.admin).create("some-of-bob", "bobs", "secret = 'rule'")
+        started.admin.create_topic("later", partition_count=1, configs={"tidemill.delays.enable": "true"})
+        producer = Producer(started.admin.cluster)
+        producer.add("later", b"a secret until then", headers=[Header("tidemill-delay", b"1h")])
+        producer.flush()
+        started.add_user("reader")
+        for operation in (Operation.READ, Operation.DESCRIBE_CONFIGS):
+            started.allow("reader", operation, ResourceType.TOPIC, "later")
         yield started
 
 
@@ -96,3 +108,15 @@ def test_session_that_ends_elsewhere_brings_back_the_login(
     expect(other.get_by_role("heading", level=1)).to_have_text("Log in")
     console.page.bring_to_front()
     expect(console.heading).to_have_text("Log in")
+
+
+def test_reader_sees_neither_what_waits_nor_views_of_others(open_console: Callable[..., ConsolePage]) -> None:
+    console = open_console(ignore_https_errors=True)
+    console.expected_messages += ["401", "403"]
+    console.go("topics/later/waiting")
+    _log_in(console, "reader", PASSWORD)
+    expect(console.page.locator("main .problem")).to_contain_text("ot authorized")
+    assert "a secret" not in console.page.content()
+    console.go("views")
+    expect(console.page.get_by_text("No views yet.")).to_be_visible()
+    assert "some-of-bob" not in console.page.content()

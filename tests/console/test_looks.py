@@ -12,7 +12,7 @@ from tests.brokers import Broker
 from tests.console.conftest import ConsolePage
 from tests.console.kafka_side import make_topic, write_orders
 
-_PLACES = ("overview", "brokers", "topics", "groups", "rebalances")
+_PLACES = ("overview", "brokers", "topics", "views", "groups", "rebalances")
 
 
 def background(console: ConsolePage) -> int:

@@ -1,4 +1,4 @@
-// The gateway's API: reads from /console/api, changes through REST v3. Addresses are relative to the page, so that the
+// The gateway's API: reads from /console/api, changes through REST v3, and views and delays through /v1. Addresses are relative to the page, so that the
 // console also works behind a proxy that adds a prefix.
 
 /** What went wrong, as a sentence for people. `status` is 0 when the gateway was not reached. */
@@ -111,6 +111,22 @@ export const deleteTopic = (name) => v3(`topics/${segment(name)}`, "DELETE");
 const configPath = (name, config) => `topics/${segment(name)}/configs/${segment(config)}`;
 export const setConfig = (name, config, value) => v3(configPath(name, config), "PUT", { value });
 export const resetConfig = (name, config) => v3(configPath(name, config), "DELETE");
+
+async function v1(path, method, body, signal) {
+  const options = body === undefined ? { method, signal } : { ...json(body), method, signal };
+  const response = await send(`v1/${path}`, options);
+  return response.status === 204 ? null : response.json();
+}
+
+export const views = (page, signal) => read("views", page, signal);
+export const createView = (view) => v1("views", "POST", view);
+export const alterView = (name, filter) => v1(`views/${segment(name)}`, "PATCH", { filter });
+export const deleteView = (name) => v1(`views/${segment(name)}`, "DELETE");
+
+const delayPath = (name, { partition, offset }) => `topics/${segment(name)}/delays/${partition}/${offset}`;
+export const delays = (name, limit, signal) => v1(`topics/${segment(name)}/delays?limit=${limit}`, "GET", undefined, signal);
+export const cancelDelay = (name, message) => v1(delayPath(name, message), "DELETE");
+export const reschedule = (name, message, times) => v1(delayPath(name, message), "PATCH", times);
 
 /** v3 answers 200 for the stream and says in the body how the record fared. */
 export async function produce(name, record) {

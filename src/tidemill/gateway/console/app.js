@@ -12,6 +12,7 @@ import { live } from "./live.js";
 import { emptyState, problem } from "./parts.js";
 import { go, href, parse } from "./router.js";
 import { brokersView } from "./views/brokers.js";
+import { filteredTopicsView } from "./views/filtered_topics.js";
 import { groupView } from "./views/group.js";
 import { groupsView } from "./views/groups.js";
 import { loginView } from "./views/login.js";
@@ -24,6 +25,7 @@ const PLACES = [
   { id: "overview", label: "Overview", keys: "g o", view: overviewView },
   { id: "brokers", label: "Brokers", keys: "g b", view: brokersView, total: "brokers" },
   { id: "topics", label: "Topics", keys: "g t", view: topicsView, inner: topicView, total: "topics" },
+  { id: "views", label: "Views", keys: "g v", view: filteredTopicsView },
   { id: "groups", label: "Groups", keys: "g g", view: groupsView, inner: groupView, total: "groups" },
   { id: "rebalances", label: "Rebalances", keys: "g r", view: rebalancesView },
 ];

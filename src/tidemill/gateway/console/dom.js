@@ -35,6 +35,7 @@ const ICONS = {
   overview: "M3 13h4l2.5-7 4 12 2.5-5h5",
   brokers: "M4 5h16v5H4zM4 14h16v5H4zM7.5 7.5h.01M7.5 16.5h.01",
   topics: "M4 6h16M4 12h16M4 18h10",
+  views: "M4 5h16l-6 7.5V19l-4-2v-4.5z",
   groups: "M8.5 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zM3 19c0-3 2.5-5 5.5-5s5.5 2 5.5 5M16 5.5a3 3 0 0 1 0 5.5M17 14.3c2.4.6 4 2.4 4 4.7",
   rebalances: "M4 9a8 8 0 0 1 14-3l2 2M20 4v4h-4M20 15a8 8 0 0 1-14 3l-2-2M4 20v-4h4",
   plus: "M12 5v14M5 12h14",

@@ -31,6 +31,8 @@ from tidemill.gateway.console_api.live import EventStream, Streams, cluster_even
 from tidemill.gateway.console_api.picture import STATES, Picture, Row
 from tidemill.gateway.console_api.rebalances import Rebalances
 from tidemill.gateway.console_api.tail import tail_events
+from tidemill.gateway.console_api.views import ViewList
+from tidemill.gateway.http.metering import Meter
 from tidemill.gateway.http.openapi import (
     BOOLEAN,
     INTEGER,
@@ -89,6 +91,7 @@ _TOPIC_FIELDS = (
     "records_in_per_s",
 )
 _PARTITION_FIELDS = ("partition", "leader", "leader_epoch", "start_offset", "end_offset", "bytes", "state")
+_VIEW_FIELDS = ("name", "source", "filter", "partitions", "bytes_scanned", "bytes_shown", "records_shown")
 _GROUP_FIELDS = ("group_id", "state", "protocol", "members", "coordinator", "lag")
 
 
@@ -98,6 +101,7 @@ class Console:
         self.view = ClusterView(backend)
         self.history = History(self.view)
         self.rebalances = Rebalances(backend.settings)
+        self.views = ViewList(backend, self.view)
         self.streams = Streams()
         # Each may take seconds, and a thread of the backend.
         self.readings = asyncio.Semaphore(_READINGS_MAX)
@@ -117,16 +121,24 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     """The console of all callers samples from the start; that of a user begins with the user's first look."""
     if app.state.access is not None:
         _console(app.state.access)
+    meter: Meter = app.state.meter
+    meter.add_gauge(
+        "tidemill_gateway_event_streams",
+        "Event streams of open consoles.",
+        lambda: sum(len(console.streams) for console in _consoles(app)),
+    )
     yield
 
 
 async def close_streams(app: Starlette) -> None:
     """Before a server waits for what is under way: streams have no end of their own."""
+    for console in _consoles(app):
+        await console.streams.close()
+
+
+def _consoles(app: Starlette) -> list[Console]:
     accesses = [app.state.access] if app.state.access is not None else app.state.accesses.all()
-    for access in accesses:
-        console: Console | None = access.kept(_KEPT)
-        if console is not None:
-            await console.streams.close()
+    return [console for access in accesses if (console := access.kept(_KEPT)) is not None]
 
 
 def _console(access: Access) -> Console:
@@ -138,7 +150,7 @@ def console_of(request: Request) -> Console:
 
 
 class Changes:
-    """Notices changes made through v3, so that the next picture shows them."""
+    """Notices changes made through v3 and `/v1/views`, so that the next picture shows them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -148,10 +160,11 @@ class Changes:
         if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             path: str = scope["path"]
             # Records are not worth a picture each.
-            if path.startswith("/v3/") and not path.endswith("/records"):
+            if path.startswith(("/v3/", "/v1/views")) and not path.endswith("/records"):
                 console: Console | None = access_in(scope).kept(_KEPT)
                 if console is not None:
                     console.view.expire()
+                    console.views.expire()
 
 
 # --- what the document says ---
@@ -397,6 +410,39 @@ async def tail(request: Request) -> Response:
     wanted = browse.parse_query(request)
     events = await tail_events(backend_of(request), request.path_params["topic"], wanted)
     return EventStream(console.streams, events, session_id_of(request))
+
+
+# --- views ---
+
+_VIEW = obj(
+    {
+        "name": STRING,
+        "source": STRING,
+        "filter": STRING,
+        "partitions": INTEGER,
+        "bytes_scanned": nullable(LONG),
+        "records_scanned": nullable(LONG),
+        "bytes_shown": nullable(LONG),
+        "records_shown": nullable(LONG),
+    }
+)
+
+
+@part.get(
+    "/console/api/views",
+    "Views",
+    answer=_page_schema(_VIEW),
+    errors=(400,),
+    parameters=(*_PAGE, _sort(_VIEW_FIELDS)),
+    description="Counts are since the brokers started; null where their status listeners are not known.",
+)
+async def views(request: Request) -> Response:
+    rows = await console_of(request).views.rows()
+    return json_answer(listing.page(request, rows, _VIEW_FIELDS, searched=_view_text))
+
+
+def _view_text(row: Row) -> str:
+    return f"{row['name']} {row['source']} {row['filter']}"
 
 
 # --- groups ---

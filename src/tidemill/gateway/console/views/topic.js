@@ -1,4 +1,4 @@
-// One topic: its figures, and tabs for partitions, messages, configuration and groups.
+// One topic: its figures, and tabs for partitions, messages, configuration, groups and, where it has them, delayed messages.
 
 import * as api from "../api.js";
 import { fill, h, icon } from "../dom.js";
@@ -12,13 +12,17 @@ import { messagesTab } from "./messages.js";
 import { partitionsTab } from "./partitions.js";
 import { deleteTopicDialog, produceDialog } from "./topic_dialogs.js";
 import { topicGroupsTab } from "./topic_groups.js";
+import { waitingTab } from "./waiting.js";
 
 const TABS = [
   ["partitions", "Partitions", partitionsTab],
   ["messages", "Messages", messagesTab],
   ["config", "Configuration", configTab],
   ["groups", "Groups", topicGroupsTab],
+  ["waiting", "Waiting", waitingTab],
 ];
+
+const config = (info, name) => info?.configs?.find((each) => each.name === name)?.value ?? null;
 
 export function topicView({ parts, query, signal }) {
   const [, name, tabId = "partitions"] = parts;
@@ -27,6 +31,7 @@ export function topicView({ parts, query, signal }) {
   const topic = new TopicState(name, signal, (state) => {
     fill(trouble, state.error && problem(state.error, () => topic.refresh()));
     if (state.info) fill(figures, figureList(state.info));
+    if (config(state.info, "tidemill.delays.enable") === "true") strip.querySelector("[data-tab=waiting]").hidden = false;
   });
   const produce = async () => {
     const delivery = await produceDialog(name, topic.info?.partitions ?? 1);
@@ -38,6 +43,7 @@ export function topicView({ parts, query, signal }) {
   bind("p", "Produce a message", produce, signal);
   TABS.forEach(([id, label], at) => bind(String(at + 1), `${label} of the topic`, () => go(["topics", name, id]), signal));
   const tab = TABS.find(([id]) => id === tabId) ?? TABS[0];
+  const strip = tabStrip(name, tab[0]);
   const content = tab[2]({ name, topic, query, signal });
   topic.watch();
   return h("div", { class: "view" },
@@ -46,7 +52,7 @@ export function topicView({ parts, query, signal }) {
       actions: [h("button", { type: "button", onclick: produce, "aria-keyshortcuts": "p" }, icon("plus"), "Produce"),
         h("button", { type: "button", class: "danger-quiet", onclick: remove }, "Delete…")],
     }),
-    figures, trouble, tabStrip(name, tab[0]), content);
+    figures, trouble, strip, content);
 }
 
 /** What the tabs share: the topic as last read. Fires "info" when it was read again and "produced" after a dialog. */
@@ -98,11 +104,16 @@ function figureList(info) {
     : info.under_replicated > 0 ? badge(`${count(info.under_replicated)} under-replicated`, "warn") : badge("ok", "good");
   return h("dl", null, figure("Health", health), figure("Partitions", count(info.partitions)), figure("Replication", plural(info.replication_factor, "replica")),
     figure("Records", count(info.records)), figure("Records in", perSecond(info.records_in_per_s)), figure("Stored", bytes(info.bytes)),
-    info.is_internal && figure("Kind", badge("internal")));
+    info.is_internal && figure("Kind", badge("internal")), viewOf(info, figure));
+}
+
+function viewOf(info, figure) {
+  const source = config(info, "tidemill.view.source");
+  return source && figure("Kind", ["view of ", h("a", { href: href(["topics", source]) }, source)]);
 }
 
 function tabStrip(name, current) {
   return h("nav", { class: "tabs", "aria-label": "Topic" }, TABS.map(([id, label]) => h("a", {
-    href: href(["topics", name, id]), "aria-current": id === current ? "page" : null,
+    href: href(["topics", name, id]), "aria-current": id === current ? "page" : null, data: { tab: id }, hidden: id === "waiting" && id !== current,
   }, label)));
 }
