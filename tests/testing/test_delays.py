@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.errors import ApiError, TidemillError
-from tidemill.testing import InProcessBroker, StoredRecord
+from tidemill.testing import InProcessBroker, InProcessCluster, StoredRecord
 from tidemill.types import TopicPartition
 
 DELAYS = {"tidemill.delays.enable": "true"}
@@ -221,3 +221,26 @@ def test_delays_are_a_matter_of_the_creation(shared: InProcessBroker, value: str
     topic = shared.create_topic(f"fixed-{next(_NUMBERS)}", configs={"tidemill.delays.enable": before})
     with Cluster(shared.bootstrap) as cluster, pytest.raises(ApiError, match="when a topic is created"):
         Admin(cluster).alter_configs(ResourceType.TOPIC, topic, changes={"tidemill.delays.enable": value})
+
+
+@pytest.mark.parametrize("count", [1, 500])
+def test_what_is_due_is_there_when_advance_returns(shared: InProcessBroker, topic: str, count: int) -> None:
+    for number in range(count):
+        shared.produce(topic, f"{number}", headers={"tidemill-delay": "1h"})
+    assert len(shared.waiting(topic)) == count
+    shared.clock.advance(minutes=59)
+    assert shown(shared, topic) == []
+    shared.clock.advance(minutes=1)
+    assert len(shown(shared, topic)) == count
+    assert shared.waiting(topic) == []
+
+
+def test_what_is_due_in_a_cluster_is_there_when_advance_returns() -> None:
+    with InProcessCluster(3) as cluster:
+        topic = cluster.create_topic("later", 3, configs=DELAYS)
+        for partition in range(3):
+            cluster.produce(topic, f"{partition}", headers={"tidemill-delay": "2d"}, partition=partition)
+        cluster.clock.advance(days=1)
+        assert cluster.records(topic) == []
+        cluster.clock.advance(days=1)
+        assert [record.value for record in cluster.records(topic)] == [b"0", b"1", b"2"]

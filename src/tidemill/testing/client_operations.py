@@ -16,11 +16,13 @@ from tidemill.broker.node import Node
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumer
+from tidemill.client.delays import DelayAdmin, PendingMessage
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.producer import Producer
 from tidemill.client.retry import UnknownTopic
 from tidemill.client.security import SecurityOptions
 from tidemill.client.security_admin import SecurityAdmin
+from tidemill.client.views import ViewAdmin
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import Header
@@ -190,6 +192,12 @@ class ClientOperations:
             )
         return name
 
+    def create_view(self, name: str, source: str, where: str) -> str:
+        """Create a view: a topic that shows the records of another that match a filter. Returns its name."""
+        with self._lock:
+            ViewAdmin(Admin(self._cluster)).create(name, source, where)
+        return name
+
     def delete_topic(self, name: str) -> None:
         with self._lock:
             Admin(self._cluster).delete_topic(name)
@@ -267,6 +275,11 @@ class ClientOperations:
                     f"{topic} holds {len(found)} records after {timeout_s:g} s, not {count}: {found}"
                 )
             time.sleep(_POLL_S)
+
+    def waiting(self, topic: str) -> list[PendingMessage]:
+        """The delayed records of the topic that wait for their time, the next one first."""
+        with self._lock:
+            return DelayAdmin(self._cluster).pending(topic).messages
 
     def _read(self, topic: str, partition: int | None, isolation_level: int) -> list[StoredRecord]:
         with self._lock:
