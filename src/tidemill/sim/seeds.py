@@ -26,11 +26,13 @@ _SHAPES = (
 _WARM_UP_S = 20.0
 # From this seed on every world has authentication, so that a run can have no other kind.
 _FIRST_SECURED = 50_000
+# From this seed on every world has a share group.
+_FIRST_SHARED = 60_000
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
     # Transactions double the cost of a seed, so every other round of the shapes has them. Every fourth has two-phase
-    # commits, every fourth delayed records, and every eighth authentication.
+    # commits, every fourth delayed records, every fourth a share group, and every eighth authentication.
     round_ = seed // len(_SHAPES)
     return Plan(
         shape=_SHAPES[seed % len(_SHAPES)],
@@ -38,7 +40,8 @@ def plan_of(seed: int, duration_s: float) -> Plan:
         has_transactions=round_ % 2 == 0,
         has_two_phase=round_ % 4 == 3,
         has_delays=round_ % 4 == 1,
-        has_authentication=round_ % 8 == 5 or seed >= _FIRST_SECURED,
+        has_shares=round_ % 4 == 2 or seed >= _FIRST_SHARED,
+        has_authentication=round_ % 8 == 5 or _FIRST_SECURED <= seed < _FIRST_SHARED,
     )
 
 

@@ -39,6 +39,14 @@ from tidemill.sim.guarding import login_of, node_settings, salted_password
 from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
+from tidemill.sim.share_crowd import (
+    SHARE_GROUP,
+    SHARE_GROUP_CONFIGS,
+    SHARE_SETTINGS,
+    SHARE_TOPICS,
+    ShareCrowd,
+)
+from tidemill.sim.shares import check_shares
 from tidemill.sim.trace import Trace
 from tidemill.sim.transactional_crowd import (
     TRANSACTION_SETTINGS,
@@ -100,6 +108,7 @@ class Plan:
     has_transactions: bool = True
     has_two_phase: bool = False
     has_delays: bool = False
+    has_shares: bool = False
     # Whether nodes and clients log in, and ACLs and passwords change.
     has_authentication: bool = False
     transaction_pause_s_max: float = 8.0
@@ -155,7 +164,8 @@ class World:
         self._has_topics = False
         self._delays = DelayedCrowd(self)
         self._faults: Faults | None = None
-        self._crowds: list[TransactionalCrowd | TwoPhaseCrowd | GuardedCrowd] = []
+        self._crowds: list[TransactionalCrowd | TwoPhaseCrowd | GuardedCrowd | ShareCrowd] = []
+        self._shares = ShareCrowd(self, Random(f"{seed}/shares"))
 
     # -- what is wrong ---------------------------------------------------------------------------------------
 
@@ -210,6 +220,7 @@ class World:
                     *check_transactions(transactions),
                     *check_decisions(transactions),
                     *check_delays(self._delays.events, self._faults.ahead_ms_max if self._faults else 0),
+                    *check_shares(self._shares.events),
                 ):
                     self.accuse(str(violation))
             outcome = Outcome(
@@ -229,7 +240,8 @@ class World:
     def _run(self) -> None:
         plan, scheduler = self.plan, self.scheduler
         self._producers: list[IdempotentProducer] = []
-        self.cluster.build({**SETTINGS, **_safety(plan.shape), **plan.settings})
+        shared = SHARE_SETTINGS if plan.has_shares else {}
+        self.cluster.build({**SETTINGS, **shared, **_safety(plan.shape), **plan.settings})
         invariants = self.invariants = Invariants(self.cluster, self.accuse)
         scheduler.after_turn = invariants.after_turn
         for machine in self.cluster.machines.values():
@@ -267,6 +279,8 @@ class World:
             topics |= TWO_PHASE_TOPICS
         if plan.has_authentication:
             topics |= GUARDED_TOPICS
+        if plan.has_shares:
+            topics |= SHARE_TOPICS
         return self._create(admin, topics)
 
     async def _create(self, admin: Admin, topics: dict[str, int]) -> None:
@@ -274,6 +288,8 @@ class World:
             topics, self.plan.shape.replicas, {**_CONFIGS, **TWO_PHASE_CONFIGS, **DELAY_CONFIGS}
         )
         await admin.create_view(_VIEW, _TOPIC, _VIEW_FILTER)
+        if self.plan.has_shares:
+            await admin.configure_group(SHARE_GROUP, SHARE_GROUP_CONFIGS)
         self._has_topics = True
 
     def _note_admin(self, what: str) -> None:
@@ -307,6 +323,8 @@ class World:
             self._crowds.append(TwoPhaseCrowd(self, Random(f"{self.seed}/two-phase")))
         if plan.has_authentication:
             self._crowds.append(GuardedCrowd(self, Random(f"{self.seed}/guarded")))
+        if plan.has_shares:
+            self._crowds.append(self._shares)
         for crowd in self._crowds:
             crowd.start(has_upsets=plan.has_faults)
         if plan.has_delays:

@@ -36,6 +36,7 @@ from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
 
 _TOPIC_RESOURCE = 2
+_GROUP_RESOURCE = 32
 _SET = 0
 _PREFERRED = 0
 
@@ -72,6 +73,26 @@ class Admin:
 
     async def create_view(self, name: str, source: str, where: str) -> None:
         await self._create(name, -1, -1, {VIEW_SOURCE: source, VIEW_FILTER: where})
+
+    async def configure_group(self, group: str, configs: Mapping[str, str]) -> None:
+        """Set the configuration of a group before it has members."""
+        request = IncrementalAlterConfigsRequest(
+            resources=[
+                IncrementalAlterConfigsResource(
+                    resource_type=_GROUP_RESOURCE,
+                    resource_name=group,
+                    configs=[
+                        IncrementalAlterConfigsAlterableConfig(name=name, config_operation=_SET, value=value)
+                        for name, value in configs.items()
+                    ],
+                )
+            ]
+        )
+        while True:
+            answer = await self._client.ask_any(request, IncrementalAlterConfigsResponse)
+            if answer.responses and not answer.responses[0].error_code:
+                return
+            await self._client.back_off()
 
     async def _create(self, name: str, partitions: int, replicas: int, configs: Mapping[str, str]) -> None:
         topic = CreatableTopic(

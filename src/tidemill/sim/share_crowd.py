@@ -1,0 +1,154 @@
+"""The members of a share group in a world, their faults, and how the group is drained at the end."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from tidemill.coordinator.share_state.machine import PartitionState
+from tidemill.internal_topics import SHARE_STATE_TOPIC
+from tidemill.protocol.share_state import SharePartitionKey
+from tidemill.sim.checker import MessageId
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.producer import Batch, IdempotentProducer
+from tidemill.sim.clients.share_member import ShareMember
+from tidemill.sim.crowd import END_LIMIT_S, Crowd, partitions_of
+from tidemill.sim.shares import Produced, Settled, ShareEvent
+from tidemill.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.protocol.api.data import PartitionProduceResponse
+    from tidemill.sim.world import World
+
+_TOPIC = "jobs"
+SHARE_TOPICS = {_TOPIC: 2}
+SHARE_GROUP = "workers"
+SHARE_GROUP_CONFIGS = {"share.auto.offset.reset": "earliest"}
+_DELIVERY_COUNT_MAX = 4
+_MEMBERS = 3
+# Short locks and sessions, and few updates between snapshots, so that much happens in ten minutes.
+SHARE_SETTINGS = {
+    "group.share.delivery.count.limit": str(_DELIVERY_COUNT_MAX),
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.record.lock.duration.ms": "8000",
+    "group.share.min.heartbeat.interval.ms": "1000",
+    "group.share.heartbeat.interval.ms": "2000",
+    "group.share.min.session.timeout.ms": "6000",
+    "group.share.session.timeout.ms": "10000",
+    "share.coordinator.state.topic.num.partitions": "2",
+    "share.coordinator.state.topic.prune.interval.ms": "15000",
+    "share.coordinator.cold.partition.snapshot.interval.ms": "20000",
+    "share.coordinator.snapshot.update.records.per.snapshot": "5",
+}
+
+
+class _JobProducer(IdempotentProducer):
+    """Writes the records that the group works on."""
+
+    def __init__(
+        self, client: Client, tp: TopicPartition, pause_s_max: float, events: list[ShareEvent]
+    ) -> None:
+        super().__init__(client, tp, pause_s_max)
+        self._events = events
+
+    def _acknowledged(self, batch: Batch, result: PartitionProduceResponse) -> None:
+        self.acked += len(batch.numbers)
+        now_s = self._client.record.now_s()
+        for index, number in enumerate(batch.numbers):
+            offset = result.base_offset + index
+            self._events.append(Produced(now_s, self._tp, offset, MessageId(self._name, number)))
+
+
+class ShareCrowd(Crowd):
+    """The producers of jobs and the members of the group."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self._partitions = partitions_of(SHARE_TOPICS, _TOPIC)
+        super().__init__(world, rng, [], "job-reader")
+        self.events: list[ShareEvent] = []
+        self._producers: list[_JobProducer] = []
+        self._members: dict[str, ShareMember] = {}
+
+    def start(self, *, has_upsets: bool) -> None:
+        world = self._world
+        for tp in self._partitions:
+            client = world.client(f"job-producer-{tp.partition}")
+            producer = _JobProducer(client, tp, 2 * world.plan.pause_s_max, self.events)
+            self._producers.append(producer)
+            world.spawn(client, producer.run())
+        for _ in range(_MEMBERS):
+            self._add_member()
+        if has_upsets:
+            self._upset_later(self._upset)
+
+    def _add_member(self) -> None:
+        client = self._client("share-member")
+        member = self._members[client.name] = ShareMember(client, SHARE_GROUP, _TOPIC, self.events)
+        self._world.spawn(client, member.beat())
+        self._world.spawn(client, member.run())
+
+    def _upset(self) -> None:
+        if self._world.record.is_ending:
+            return
+        self._upset_later(self._upset)
+        name = self._rng.choice(list(self._members))
+        chance = self._rng.random()
+        if chance < 0.4:
+            self._kill(name)
+            del self._members[name]
+            self._add_member()
+        elif chance < 0.7:
+            self._lose_touch(name)
+        else:
+            self._fall_asleep(name)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def finish(self) -> bool:
+        """Drain the group: members accept everything until all that was written is done."""
+        world = self._world
+        if not world.wait_for(lambda: all(each.is_done for each in self._producers), END_LIMIT_S, "jobs end"):
+            return False
+        if not world.wait_for(lambda: not self._open(), END_LIMIT_S, "the share group is drained"):
+            world.accuse(f"not done: {'; '.join(self._open())}")
+            return False
+        ends = self._ends(self._partitions)
+        for tp in self._partitions:
+            event = Settled(world.scheduler.now_s, tp, ends[tp], _DELIVERY_COUNT_MAX)
+            self.events.append(event)
+        for member in self._members.values():
+            member.is_stopping = True
+        return world.wait_for(
+            lambda: all(each.is_done for each in self._members.values()), END_LIMIT_S, "share members stop"
+        )
+
+    def _open(self) -> list[str]:
+        ends = self._ends(self._partitions)
+        found = []
+        for tp in self._partitions:
+            state = self._state_of(tp)
+            if state is None:
+                found.append(f"{tp} has no state")
+            elif tp not in ends or state.start_offset < ends[tp]:
+                found.append(
+                    f"{tp} begins at {state.start_offset} and ends at {ends.get(tp)}: {state.batches[:5]}"
+                )
+        return found
+
+    def _state_of(self, tp: TopicPartition) -> PartitionState | None:
+        """The state as the share coordinator of the newest epoch has it."""
+        states = []
+        for machine in self._world.cluster.brokers():
+            if machine.node is None:
+                continue
+            broker = machine.node.broker
+            topic = broker.image.topics_by_name.get(tp.topic)
+            if topic is None or SHARE_STATE_TOPIC not in broker.image.topics_by_name:
+                continue
+            key = SharePartitionKey(SHARE_GROUP, topic.id, tp.partition)
+            hosts = broker.share_coordinators
+            hosted = hosts._shards.get(hosts.partition_of(str(key)))
+            state = hosted.machine.states.get(key) if hosted is not None and hosted.is_active else None
+            if hosted is not None and state is not None:
+                states.append((hosted.leader_epoch, state))
+        return max(states, key=lambda each: each[0])[1] if states else None

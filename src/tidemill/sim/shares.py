@@ -1,0 +1,275 @@
+"""The rules of share groups: what members may see, however brokers and members fail.
+
+Members report when they ask for records, what they acquire, and what they acknowledge. The rules use nothing else, so
+they judge only what members know: a fetch whose response was lost may have delivered records that no member saw.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tidemill.sim.checker import MessageId, Violation
+from tidemill.types import TopicPartition
+
+Place = tuple[TopicPartition, int]
+
+
+class Acknowledge(IntEnum):
+    """What a member says of a record, as on the wire."""
+
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Acknowledge.ACCEPT, Acknowledge.REJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A record was written and acknowledged."""
+
+    at_s: float
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSent:
+    """A member asked for records of these partitions."""
+
+    at_s: float
+    fetch_id: str
+    member: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswered:
+    """The response of a fetch arrived. Without this event it may have delivered records that nobody saw."""
+
+    at_s: float
+    fetch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcquiredRecord:
+    """A member got a record and its lock. The lock began between `asked_s` and `at_s`."""
+
+    at_s: float
+    asked_s: float
+    member: str
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+    delivery_count: int
+
+    @property
+    def place(self) -> Place:
+        return self.partition, self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeSent:
+    """A member acknowledged a record that it had acquired at `acquired_s`."""
+
+    at_s: float
+    member: str
+    partition: TopicPartition
+    offset: int
+    kind: Acknowledge
+    delivery_count: int
+    acquired_s: float
+
+    @property
+    def place(self) -> Place:
+        return self.partition, self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The broker confirmed an acknowledgement."""
+
+    at_s: float
+    sent: AcknowledgeSent
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The group was drained: everything before `end_offset` of the partition is done."""
+
+    at_s: float
+    partition: TopicPartition
+    end_offset: int
+    delivery_count_max: int
+
+
+ShareEvent = Produced | FetchSent | FetchAnswered | AcquiredRecord | AcknowledgeSent | Acknowledged | Settled
+ShareHistory = Sequence[ShareEvent]
+
+
+def check_shares(history: ShareHistory) -> list[Violation]:
+    return [Violation(rule.__name__, text) for rule in SHARE_RULES for text in rule(history)]
+
+
+def a_record_is_done_once(history: ShareHistory) -> Iterator[str]:
+    """No record is accepted or rejected by two holders."""
+    done: dict[Place, AcknowledgeSent] = {}
+    for event in history:
+        if isinstance(event, Acknowledged) and event.sent.kind.is_final:
+            first = done.setdefault(event.sent.place, event.sent)
+            if first is not event.sent:
+                yield f"{_where(event.sent)} was done by {first.member} and again by {event.sent.member}"
+
+
+def what_is_done_is_not_delivered(history: ShareHistory) -> Iterator[str]:
+    """A record whose acceptance or rejection was confirmed is delivered to no member that asks afterwards."""
+    done: dict[Place, Acknowledged] = {}
+    for event in history:
+        if isinstance(event, Acknowledged) and event.sent.kind.is_final:
+            done.setdefault(event.sent.place, event)
+        elif isinstance(event, AcquiredRecord):
+            known = done.get(event.place)
+            if known is not None and known.at_s < event.asked_s:
+                yield (
+                    f"{_where(event)} was done by {known.sent.member} at {known.at_s:.3f} and delivered to "
+                    f"{event.member}, which asked at {event.asked_s:.3f}"
+                )
+
+
+def a_lock_is_exclusive(history: ShareHistory) -> Iterator[str]:
+    """From its delivery to its confirmed acknowledgement a record is delivered to no other member."""
+    deliveries: defaultdict[Place, list[AcquiredRecord]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, AcquiredRecord):
+            deliveries[event.place].append(event)
+    for event in history:
+        if not isinstance(event, Acknowledged):
+            continue
+        held = event.sent
+        for other in deliveries[held.place]:
+            if other.member != held.member and held.acquired_s < other.asked_s and other.at_s < held.at_s:
+                yield (
+                    f"{_where(held)} was held by {held.member} from {held.acquired_s:.3f} to {held.at_s:.3f} and "
+                    f"delivered to {other.member} at {other.at_s:.3f}"
+                )
+
+
+def a_release_counts(history: ShareHistory) -> Iterator[str]:
+    """A delivery after a confirmed release has a larger delivery count."""
+    released: dict[Place, tuple[int, float]] = {}
+    for event in history:
+        if isinstance(event, Acknowledged) and event.sent.kind is Acknowledge.RELEASE:
+            count, _ = released.get(event.sent.place, (0, 0.0))
+            if event.sent.delivery_count >= count:
+                released[event.sent.place] = event.sent.delivery_count, event.at_s
+        elif isinstance(event, AcquiredRecord):
+            count, at_s = released.get(event.place, (0, 0.0))
+            if event.delivery_count <= count and at_s < event.asked_s:
+                yield (
+                    f"{_where(event)} was released after delivery {count} at {at_s:.3f} and comes to {event.member} "
+                    f"as delivery {event.delivery_count}"
+                )
+
+
+def no_delivery_is_invented(history: ShareHistory) -> Iterator[str]:
+    """A delivery count is not larger than the deliveries that can have been."""
+    lost, counts = _lost_fetches(history), _counts(history)
+    for place, found in counts.items():
+        for number, count in enumerate(found, 1):
+            if count > number + lost[place[0]]:
+                yield (
+                    f"{place[0]} offset {place[1]} has delivery {count}, members know of {number}, and "
+                    f"{lost[place[0]]} responses were lost"
+                )
+                break
+
+
+def the_limit_holds(history: ShareHistory) -> Iterator[str]:
+    """No record is delivered more often than the limit, and one that came back from its last delivery is archived."""
+    limits = {event.partition: event.delivery_count_max for event in history if isinstance(event, Settled)}
+    archived: dict[Place, float] = {}
+    for event in history:
+        if isinstance(event, Acknowledged) and event.sent.kind is Acknowledge.RELEASE:
+            if event.sent.delivery_count == limits.get(event.sent.partition):
+                archived.setdefault(event.sent.place, event.at_s)
+        elif isinstance(event, AcquiredRecord):
+            limit = limits.get(event.partition, event.delivery_count)
+            if event.delivery_count > limit:
+                yield f"{_where(event)} has delivery {event.delivery_count} of at most {limit}"
+            if archived.get(event.place, event.asked_s) < event.asked_s:
+                yield f"{_where(event)} came back from its last delivery and was delivered again"
+
+
+def nothing_is_skipped(history: ShareHistory) -> Iterator[str]:
+    """Every record of a drained group was accepted or rejected, or has used up its deliveries."""
+    lost, counts = _lost_fetches(history), _counts(history)
+    done = {event.place for event in history if isinstance(event, AcknowledgeSent) and event.kind.is_final}
+    settled = {event.partition: event for event in history if isinstance(event, Settled)}
+    for event in history:
+        if not isinstance(event, Produced) or event.partition not in settled:
+            continue
+        place, end = (event.partition, event.offset), settled[event.partition]
+        if place in done or event.offset >= end.end_offset:
+            continue
+        seen = counts.get(place, [])
+        if (
+            max(seen, default=0) < end.delivery_count_max
+            and len(seen) + lost[place[0]] < end.delivery_count_max
+        ):
+            yield f"{event.message} at {place[0]} offset {place[1]} is done without a member's word; deliveries: {seen}"
+
+
+def deliveries_are_of_the_log(history: ShareHistory) -> Iterator[str]:
+    """A member gets the record that was written at that offset."""
+    written = {
+        (event.partition, event.offset): event.message for event in history if isinstance(event, Produced)
+    }
+    for event in history:
+        if isinstance(event, AcquiredRecord):
+            known = written.get(event.place, event.message)
+            if known != event.message:
+                yield f"{_where(event)} is {known}, and {event.member} got {event.message}"
+
+
+ShareRule = Callable[[ShareHistory], Iterator[str]]
+SHARE_RULES: tuple[ShareRule, ...] = (
+    a_record_is_done_once,
+    what_is_done_is_not_delivered,
+    a_lock_is_exclusive,
+    a_release_counts,
+    no_delivery_is_invented,
+    the_limit_holds,
+    nothing_is_skipped,
+    deliveries_are_of_the_log,
+)
+
+
+def _lost_fetches(history: ShareHistory) -> defaultdict[TopicPartition, int]:
+    """How many fetches of each partition were not answered: each may have delivered a record once."""
+    answered = {event.fetch_id for event in history if isinstance(event, FetchAnswered)}
+    lost: defaultdict[TopicPartition, int] = defaultdict(int)
+    for event in history:
+        if isinstance(event, FetchSent) and event.fetch_id not in answered:
+            for partition in event.partitions:
+                lost[partition] += 1
+    return lost
+
+
+def _counts(history: ShareHistory) -> dict[Place, list[int]]:
+    """The delivery counts that members saw of each record, in rising order."""
+    counts: defaultdict[Place, list[int]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, AcquiredRecord):
+            counts[event.place].append(event.delivery_count)
+    return {place: sorted(found) for place, found in counts.items()}
+
+
+def _where(event: AcquiredRecord | AcknowledgeSent) -> str:
+    return f"{event.partition} offset {event.offset}"
