@@ -122,7 +122,15 @@ class Dead(NamedTuple):
 
 
 class SharePartition:
-    __slots__ = ("_announced", "_earliest_end_ms", "_has_unwritten", "_in_flight", "_is_writing", "limits")
+    __slots__ = (
+        "_announced",
+        "_earliest_end_ms",
+        "_has_unwritten",
+        "_in_flight",
+        "_is_writing",
+        "_log_start_offset",
+        "limits",
+    )
 
     def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int) -> None:
         """`state.start_offset` is decided. What lies behind the log's end was lost in an unclean election."""
@@ -135,6 +143,8 @@ class SharePartition:
             if first_offset < end_offset:
                 self._restore(first_offset, end_offset, batch)
         self._in_flight.settle(self.start_offset, self.end_offset)
+        # Records before it are gone from the log; nothing is known of their locks.
+        self._log_start_offset = 0
         self._announced: list[Transition] = []
         self._is_writing = False
         self._has_unwritten = False
@@ -334,8 +344,11 @@ class SharePartition:
         renewed: list[Range],
     ) -> None:
         in_flight = self._in_flight
-        if batch.last_offset < self.start_offset:
+        if batch.last_offset < self._log_start_offset:
             return
+        if max(batch.first_offset, self._log_start_offset) < self.start_offset:
+            # Kafka confirms it: then two members believe that the record is theirs to finish.
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "The record is done already.")
         if not in_flight.ranges:
             raise ApiError(ErrorCode.INVALID_RECORD_STATE, "None of the offsets is in flight.")
         if batch.last_offset >= self.end_offset:
@@ -343,7 +356,7 @@ class SharePartition:
                 ErrorCode.INVALID_REQUEST, "Offsets that were never delivered cannot be acknowledged."
             )
         for first_offset, end_offset, kind in _runs(batch):
-            first_offset = max(first_offset, self.start_offset)
+            first_offset = max(first_offset, self._log_start_offset)
             if first_offset >= end_offset:
                 continue
             for each in in_flight.overlapping(first_offset, end_offset):
@@ -425,6 +438,7 @@ class SharePartition:
 
     def log_start_moved(self, log_start_offset: int) -> None:
         """Records before an offset are gone, with their locks."""
+        self._log_start_offset = max(self._log_start_offset, log_start_offset)
         self._in_flight.drop_before(log_start_offset)
         self._in_flight.settle(self.start_offset, self.start_offset)
 
