@@ -200,7 +200,7 @@ def carried_copy(record: Record, due_ms: int) -> Record:
 
 def plain_headers(headers: Sequence[Header]) -> list[Header]:
     """The headers of a record without those of its delay."""
-    return [each for each in headers if each.key not in _OF_PRODUCERS and each.key not in _OF_THE_BROKER]
+    return [each for each in headers if each.key not in PRODUCER_HEADERS and each.key not in BROKER_HEADERS]
 
 
 # A copy keeps the schedule id, which tells the consumer which message it is.
