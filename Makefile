@@ -42,8 +42,9 @@ demo: $(VENV)/spark.stamp  ## a broker, an order stream, and Spark over it, in a
 test: $(VENV)/dev.stamp  ## every test that a fresh machine can run, but for the long ones
 	@$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile -m "not long" $(ARGS)
 
-long: $(VENV)/dev.stamp  ## the tests that take longest: a Spark query through kills, the demo, the snippets of the docs
+long: $(VENV)/dev.stamp  ## the tests that take longest (a Spark query through kills, the demo, …), and all examples of the property tests
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m long $(ARGS)
+	@TIDEMILL_ALL_EXAMPLES=1 $(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m "hypothesis and not long" $(ARGS)
 
 check: $(VENV)/dev.stamp  ## lint, types, layers, dead code
 	@$(BIN)/ruff check .

@@ -21,6 +21,7 @@ import pytest
 
 from tests import scheduling
 from tests.brokers import KEEPS_EVERYTHING, Broker, RunningBroker, raise_descriptor_limit, start_broker
+from tests.thoroughness import examples
 
 BOOTSTRAP = os.environ.get("TIDEMILL_INTEROP_BOOTSTRAP")
 _topic_numbers = itertools.count(1)
@@ -35,18 +36,18 @@ def _take_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _allow_slow_examples() -> None:
-    """Hypothesis fails an example that takes longer than 200 ms, which a busy machine does to any of them."""
+def _configure_hypothesis() -> None:
+    """Without a deadline: by default an example fails that takes 200 ms, which happens to any on a busy machine."""
     try:
         from hypothesis import settings
     except ImportError:  # environments for one version of Spark
         return
-    settings.register_profile("busy machine", deadline=None)
+    settings.register_profile("busy machine", deadline=None, max_examples=examples(100))
     settings.load_profile("busy machine")
 
 
 _take_interrupts()
-_allow_slow_examples()
+_configure_hypothesis()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.security.acls import (
     AclBinding,
     AclFilter,
@@ -82,7 +83,7 @@ def decide_by_scan(
 
 
 @given(rule_sets, principals, st.sampled_from(HOSTS), st.sampled_from(ASKED), resources, st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_authorizer_decides_as_a_scan_of_all_rules(
     acls: list[AclBinding],
     principal: Principal,
@@ -100,7 +101,7 @@ def test_authorizer_decides_as_a_scan_of_all_rules(
 
 
 @given(rule_sets, principals, st.sampled_from(HOSTS), st.sampled_from(OPERATIONS), st.sampled_from(TYPES))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_some_resource_is_allowed_when_one_of_many_names_is(
     acls: list[AclBinding], principal: Principal, host: str, operation: Operation, kind: ResourceType
 ) -> None:
@@ -116,7 +117,7 @@ def test_some_resource_is_allowed_when_one_of_many_names_is(
 
 
 @given(rule_sets, rule_sets, rule_sets, principals, st.sampled_from(HOSTS), st.sampled_from(ASKED), resources)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_changed_authorizer_decides_as_one_made_from_the_rules(
     kept: list[AclBinding],
     removed: list[AclBinding],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.errors import ProtocolError
 from tidemill.protocol.frames import parse_request_header
 from tidemill.protocol.schema import Message, decode, decode_exact, decode_from, encode
@@ -60,7 +61,7 @@ def test_damaged_and_random_bytes_never_escape(cls: type[Message], seed: int) ->
             _decodes_or_refuses(cls, version, dice.randbytes(dice.choice((0, 1, 7, 40, 200))))
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.binary(max_size=60))
 def test_request_headers_never_escape(frame: bytes) -> None:
     try:

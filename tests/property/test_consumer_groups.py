@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.consumer_world import ClassicConsumer, Consumer, ConsumerWorld
+from tests.thoroughness import examples
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.groups.group import GroupType
 from tidemill.errors import ErrorCode
@@ -124,7 +125,7 @@ class Life:
                 self.check()
 
 
-@settings(max_examples=100, deadline=None, phases=PHASES)
+@settings(max_examples=examples(100), deadline=None, phases=PHASES)
 @given(st.sampled_from([0, 1_000]), st.lists(steps, min_size=15, max_size=60))
 def test_no_partition_is_held_twice_and_all_converge(interval_ms: int, life_steps: list[Any]) -> None:
     life = Life(interval_ms)
@@ -229,7 +230,7 @@ class Migration(Life):
                 self.check()
 
 
-@settings(max_examples=100, deadline=None, phases=PHASES)
+@settings(max_examples=examples(100), deadline=None, phases=PHASES)
 @given(st.lists(migration_steps, min_size=15, max_size=60))
 def test_no_partition_is_held_twice_while_a_group_migrates(life_steps: list[Any]) -> None:
     life = Migration(0)

@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.thoroughness import examples
 from tests.unit.controller.cluster import Cluster, creatable, directory
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.elections import ElectionType
@@ -380,5 +381,5 @@ class PartitionLife(RuleBasedStateMachine):
                 assert partition.has_leader == bool(partition.isr)
 
 
-PartitionLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PartitionLife.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestPartitionLife = PartitionLife.TestCase

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.thoroughness import examples
 from tests.unit.controller.cluster import Cluster, creatable
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
@@ -196,5 +197,5 @@ class ClusterLife(RuleBasedStateMachine):
         assert rebuilt(self.cluster, max(1, len(self.cluster.log))) == self.cluster.image
 
 
-ClusterLife.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+ClusterLife.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestClusterLife = ClusterLife.TestCase

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.property.filter_model import FILTERS, DrawnFilter, record_lists
+from tests.thoroughness import examples
 from tidemill.filters.language import FilterError, parse
 from tidemill.filters.matching import compile_filter
 from tidemill.filters.needles import needles_of
@@ -20,7 +21,7 @@ from tidemill.protocol.records import CONTROL, BatchHeader, Record, build_batch,
 from tidemill.protocol.steps import run_steps
 
 # A busy machine is no failure.
-_PATIENT = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_PATIENT = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @_PATIENT

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.property.offset_ledger import Ledger, committed_offsets
 from tests.scenarios.groups_world import World
+from tests.thoroughness import examples
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.group import TopicsChanged
@@ -278,5 +279,5 @@ class GroupLives(RuleBasedStateMachine):
 
 TestGroupLives = GroupLives.TestCase
 TestGroupLives.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

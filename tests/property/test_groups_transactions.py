@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.property.offset_ledger import Ledger, committed_offsets
 from tests.scenarios.groups_world import World
+from tests.thoroughness import examples
 from tests.unit.coordinator.drive import answer_of
 from tidemill.config import GroupsConfig
 from tidemill.coordinator.groups.group import TopicsChanged
@@ -119,7 +120,7 @@ class History:
         assert self.world.rebuilt().replicated_state() == self.world.groups.replicated_state()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, min_size=3, max_size=25))
 def test_offsets_are_what_the_log_says(steps: list[tuple[object, ...]]) -> None:
     history = History()

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.thoroughness import examples
 from tests.unit.log import transaction_model
 from tests.unit.log.batches import T0, ParsedBatch, append, batch, parse_segment
 from tidemill.config import TopicConfig
@@ -352,7 +353,7 @@ class RealDiskMachine(LogMachine):
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 LogMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=_SLOW
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=_SLOW
 )
 RealDiskMachine.TestCase.settings = settings(
     max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=_SLOW

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.thoroughness import examples
 from tidemill.errors import ErrorCode
 from tidemill.replication.leader import Effect, PartitionLeader, ProposeIsr
 
@@ -136,4 +137,4 @@ class LeaderAndController(RuleBasedStateMachine):
 
 
 TestLeaderAndController = LeaderAndController.TestCase
-TestLeaderAndController.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLeaderAndController.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tests.unit.raft.sim_log import replica, voter_set
 from tidemill.raft.tracker import Tracker, majority_value
 from tidemill.raft.voters import Voter, VoterSet
@@ -25,7 +26,7 @@ def dumb_majority_value(values: list[int]) -> int:
 
 
 @given(st.lists(offsets, min_size=1, max_size=9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_majority_value_counts_like_its_dumb_twin(values: list[int]) -> None:
     assert majority_value(values) == dumb_majority_value(values)
 
@@ -35,7 +36,7 @@ def test_majority_value_counts_like_its_dumb_twin(values: list[int]) -> None:
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=30),
     st.integers(0, 12),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_tracker_is_its_fetches(voters: set[int], fetches: list[tuple[int, int]], synced: int) -> None:
     """Node 1 leads. Each replica counts with its last fetch; those of observers do not count."""
     tracker = Tracker(replica(1), voter_set(*voters), steady_ms=0)
@@ -53,7 +54,7 @@ def test_a_tracker_is_its_fetches(voters: set[int], fetches: list[tuple[int, int
 
 
 @given(st.sets(st.integers(1, 7), min_size=1), st.sets(st.integers(1, 9)), st.sets(st.integers(1, 9)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_two_majorities_meet(voters: set[int], one: set[int], other: set[int]) -> None:
     quorum = voter_set(*voters)
     if quorum.is_majority(one) and quorum.is_majority(other):
@@ -66,7 +67,7 @@ def test_two_majorities_meet(voters: set[int], one: set[int], other: set[int]) -
     st.sets(st.integers(1, 8)),
     st.sets(st.integers(1, 8)),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_majorities_meet_across_one_change(
     voters: set[int], changed: int, one: set[int], other: set[int]
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.transactions_world import Asked, World
+from tests.thoroughness import examples
 from tidemill.config import TransactionsConfig
 from tidemill.coordinator.transactions.machine import MarkersWritten
 from tidemill.coordinator.transactions.records import TransactionRecord, decode
@@ -335,7 +336,7 @@ def take(lives: Lives, step: Step) -> None:
         lives.trouble(what)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(STEPS, min_size=15, max_size=60))
 def test_transactional_id_state_is_a_function_of_its_log(steps: list[Step]) -> None:
     lives = Lives()

@@ -56,7 +56,12 @@ _ROLES: dict[str, Callable[[Stage], Machine]] = {
 @pytest.mark.parametrize("pattern", ["/data/orders-0/*", "/data/*"])
 @pytest.mark.parametrize("role", _ROLES)
 @pytest.mark.parametrize(
-    "operations", [("write",), ("sync", "flush"), _EVERYTHING], ids=["write", "sync", "all"]
+    "operations",
+    [
+        pytest.param(("write",), marks=pytest.mark.long, id="write"),
+        pytest.param(("sync", "flush"), id="sync"),
+        pytest.param(_EVERYTHING, id="all"),
+    ],
 )
 def test_failure_05_a_disk_that_fails_moves_the_leaders(
     operations: tuple[Operation, ...], role: str, pattern: str
@@ -222,7 +227,7 @@ def _facts(stage: Stage) -> dict[str, object]:
 @pytest.mark.parametrize("jump_ms", [_HOUR_MS, -_HOUR_MS])
 @pytest.mark.parametrize(
     "node_ids",
-    [(1,), pytest.param((2,), marks=pytest.mark.long), pytest.param((3,), marks=pytest.mark.long), (1, 2, 3)],
+    [*(pytest.param((each,), marks=pytest.mark.long) for each in (1, 2, 3)), (1, 2, 3)],
 )
 def test_failure_28_clocks_that_jump_by_an_hour_change_nothing(
     node_ids: tuple[int, ...], jump_ms: int

@@ -28,6 +28,18 @@ from tidemill.sim.world import World
 
 # Those that take the most simulated time to be found.
 _LONG = {
+    "an end leaves the epoch to who took over",
+    "votes for anybody",
+    "ack before replication",
+    "a snapshot loses a topic",
+    "a new producer keeps the old epoch",
+    "a reader is never moved past what is hidden",
+    "a takeover aborts",
+    "a takeover leaves the timeout on",
+    "cancels are ignored",
+    "a new leader does not know what was delivered",
+    "a batch is shown whole or not at all",
+    "duplicates are not found",
     "truncates to its own high watermark",
     "a new coordinator forgets what was decided",
     "aborted offsets are applied",

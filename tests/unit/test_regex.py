@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.regex import REGEX_LENGTH_MAX, Regex
 
@@ -31,7 +32,7 @@ expressions = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(expressions, names)
 def test_finds_what_python_finds(expression: str, name: str) -> None:
     assert Regex(expression).matches(name) == bool(re.fullmatch(expression, name))

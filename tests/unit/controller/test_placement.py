@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.controller.placement import PlacementError, UsableBroker, place_replicas
 from tidemill.types import BrokerId
 
@@ -26,7 +27,7 @@ def spread(brokers: list[UsableBroker], counts: Counter[BrokerId]) -> int:
 sizes = st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sizes, st.integers(1, 40), st.integers(0, 2**128 - 1))
 def test_without_racks_the_load_differs_by_one_at_most(
     size: tuple[int, int], partitions: int, seed: int
@@ -41,7 +42,7 @@ def test_without_racks_the_load_differs_by_one_at_most(
     assert spread(brokers, Counter(replicas[0] for replicas in placed)) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from(["r1", "r2", "r3", None]), min_size=1, max_size=8),
     st.integers(1, 5),
@@ -59,7 +60,7 @@ def test_replicas_use_as_many_racks_as_they_can(
         assert len({rack_of[each] for each in replicas}) == min(factor, len(set(racks)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 30), st.integers(0, 2**64))
 def test_racks_of_equal_size_are_loaded_evenly(
     rack_count: int, rack_size: int, partitions: int, seed: int

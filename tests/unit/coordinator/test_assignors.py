@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.coordinator.groups.assignors import (
     ASSIGNORS,
     AssignmentSpec,
@@ -79,7 +80,7 @@ def specs(draw: st.DrawFn) -> AssignmentSpec:
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(spec=specs())
 def test_every_subscribed_partition_goes_to_one_subscriber(name: str, spec: AssignmentSpec) -> None:
     assigned = ASSIGNORS[name](spec)
@@ -93,7 +94,7 @@ def test_every_subscribed_partition_goes_to_one_subscriber(name: str, spec: Assi
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(spec=specs())
 def test_a_second_run_changes_nothing(name: str, spec: AssignmentSpec) -> None:
     assigned = ASSIGNORS[name](spec)
@@ -101,7 +102,7 @@ def test_a_second_run_changes_nothing(name: str, spec: AssignmentSpec) -> None:
     assert again == assigned
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(spec=specs())
 def test_uniform_leaves_no_move_that_would_make_two_loads_more_even(spec: AssignmentSpec) -> None:
     assigned = assign_uniform(spec)
@@ -112,7 +113,7 @@ def test_uniform_leaves_no_move_that_would_make_two_loads_more_even(spec: Assign
                 assert load[owner] - load[other] < 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(members_lists, counts_dicts, members_lists)
 def test_uniform_of_equals_is_even_and_moves_no_more_than_it_must(
     before: list[str], counts: dict[TopicId, int], after: list[str]
@@ -128,7 +129,7 @@ def test_uniform_of_equals_is_even_and_moves_no_more_than_it_must(
     assert moved == least_moves(after, sum(counts.values()), kept)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(members_lists, st.integers(1, 12), members_lists)
 def test_range_gives_the_same_partitions_of_equal_topics_to_the_same_member(
     before: list[str], count: int, after: list[str]

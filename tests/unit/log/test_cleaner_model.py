@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tests.unit.log.compacted import DELETE_RETENTION_MS, compact, latest, open_log, put, records, seal
 from tidemill.log.cleaning.offset_map import SLOT_BYTES, OffsetMap, fingerprint
 from tidemill.protocol.records import Record
@@ -55,7 +56,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(steps, max_size=30))
 def test_any_history_of_cleanings_keeps_what_the_model_keeps(history: list[tuple[object, ...]]) -> None:
     disk, model = SimulatedDisk(), Model()
@@ -82,7 +83,7 @@ def test_any_history_of_cleanings_keeps_what_the_model_keeps(history: list[tuple
         assert log.log_end_offset == len(model.written)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=80), st.integers(2, 40), st.sampled_from([0.5, 0.9, 1.0]))
 def test_the_map_is_a_dict_until_it_is_full(numbers: list[int], slots: int, load_factor: float) -> None:
     offset_map, expected = OffsetMap(slots * SLOT_BYTES, load_factor), dict[bytes, int]()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tests.unit.log.compacted import (
     DELETE_RETENTION_MS,
     FOLDER,
@@ -258,7 +259,7 @@ def _sequences(log: Log) -> Iterator[tuple[int, int]]:
         yield state.producer_id, state.last_sequence + 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_readers_of_committed_records_notice_no_cleaning(history: list[tuple[object, ...]]) -> None:
     disk, model = SimulatedDisk(), Model()

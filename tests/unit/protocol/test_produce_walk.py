@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.api.data import (
     PartitionProduceData,
@@ -125,7 +126,7 @@ def test_walked_request_equals_decoded_message(
     changes=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 255)), max_size=4),
     cut=st.integers(0, 40),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_mutated_requests_raise_nothing_but_protocol_errors(
     version: int,
     topics: list[tuple[str, bytes, list[PartitionProduceData]]],

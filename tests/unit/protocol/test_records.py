@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tests.unit.log.batches import T0, batch, castagnoli, parse_segment
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol import records as r
@@ -46,7 +47,7 @@ def _records(
 
 
 @given(contents=_contents, base=st.integers(0, 1 << 60), codec=st.sampled_from(CODECS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_built_batch_round_trips(
     contents: list[tuple[int, bytes | None, bytes | None, list[Header], int]], base: int, codec: int
 ) -> None:
@@ -224,7 +225,7 @@ def test_valid_produced_batches_are_accepted(codec: int) -> None:
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.integers(0, 200),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_mutated_batches_raise_nothing_but_protocol_errors(
     codec: int, changes: list[tuple[int, int]], cut: int
 ) -> None:
@@ -242,7 +243,7 @@ def test_mutated_batches_raise_nothing_but_protocol_errors(
 
 
 @given(payload=st.binary(max_size=60), count=st.integers(-2, 5), codec=st.sampled_from(CODECS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_random_payloads_raise_nothing_but_protocol_errors(payload: bytes, count: int, codec: int) -> None:
     header = header_at(batch(1))._replace(record_count=count, attributes=codec)
     try:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.errors import ProtocolError
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.records import (
@@ -119,7 +120,7 @@ def random_log(source: random.Random) -> list[Batch]:
 seeds = st.integers(0, 2**32).map(random.Random)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(seeds)
 def test_any_batches(source: random.Random) -> None:
     log = random_log(source)
@@ -128,7 +129,7 @@ def test_any_batches(source: random.Random) -> None:
     assert rows_of(decode(log, columns)) == rows
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(seeds)
 def test_only_the_range_is_decoded(source: random.Random) -> None:
     log = random_log(source) or [batch(build_batch([Record(0, 0, None, None)]))]
@@ -138,7 +139,7 @@ def test_only_the_range_is_decoded(source: random.Random) -> None:
     assert rows_of(decode(log, offsets=offsets)) == expected(log, offsets)
 
 
-@settings(max_examples=600, deadline=None, database=None)
+@settings(max_examples=examples(600), deadline=None, database=None)
 @given(seeds)
 def test_damage_is_refused_or_read_as_the_loop_reads_it(source: random.Random) -> None:
     damaged = []

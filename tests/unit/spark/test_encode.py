@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.errors import TidemillError
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, Header, Record, build_batch, header_at
 from tidemill.spark import encode as encode_module
@@ -90,7 +91,7 @@ def check(batches: list[EncodedBatch], records: list[Record], batch_bytes_max: i
     assert first == len(records)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(seeds)
 def test_any_rows(source: random.Random) -> None:
     columns = random_columns(source, source.choice([1, 2, 7, 40]))
@@ -99,7 +100,7 @@ def test_any_rows(source: random.Random) -> None:
     check(batches, records_of(columns), batch_bytes_max)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 @given(seeds)
 def test_a_batch_has_rows_of_one_part(source: random.Random) -> None:
     count = source.choice([1, 2, 7, 40])

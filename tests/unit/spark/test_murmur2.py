@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from tidemill.client.partitioner import partition_of_key
 from tidemill.spark.murmur2 import murmur2_of, partitions_of
 
@@ -35,7 +36,7 @@ def test_hashes_of_the_java_client() -> None:
     assert hashes.view(np.int32).tolist() == list(JAVA_HASHES.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=24)), max_size=60), st.integers(1, 1000))
 def test_any_keys(keys: list[bytes | None], count: int) -> None:
     for of in TYPES:
