@@ -40,6 +40,7 @@ def _healthy(status: dict[str, Any], topic: str) -> dict[str, Any] | None:
     return None if any(each["topic"] == topic for each in lacking) else status
 
 
+@pytest.mark.long
 def test_a_second_start_continues_the_cluster(own_cluster: Callable[..., LocalCluster]) -> None:
     first = own_cluster("--brokers", "3", "--base-port", "0")
     run_command(first, "topics", "create", "kept", "--replication-factor", "3").check()
@@ -54,6 +55,7 @@ def test_a_second_start_continues_the_cluster(own_cluster: Callable[..., LocalCl
     assert "holds a cluster of 3 brokers, not 4" in refused.error
 
 
+@pytest.mark.long
 def test_a_node_that_dies_is_reported_and_missed_until_it_is_back(
     own_cluster: Callable[..., LocalCluster],
 ) -> None:

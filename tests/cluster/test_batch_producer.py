@@ -69,9 +69,8 @@ def write(cluster: Cluster, producer: BatchProducer, name: str) -> list[bytes]:
     return values
 
 
-@pytest.mark.parametrize(
-    "is_new", [pytest.param(False, marks=pytest.mark.long, id="old"), pytest.param(True, id="new")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
 def test_transactions_outlive_leaders_and_coordinators(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:

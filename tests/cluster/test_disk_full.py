@@ -60,6 +60,7 @@ def _fill(filler: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - LEFT_BYTES)
 
 
+@pytest.mark.long
 def test_full_disk_serves_no_torn_batch_and_broker_recovers(small_disk: Path, tmp_path: Path) -> None:
     """Failure 27: a torn batch is never served, and the broker recovers as soon as there is room."""
     settings = {**QUICK_FENCING, "replica.lag.time.max.ms": "3000"}

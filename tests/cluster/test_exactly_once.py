@@ -38,10 +38,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    "client",
-    [CLIENTS[0], *(pytest.param(client, marks=pytest.mark.long) for client in CLIENTS[1:])],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("client", CLIENTS)
 def test_every_input_is_transformed_exactly_once(client: str, cluster: Cluster, tmp_path: Path) -> None:
     with Workload(cluster, client, SEED, tmp_path) as workload:
         for _ in range(KILLS):

@@ -70,6 +70,7 @@ def test_leader_paused_beyond_its_session_is_fenced(
         work.finish()
 
 
+@pytest.mark.long
 def test_clients_survive_rolling_restart(cluster: Cluster) -> None:
     with Workload(cluster, "rolling-restart") as work:
         for node in list(cluster.nodes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 
 from tests.interop.aiokafka_group import AiokafkaConsumer
@@ -30,11 +32,19 @@ GROUP_SETTINGS = {
 
 
 def with_members(
-    *kinds: type[GroupConsumer], without: dict[type[GroupConsumer], str] | None = None
+    *kinds: type[GroupConsumer],
+    without: dict[type[GroupConsumer], str] | None = None,
+    long: Container[type[GroupConsumer]] = (),
 ) -> pytest.MarkDecorator:
-    """Runs a behaviour with members of every kind, or of these; `without` names those that cannot, and why."""
+    """Runs a behaviour with members of every kind, or of these; `without` names those that cannot, and why.
+
+    Those in `long` are left to `make long`.
+    """
     able = [kind for kind in kinds or KINDS if kind not in (without or {})]
-    return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.name) for kind in able])
+    columns = [
+        pytest.param(kind, id=kind.name, marks=[pytest.mark.long] if kind in long else []) for kind in able
+    ]
+    return pytest.mark.parametrize("kind", columns)
 
 
 def with_assignors() -> pytest.MarkDecorator:

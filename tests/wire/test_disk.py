@@ -101,18 +101,22 @@ def _partition_dir(broker: Broker, topic: str) -> Path:
     return found
 
 
+def _write_segments(connection: Connection, topic: str) -> None:
+    """A topic of about four segments, timestamps a second apart."""
+    connection.create_topic(topic, configs=SEGMENT)
+    for number in range(40):
+        header = Header(base_timestamp_ms=NOW_MS - 1_000_000 + number * 1000)
+        produced = connection.produce(topic, encode([b"%d " % number + b"x" * 100_000], header))
+        assert produced.error_code == 0
+
+
 @pytest.fixture
 def stopped(start: Callable[..., Broker], topic: str) -> tuple[Callable[..., Broker], Path]:
-    """A topic of about four segments, timestamps a second apart, and one beside it; the broker cleanly stopped."""
+    """A topic of several segments, and one beside it; the broker cleanly stopped."""
     broker = start()
     with Connection(broker) as connection:
-        connection.create_topic(topic, configs=SEGMENT)
+        _write_segments(connection, topic)
         connection.create_topic("beside-" + topic)
-        for number in range(40):
-            header = Header(base_timestamp_ms=NOW_MS - 1_000_000 + number * 1000)
-            assert (
-                connection.produce(topic, encode([b"%d " % number + b"x" * 100_000], header)).error_code == 0
-            )
         connection.produce("beside-" + topic, encode([b"untouched"]))
     directory = _partition_dir(broker, topic)
     assert broker.stop() == 0
@@ -129,29 +133,37 @@ def _assert_complete(broker: Broker, topic: str) -> None:
             assert found.offset == number
 
 
-@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-@pytest.mark.parametrize("damage", ["deleted", "empty", "garbage", "odd size", "zeros"])
-def test_damaged_indexes_are_rebuilt(
-    stopped: tuple[Callable[..., Broker], Path], topic: str, suffix: str, damage: str
-) -> None:
-    start, directory = stopped
-    indexes = sorted(directory.glob(f"*{suffix}"))
-    assert len(indexes) >= 3
-    for index in indexes:
-        content = index.read_bytes()
-        damaged = {
-            "deleted": None,
-            "empty": b"",
-            "garbage": bytes(byte ^ 0x5A for byte in content.ljust(240, b"\0")),
-            "odd size": content + b"abc",
-            "zeros": bytes(len(content) + 120),
-        }[damage]
-        if damaged is None:
-            index.unlink()
-        else:
-            index.write_bytes(damaged)
+_DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "deleted": lambda _: None,
+    "empty": lambda _: b"",
+    "garbage": lambda content: bytes(byte ^ 0x5A for byte in content.ljust(240, b"\0")),
+    "odd-size": lambda content: content + b"abc",
+    "zeros": lambda content: bytes(len(content) + 120),
+}
+
+
+def test_damaged_indexes_are_rebuilt(start: Callable[..., Broker]) -> None:
+    """A topic for each kind of damage and of index, so that two starts are enough."""
     broker = start()
-    _assert_complete(broker, topic)
+    topics = {
+        f"{damage}{suffix}": (damage, suffix) for damage in _DAMAGES for suffix in (".index", ".timeindex")
+    }
+    with Connection(broker) as connection:
+        for topic in topics:
+            _write_segments(connection, topic)
+    assert broker.stop() == 0
+    for topic, (damage, suffix) in topics.items():
+        indexes = sorted(_partition_dir(broker, topic).glob(f"*{suffix}"))
+        assert len(indexes) >= 3
+        for index in indexes:
+            damaged = _DAMAGES[damage](index.read_bytes())
+            if damaged is None:
+                index.unlink()
+            else:
+                index.write_bytes(damaged)
+    broker = start()
+    for topic in topics:
+        _assert_complete(broker, topic)
     health.assert_serves(broker)
 
 
@@ -200,28 +212,31 @@ def test_failure_15_a_flipped_bit_in_an_old_segment_costs_that_batch_alone(
         assert connection.read("beside-" + topic, 0)[0].values() == [b"untouched"]
 
 
-@pytest.mark.parametrize("cut", [1, 30, 61, 5000])
-def test_a_torn_tail_is_cut_off_after_a_crash(start: Callable[..., Broker], topic: str, cut: int) -> None:
-    """Bytes of half a batch at the end of the log, as a power failure leaves them."""
+def test_a_torn_tail_is_cut_off_after_a_crash(start: Callable[..., Broker]) -> None:
+    """Bytes of half a batch at the end of each log, as a power failure leaves them."""
     broker = start()
+    cuts = {f"torn-{cut}": cut for cut in (1, 30, 61, 5000)}
     with Connection(broker) as connection:
-        connection.create_topic(topic)
-        for number in range(5):
-            connection.produce(topic, encode([b"%d" % number]))
-    log = sorted(_partition_dir(broker, topic).glob("*.log"))[-1]
+        for topic in cuts:
+            connection.create_topic(topic)
+            for number in range(5):
+                connection.produce(topic, encode([b"%d" % number]))
     broker.kill()
     torn = encode([b"x" * 10_000], Header(base_offset=5))
-    whole_size = _whole_size(log.read_bytes())
-    with log.open("r+b") as file:
-        file.truncate(whole_size)
-        file.seek(whole_size)
-        file.write(torn[:cut])
+    for topic, cut in cuts.items():
+        log = sorted(_partition_dir(broker, topic).glob("*.log"))[-1]
+        whole_size = _whole_size(log.read_bytes())
+        with log.open("r+b") as file:
+            file.truncate(whole_size)
+            file.seek(whole_size)
+            file.write(torn[:cut])
     again = start()
-    stored = [value for batch in read_all(again, topic) for value in batch.values()]
-    assert stored == [b"%d" % number for number in range(5)]
-    with Connection(again) as connection:
-        assert connection.produce(topic, encode([b"5"])).base_offset == 5
-    assert [batch.base_offset for batch in read_all(again, topic)] == list(range(6))
+    for topic in cuts:
+        stored = [value for batch in read_all(again, topic) for value in batch.values()]
+        assert stored == [b"%d" % number for number in range(5)], topic
+        with Connection(again) as connection:
+            assert connection.produce(topic, encode([b"5"])).base_offset == 5
+        assert [batch.base_offset for batch in read_all(again, topic)] == list(range(6))
 
 
 def _whole_size(data: bytes) -> int:
