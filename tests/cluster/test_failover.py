@@ -28,9 +28,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_killed_leaders_are_replaced_and_come_back(cluster: Cluster) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_killed_leaders_are_replaced_and_come_back(cluster: Cluster, kills: int) -> None:
     with Workload(cluster, "killed-leaders") as work:
-        for partition in range(3):
+        for partition in range(kills):
             leader = cluster.leader_of(work.topic, partition)
             cluster.kill(leader)
             cluster.await_other_leader(work.topic, partition, leader)
@@ -60,13 +61,12 @@ def test_leader_paused_beyond_its_session_is_fenced(
 ) -> None:
     """Failure 17: it believes to lead, and its clients believe it too."""
     with Workload(cluster, "paused-leader") as work:
-        for _ in range(2):
-            leader = cluster.leader_of(work.topic, 0)
-            cluster.pause(leader)
-            cluster.await_other_leader(work.topic, 0, leader)
-            cluster.resume(leader)
-            work.await_progress()
-            cluster.await_in_sync(work.topic, work.partitions)
+        leader = cluster.leader_of(work.topic, 0)
+        cluster.pause(leader)
+        cluster.await_other_leader(work.topic, 0, leader)
+        cluster.resume(leader)
+        work.await_progress()
+        cluster.await_in_sync(work.topic, work.partitions)
         work.finish()
 
 
@@ -82,6 +82,7 @@ def test_clients_survive_rolling_restart(cluster: Cluster) -> None:
         work.finish()
 
 
+@pytest.mark.long
 def test_writes_wait_while_too_few_replicas_are_in_sync(cluster: Cluster) -> None:
     """The majority of the controllers is gone too. One of the dead is enough to go on."""
     with Workload(cluster, "too-few", with_aiokafka=False) as work:

@@ -35,6 +35,8 @@ COLUMNS: tuple[tuple[tuple[type[GroupConsumer], ...], str], ...] = (
     ((KafkaPythonConsumer,), "cooperative-sticky"),
     ((ConfluentConsumer, AiokafkaConsumer, KafkaPythonConsumer), "range"),
 )
+# A cooperative group, one of KIP-848 and a mixed one; `make long` has the others.
+_SHORT = (1, 2, 5)
 SCHEDULES = int(os.environ.get("TIDEMILL_GROUP_SCHEDULES", str(len(COLUMNS))))
 SEED = int(os.environ.get("TIDEMILL_GROUP_SEED", "1"))
 PARTITIONS = 4
@@ -151,7 +153,12 @@ def schedule_of(broker: Broker) -> Iterator[Callable[[int], Schedule]]:
         schedule.end()
 
 
-@pytest.mark.parametrize("number", range(SCHEDULES), ids=_name)
+def _as_parameter(number: int) -> object:
+    is_long = number not in _SHORT and len(COLUMNS) >= SCHEDULES
+    return pytest.param(number, id=_name(number), marks=[pytest.mark.long] if is_long else [])
+
+
+@pytest.mark.parametrize("number", [_as_parameter(number) for number in range(SCHEDULES)])
 def test_members_come_and_go_and_nothing_is_lost_or_shared(
     number: int, broker: Broker, schedule_of: Callable[[int], Schedule]
 ) -> None:

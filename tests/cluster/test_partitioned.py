@@ -47,7 +47,7 @@ def _from_the_other_brokers(network: Namespaces, node: int) -> None:
             network.cut(node, other)
 
 
-def _so_that_nobody_hears_it(network: Namespaces, node: int) -> None:
+def _of_what_it_sends(network: Namespaces, node: int) -> None:
     """What the others send still arrives."""
     for other in IDS:
         if other != node:
@@ -57,11 +57,17 @@ def _so_that_nobody_hears_it(network: Namespaces, node: int) -> None:
 CUTS = {
     "from everybody": _from_everybody,
     "from the other brokers": _from_the_other_brokers,
-    "one way": _so_that_nobody_hears_it,
+    "one way": _of_what_it_sends,
 }
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(cut, id=name, marks=[pytest.mark.long] if name == "from the other brokers" else [])
+        for name, cut in CUTS.items()
+    ],
+)
 def test_a_leader_is_cut_off_and_healed(
     cut: Callable[[Namespaces, int], None], network: Namespaces, cluster: Cluster
 ) -> None:

@@ -68,6 +68,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**inherited, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_program_whose_environment_is_not_activated(
     target: RunningBroker,

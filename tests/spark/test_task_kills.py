@@ -41,6 +41,7 @@ def run(brokers: int, settings: dict[str, str], folder: Path) -> None:
     assert summary.aborted_records or not KILLS
 
 
+@pytest.mark.long
 def test_one_broker(tmp_path: Path) -> None:
     run(1, ONE, tmp_path)
 
