@@ -52,7 +52,7 @@ def _java_hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def _new_group(s: Script, topic: Topic, label: str = "g") -> str:
+def new_group_of_topic(s: Script, topic: Topic, label: str = "g") -> str:
     """A group whose coordinator has heard of the topic.
 
     Kafka tells each partition of `__consumer_offsets` by itself, after the rest of the broker; so another group of
@@ -111,7 +111,7 @@ def heartbeat_refused(s: Script) -> None:
 @case("consumer_group_heartbeat")
 def a_consumer_alone(s: Script) -> None:
     topic = s.topic("t", 3)
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     epoch = s.ask("joins", _joining(group, "m", topic.name), keep=_sorted)["member_epoch"]
     s.ask("unknown member", _beat(group, "nobody", epoch))
     s.ask("epoch too high", _beat(group, "m", epoch + 7))
@@ -135,7 +135,7 @@ def a_consumer_alone(s: Script) -> None:
 @case("consumer_group_heartbeat")
 def two_consumers(s: Script) -> None:
     topic = s.topic("t", 2)
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     a_epoch = s.ask("a joins", _joining(group, "a", topic.name), keep=_sorted)["member_epoch"]
     s.tell(_beat(group, "a", a_epoch, **_owning(topic, 0, 1)))
     b_epoch = s.ask("b joins", _joining(group, "b", topic.name), keep=_sorted)["member_epoch"]
@@ -159,7 +159,7 @@ def _count(tree: Tree) -> int:
 @case("consumer_group_heartbeat")
 def static_consumers(s: Script) -> None:
     topic = s.topic("t", 2)
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     join = _joining(group, "m", topic.name, instance_id="one")
     epoch = s.ask("joins", join, keep=_sorted)["member_epoch"]
     s.tell(_beat(group, "m", epoch, instance_id="one", **_owning(topic, 0, 1)))
@@ -178,7 +178,7 @@ def static_consumers(s: Script) -> None:
 @case("consumer_group_heartbeat")
 def offsets_of_consumers(s: Script) -> None:
     topic = s.topic("t")
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     now = s.tell(_joining(group, "m", topic.name))["member_epoch"]
     s.tell(_beat(group, "m", now, **_owning(topic, 0)))
 
@@ -220,7 +220,7 @@ def by_a_regex(s: Script) -> None:
     """Kafka resolves expressions beside the answers, and gives an epoch to what it found."""
     topic = s.topic("rx")
     s.topic("other")
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     join = _joining(group, "m", subscribed_topic_regex=f"{s.facts.prefix}r.*")
     s.tell(join)
     described = s.await_answer(
@@ -233,7 +233,7 @@ def by_a_regex(s: Script) -> None:
 @case("consumer_group_describe")
 def describe_consumers(s: Script) -> None:
     topic = s.topic("t", 2)
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     s.ask("unknown", {"group_ids": [group]})
     s.ask("empty name", {"group_ids": [""]})
     s.ask("none", {"group_ids": []})
@@ -269,7 +269,7 @@ def _states(tree: dict[str, Any]) -> dict[str, Any]:
 @case("consumer_group_heartbeat")
 def classic_members_of_consumer_groups(s: Script) -> None:
     topic = s.topic("t", 2)
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     epoch = s.tell(_joining(group, "m", topic.name))["member_epoch"]
     s.tell(_beat(group, "m", epoch, **_owning(topic, 0, 1)))
     (other,) = members(s, group, "other", protocol_type="connect", join_version=9)
@@ -284,7 +284,7 @@ def classic_members_of_consumer_groups(s: Script) -> None:
 @case("consumer_group_heartbeat")
 def consumers_in_classic_groups(s: Script) -> None:
     topic = s.topic("t", 2)
-    group = _new_group(s, topic)
+    group = new_group_of_topic(s, topic)
     (odd,) = members(s, new_group(s, "odd"), "odd", protocol_type="connect")
     stabilise([odd])
     s.ask("a group of another type", _joining(odd.group, "m", topic.name))

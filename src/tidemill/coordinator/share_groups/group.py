@@ -63,7 +63,7 @@ class ShareGroup(Group):
         # Kafka's groups begin at 1, so their first member gets epoch 2.
         self.group_epoch = 1
         self.metadata_hash = 0
-        self.assignment_epoch = 0
+        self.assignment_epoch = 1
         # 0 before the first assignment.
         self.assignment_timestamp_ms = 0
         self.members: dict[str, ShareMember] = {}
@@ -203,8 +203,8 @@ class ShareGroup(Group):
     def check_offset_commit(self, committer: Committer) -> None:  # noqa: ARG002
         raise self._not_a_consumer_group()
 
-    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:  # noqa: ARG002
-        raise self._not_a_consumer_group()
+    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """As Kafka: what a share group has committed may be fetched, and is nothing."""
 
     def check_offset_delete(self) -> None:
         raise self._not_a_consumer_group()

@@ -51,10 +51,14 @@ _UNSEEN_TOPICS = "The group has described topic(s) that the client is not author
 async def share_group_describe(
     broker: Broker, call: Call, request: ShareGroupDescribeRequest
 ) -> ShareGroupDescribeResponse:
-    merged = ShareGroupDescribeResponse()
+    described: dict[str, list[DescribedGroup]] = {}
     for group_id in dict.fromkeys(request.group_ids):
         answer = await asked(broker, call, group_id, replace(request, group_ids=[group_id]))
-        merged.groups += cast(ShareGroupDescribeResponse, answer).groups
+        described[group_id] = cast(ShareGroupDescribeResponse, answer).groups
+    # As Kafka: a group is described as often as it is named.
+    merged = ShareGroupDescribeResponse(
+        groups=[group for group_id in request.group_ids for group in described[group_id]]
+    )
     access = access_of(broker, call.connection)
     if access is not None:
         merged.groups = [_with_visible_topics(access, group) for group in merged.groups]
