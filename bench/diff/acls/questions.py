@@ -320,6 +320,76 @@ def consumer_group_heartbeat(dice: Dice) -> dict[str, Any]:
     }
 
 
+# --- share groups ---
+
+
+@_asks
+def share_group_heartbeat(dice: Dice) -> dict[str, Any]:
+    names = dice.topics()
+    return {"group_id": dice.group(), "member_id": "s", "member_epoch": 7, "subscribed_topic_names": names}
+
+
+@_asks
+def share_group_describe(dice: Dice) -> dict[str, Any]:
+    return {
+        "group_ids": dice.some(*GROUPS, *GHOST_GROUPS, CONSUMER_GROUP),
+        "include_authorized_operations": dice.toss(),
+    }
+
+
+@_asks
+def describe_share_group_offsets(dice: Dice) -> dict[str, Any]:
+    topics = [{"topic_name": n, "partitions": [0]} for n in dice.topics()]
+    return {"groups": [{"group_id": dice.group(), "topics": None if dice.random() < 0.3 else topics}]}
+
+
+@_asks
+def alter_share_group_offsets(dice: Dice) -> dict[str, Any]:
+    # A group of another kind: it is refused after it was authorised.
+    where = [{"partition_index": 0, "start_offset": 0}]
+    return {
+        "group_id": dice.choice(GROUPS),
+        "topics": [{"topic_name": n, "partitions": where} for n in dice.topics()],
+    }
+
+
+@_asks
+def delete_share_group_offsets(dice: Dice) -> dict[str, Any]:
+    return {"group_id": dice.choice(GROUPS), "topics": [{"topic_name": n} for n in dice.topics()]}
+
+
+@_asks
+def share_fetch(dice: Dice) -> dict[str, Any]:
+    # There is no session of that epoch.
+    return {
+        "group_id": dice.group(),
+        "member_id": str(uuid.UUID(int=7)),
+        "share_session_epoch": 7,
+        "max_wait": 0,
+        "min_bytes": 0,
+        "max_bytes": 1000,
+        "max_records": 1,
+        "batch_size": 1,
+        "topics": _share_topics(dice),
+        "forgotten_topics_data": [],
+    }
+
+
+@_asks
+def share_acknowledge(dice: Dice) -> dict[str, Any]:
+    return {
+        "group_id": dice.group(),
+        "member_id": str(uuid.UUID(int=7)),
+        "share_session_epoch": 7,
+        "topics": _share_topics(dice),
+    }
+
+
+def _share_topics(dice: Dice) -> list[dict[str, Any]]:
+    partitions = [{"partition_index": 0, "acknowledgement_batches": []}]
+    return [{"topic_id": TopicId(n), "partitions": partitions} for n in dice.topics()]
+
+
 # --- transactions ---
 
 
@@ -467,7 +537,14 @@ def list_partition_reassignments(dice: Dice) -> dict[str, Any]:
 
 _VOTER = uuid.uuid5(uuid.NAMESPACE_DNS, "voter")
 # Requests without anything random in them.
+# Of a topic that does not exist.
+_SHARE_STATE = {"group_id": "s", "topics": [{"topic_id": TopicId("c"), "partitions": [{"partition": 0}]}]}
 FIXED: dict[str, dict[str, Any]] = {
+    "initialize_share_group_state": _SHARE_STATE,
+    "read_share_group_state": _SHARE_STATE,
+    "write_share_group_state": _SHARE_STATE,
+    "delete_share_group_state": _SHARE_STATE,
+    "read_share_group_state_summary": _SHARE_STATE,
     "list_groups": {},
     "list_transactions": {"state_filters": [], "producer_id_filters": [], "duration_filter": -1},
     "list_config_resources": {"resource_types": [METRICS_CONFIG]},
