@@ -86,9 +86,9 @@ diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidem
 diff-acls: $(VENV)/dev.stamp  ## 10,000 random ACLs, principals and requests, to Apache Kafka and to Tidemill: CASES=500 SEED=7
 	@$(BIN)/python -m bench.diff.acls --cases $(or $(CASES),10000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-interop-java: $(VENV)/dev.stamp  ## Kafka's own client and tools (jars from Maven Central) over TLS and SASL
+interop-java: $(VENV)/dev.stamp  ## Kafka's own client and tools (jars from Maven Central) over TLS and SASL, and its share consumers
 	@$(BIN)/python -m tests.interop.kafka_tools
-	@$(BIN)/python -m pytest tests/interop/test_kafka_tools.py tests/interop/test_security.py -k "java or tools" $(ARGS)
+	@$(BIN)/python -m pytest tests/interop/test_kafka_tools.py tests/interop/test_security.py tests/interop/test_share_groups.py -k "java or tools" $(ARGS)
 
 cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk; SECURED=1: TLS and SCRAM between nodes
 	@TIDEMILL_CLUSTER_SECURED=$(SECURED) $(BIN)/python -m pytest tests/cluster $(ARGS)

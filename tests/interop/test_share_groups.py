@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,13 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from tests.brokers import Broker, start_broker
 from tests.conftest import BOOTSTRAP
+from tests.interop import kafka_tools
+from tests.interop.kafka_tools import (
+    CONSOLE_SHARE_CONSUMER,
+    SHARE_GROUPS,
+    VERIFIABLE_SHARE_CONSUMER,
+    run_tool,
+)
 
 pytestmark = pytest.mark.skipif(bool(BOOTSTRAP), reason="starts a broker with short heartbeats")
 
@@ -25,6 +33,7 @@ SETTINGS = {
     "group.share.min.record.lock.duration.ms": "1000",
 }
 LIMIT_S = 60.0
+_NO_JAVA = kafka_tools.missing()
 _numbers = itertools.count(1)
 
 Join = Callable[..., ShareConsumer]
@@ -185,3 +194,35 @@ def test_what_was_accepted_stays_accepted_after_a_restart(tmp_path: Path) -> Non
             poll_until([consumer], lambda: len(later) == 1, lambda _, message: later.append(message))
         assert values_of(later) == ["after"]
         assert "Traceback" not in broker.log()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(_NO_JAVA is not None, reason=_NO_JAVA or "")
+def test_java_share_consumers_and_their_tools_work_unmodified(broker: Broker, group: str, topic: str) -> None:
+    """One course, as each call costs a Java virtual machine."""
+    wanted = [f"job-{number}" for number in range(20)]
+    produce(broker, topic, wanted)
+    at = ("--bootstrap-server", broker.bootstrap)
+    limits = ("--max-messages", "5", "--timeout-ms", "60000")
+    first = run_tool(CONSOLE_SHARE_CONSUMER, *at, "--topic", topic, "--group", group, *limits).split()
+    assert len(first) == 5
+    assert set(first) < set(wanted)
+    told = run_tool(
+        VERIFIABLE_SHARE_CONSUMER, *at, "--topic", topic, "--group-id", group, "--max-messages", "15"
+    )
+    events = [json.loads(line) for line in told.splitlines()]
+    for name in ("records_consumed", "offsets_acknowledged"):
+        assert sum(event["count"] for event in events if event["name"] == name) == 15, name
+    assert "Empty" in run_tool(SHARE_GROUPS, *at, "--describe", "--group", group, "--state")
+    about = ("--group", group, "--topic", topic)
+    assert _lags(run_tool(SHARE_GROUPS, *at, "--describe", "--group", group)) == [0, 0]
+    run_tool(SHARE_GROUPS, *at, "--reset-offsets", *about, "--to-earliest", "--execute")
+    assert sum(_lags(run_tool(SHARE_GROUPS, *at, "--describe", "--group", group))) == 20
+    assert "Successful" in run_tool(SHARE_GROUPS, *at, "--delete-offsets", *about)
+    assert "was successful" in run_tool(SHARE_GROUPS, *at, "--delete", "--group", group)
+
+
+def _lags(described: str) -> list[int]:
+    rows = [line.split() for line in described.splitlines() if line.strip()]
+    column = rows[0].index("LAG")
+    return [int(row[column]) for row in rows[1:]]
