@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka.admin
 import pytest
 from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.brokers import Broker, start_broker
 from tests.conftest import BOOTSTRAP
@@ -33,6 +34,8 @@ SETTINGS = {
     "group.share.min.record.lock.duration.ms": "1000",
 }
 LIMIT_S = 60.0
+# Its types do not say what it exports.
+ck_admin: Any = confluent_kafka.admin
 _NO_JAVA = kafka_tools.missing()
 _numbers = itertools.count(1)
 
@@ -72,8 +75,8 @@ def join(broker: Broker) -> Iterator[Join]:
 
 def new_topic(broker: Broker, partitions: int) -> str:
     name = f"jobs-{next(_numbers)}"
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for created in admin.create_topics([NewTopic(name, partitions)]).values():
+    admin = ck_admin.AdminClient({"bootstrap.servers": broker.bootstrap})
+    for created in admin.create_topics([ck_admin.NewTopic(name, partitions)]).values():
         created.result()
     return name
 
@@ -81,9 +84,11 @@ def new_topic(broker: Broker, partitions: int) -> str:
 def new_group(broker: Broker) -> str:
     """A group that begins with the first record of each partition."""
     name = f"workers-{next(_numbers)}"
-    begins = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.GROUP, name, incremental_configs=[begins])
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    begins = ck_admin.ConfigEntry(
+        "share.auto.offset.reset", "earliest", incremental_operation=ck_admin.AlterConfigOpType.SET
+    )
+    resource = ck_admin.ConfigResource(ck_admin.ConfigResource.Type.GROUP, name, incremental_configs=[begins])
+    admin = ck_admin.AdminClient({"bootstrap.servers": broker.bootstrap})
     for altered in admin.incremental_alter_configs([resource]).values():
         altered.result()
     return name

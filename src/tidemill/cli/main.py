@@ -37,6 +37,7 @@ COMMANDS = {
     "produce": ("tidemill.cli.records.produce", "write records to a topic"),
     "consume": ("tidemill.cli.records.consume", "print the records of a topic"),
     "groups": ("tidemill.cli.groups.groups", "list, describe, reset and delete consumer groups"),
+    "queues": ("tidemill.cli.groups.queues", "list, describe, reset and delete share groups"),
     "transactions": (
         "tidemill.cli.groups.transactions",
         "list and describe transactions, abort hanging ones",

@@ -326,8 +326,12 @@ NEEDS: dict[int, Need] = {
         "ShareGroupHeartbeat": Need((_group(Operation.READ), _subscription)),
         "ShareGroupDescribe": Need(split=_each_group(Operation.DESCRIBE, "group_ids")),
         "DescribeShareGroupOffsets": Need(in_handler="Describe on each group and topic"),
-        "AlterShareGroupOffsets": Need((_group(Operation.READ),), _each_topic(Operation.READ)),
-        "DeleteShareGroupOffsets": Need((_group(Operation.DELETE),), _each_topic(Operation.READ)),
+        "AlterShareGroupOffsets": Need(
+            (_group(Operation.READ),), dataclasses.replace(_each_topic(Operation.READ), asks_anyway=True)
+        ),
+        "DeleteShareGroupOffsets": Need(
+            (_group(Operation.DELETE),), dataclasses.replace(_each_topic(Operation.READ), asks_anyway=True)
+        ),
         "AddRaftVoter": _ALTER,
         "RemoveRaftVoter": _ALTER,
         "UpdateRaftVoter": _CLUSTER_ACTION,

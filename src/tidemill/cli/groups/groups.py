@@ -105,7 +105,7 @@ def _describe(arguments: argparse.Namespace) -> int:
         print_table(
             ("MEMBER", "CLIENT", "HOST", "INSTANCE", "ASSIGNED"),
             [
-                (each.member_id, each.client_id, each.host, each.instance_id, _assignment_text(each))
+                (each.member_id, each.client_id, each.host, each.instance_id, assignment_text(each))
                 for each in group.members
             ],
         )
@@ -145,7 +145,7 @@ def _member_name(member: GroupMember | None) -> str | None:
     return None if member is None else member.instance_id or member.member_id
 
 
-def _assignment_text(member: GroupMember) -> str | None:
+def assignment_text(member: GroupMember) -> str | None:
     topics: dict[str, list[int]] = {}
     for topic, index in sorted(member.assignment):
         topics.setdefault(topic, []).append(index)

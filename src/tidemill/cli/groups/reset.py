@@ -99,14 +99,14 @@ def _reset(arguments: argparse.Namespace) -> int:
         ]
         print_json({"group": arguments.group, "is_dry_run": arguments.dry_run, "partitions": document})
         return 0
-    rows = [(*each.partition, each.before, each.after, _change(each)) for each in moves]
+    rows = [(*each.partition, each.before, each.after, change_text(each)) for each in moves]
     print_table(("TOPIC", "PARTITION", "BEFORE", "AFTER", "CHANGE"), rows)
     if arguments.dry_run:
         print("nothing was changed: this was a dry run")
     return 0
 
 
-def _change(move: Move) -> Quantity | None:
+def change_text(move: Move) -> Quantity | None:
     return None if move.before is None else Quantity(f"{move.after - move.before:+d}")
 
 

@@ -1,0 +1,149 @@
+"""What an operator asks of share groups: their members, where each partition begins, and how much is left to do.
+
+A share group has no committed offsets. It has a start offset for each partition, before which every record is done, and
+the share coordinator counts the records behind it that are done as well. The lag is what is neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tidemill.client.cluster import Cluster, check
+from tidemill.client.group_admin import GroupAdmin, GroupMember
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.protocol.api.groups import ListedGroup
+from tidemill.protocol.api.share import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequestTopic,
+    DeleteShareGroupOffsetsResponse,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsResponse,
+    ShareGroupDescribeRequest,
+    ShareGroupDescribeResponse,
+)
+from tidemill.types import TopicPartition
+
+SHARE = "share"
+
+
+class ShareGroupDescription(NamedTuple):
+    group_id: str
+    state: str
+    assignor: str
+    epoch: int
+    members: tuple[GroupMember, ...]
+
+
+class SharePosition(NamedTuple):
+    """Where a share group is in a partition; None where the first read has not decided it yet."""
+
+    partition: TopicPartition
+    start_offset: int | None
+    lag: int | None
+
+
+class ShareGroupAdmin:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def groups(self) -> list[ListedGroup]:
+        return [each for each in GroupAdmin(self.cluster).groups() if each.group_type.lower() == SHARE]
+
+    def describe(self, group_id: str) -> ShareGroupDescription:
+        """GROUP_ID_NOT_FOUND when there is no such share group."""
+
+        def attempt() -> ShareGroupDescription:
+            self._check_groups_exist(group_id)
+            message = ShareGroupDescribeRequest(group_ids=[group_id])
+            (group,) = self.cluster.coordinator(group_id).request(message, ShareGroupDescribeResponse).groups
+            check(group.error_code, group.error_message)
+            members = tuple(
+                GroupMember(
+                    member.member_id,
+                    None,
+                    member.client_id,
+                    member.client_host.lstrip("/"),
+                    tuple(
+                        TopicPartition(topic.topic_name, index)
+                        for topic in member.assignment.topic_partitions
+                        for index in topic.partitions
+                    ),
+                )
+                for member in group.members
+            )
+            return ShareGroupDescription(
+                group.group_id, group.group_state, group.assignor_name, group.group_epoch, members
+            )
+
+        return self.cluster.retrying(attempt)
+
+    def _check_groups_exist(self, group_id: str) -> None:
+        """Keeps requests about what is there from creating the topic of groups."""
+        if not self.cluster.has_groups():
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
+
+    def positions(self, group_id: str) -> list[SharePosition]:
+        """Every partition that the group has state of, sorted; none for a group that does not exist."""
+        message = DescribeShareGroupOffsetsRequest(
+            groups=[DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)]
+        )
+
+        def attempt() -> list[SharePosition]:
+            if not self.cluster.has_groups():
+                return []
+            coordinator = self.cluster.coordinator(group_id)
+            (group,) = coordinator.request(message, DescribeShareGroupOffsetsResponse).groups
+            check(group.error_code, group.error_message)
+            positions = []
+            for topic in group.topics:
+                for each in topic.partitions:
+                    check(each.error_code, each.error_message)
+                    start_offset = each.start_offset if each.start_offset >= 0 else None
+                    lag = each.lag if each.lag >= 0 else None
+                    partition = TopicPartition(topic.topic_name, each.partition_index)
+                    positions.append(SharePosition(partition, start_offset, lag))
+            return sorted(positions)
+
+        return self.cluster.retrying(attempt)
+
+    def alter_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Moves a group without members to other start offsets. NON_EMPTY_GROUP when it has members."""
+        topics: dict[str, AlterShareGroupOffsetsRequestTopic] = {}
+        for (topic, index), offset in offsets.items():
+            topics.setdefault(topic, AlterShareGroupOffsetsRequestTopic(topic_name=topic)).partitions.append(
+                AlterShareGroupOffsetsRequestPartition(partition_index=index, start_offset=offset)
+            )
+        message = AlterShareGroupOffsetsRequest(group_id=group_id, topics=list(topics.values()))
+
+        def attempt() -> None:
+            coordinator = self.cluster.coordinator(group_id)
+            response = coordinator.request(message, AlterShareGroupOffsetsResponse)
+            check(response.error_code, response.error_message)
+            for topic in response.responses:
+                for each in topic.partitions:
+                    check(each.error_code, each.error_message)
+
+        self.cluster.retrying(attempt)
+
+    def delete_offsets(self, group_id: str, topics: Sequence[str]) -> None:
+        """Forgets what a group without members has done in the topics."""
+        message = DeleteShareGroupOffsetsRequest(
+            group_id=group_id,
+            topics=[DeleteShareGroupOffsetsRequestTopic(topic_name=topic) for topic in topics],
+        )
+
+        def attempt() -> None:
+            self._check_groups_exist(group_id)
+            coordinator = self.cluster.coordinator(group_id)
+            response = coordinator.request(message, DeleteShareGroupOffsetsResponse)
+            check(response.error_code, response.error_message)
+            for topic in response.responses:
+                check(topic.error_code, f"{topic.topic_name}: {topic.error_message}")
+
+        self.cluster.retrying(attempt)
