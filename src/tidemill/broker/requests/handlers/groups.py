@@ -87,6 +87,7 @@ Versions, and what each one changed:
        1  subscribed_topic_regex (KIP-848); the client makes the member id (KIP-1082)
     ConsumerGroupDescribe (69), from 0 (KIP-848)
        1  member types (KIP-1099)
+    ShareGroupHeartbeat (76), from 1 (KIP-932)
 """
 
 from __future__ import annotations

@@ -4,7 +4,12 @@ A ShareFetch may carry acknowledgements. They are announced before it fetches, a
 member id may open a session, as in Kafka: the group coordinator is not asked. A response has entries for partitions
 with records, with an error, or with acknowledgements.
 
-Versions: 2 adds the acquire mode and renewals. Both modes acquire at most `max_records` here.
+Versions, and what each one changed. Both acquire modes acquire at most `max_records` here.
+
+    ShareFetch (78), from 1 (KIP-932)
+       2  acquire mode (KIP-1206), renewals (KIP-1222)
+    ShareAcknowledge (79), from 1 (KIP-932)
+       2  renewals (KIP-1222)
 """
 
 from __future__ import annotations
