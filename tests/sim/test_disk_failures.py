@@ -53,7 +53,7 @@ _ROLES: dict[str, Callable[[Stage], Machine]] = {
 }
 
 
-@pytest.mark.parametrize("pattern", ["/data/orders-0/*", "/data/*"])
+@pytest.mark.parametrize("pattern", [pytest.param("/data/orders-0/*", marks=pytest.mark.long), "/data/*"])
 @pytest.mark.parametrize("role", _ROLES)
 @pytest.mark.parametrize(
     "operations",

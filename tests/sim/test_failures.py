@@ -171,7 +171,10 @@ _STEPS = {"begun": _has_begun, "copying": _is_copying, "in sync": _is_in_sync}
 
 @pytest.mark.parametrize("step", _STEPS)
 @pytest.mark.parametrize("victim_is", ["leader", "target", "controller"])
-@pytest.mark.parametrize("has_power", [True, False], ids=["kill", "power"])
+@pytest.mark.parametrize(
+    "has_power",
+    [pytest.param(True, id="kill"), pytest.param(False, id="power", marks=pytest.mark.long)],
+)
 def test_failure_14_a_kill_while_a_partition_moves(victim_is: str, step: str, has_power: bool) -> None:
     def course(stage: Stage) -> None:
         stage.wait_acks(30)

@@ -65,6 +65,7 @@ def test_a_table_is_read_viewed_and_inserted_into(
         spark.sql("DROP VIEW order_values")
 
 
+@pytest.mark.long
 def test_a_copy_of_another_table_goes_to_no_wrong_topic(
     spark: SparkSession, target: RunningBroker, feed: Feed, admin: Admin, topic: str, create: Create
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_letter_that_fix_cannot_handle_stops_the_run_and_is_named(
     assert [each.value() for each in records_of(target, topic)] == [b"fixed", b"fixed"]
 
 
+@pytest.mark.long
 def test_another_target_goes_on_with_what_is_not_published(
     spark: SparkSession,
     target: RunningBroker,

@@ -271,6 +271,7 @@ def written_windows(written: Iterable[Written]) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_sliding_windows(feed: Feed, admin: Admin, read: Read, topic: str) -> None:
     admin.create_topic(topic, partition_count=1)
     orders = some_orders(Random(8), 100)
@@ -310,6 +311,7 @@ def test_a_users_function_runs_in_executors_that_lack_its_file(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [(), ("--factor", "3")])
 def test_a_users_file_may_need_a_session_at_its_top(
     spark: SparkSession,

@@ -87,6 +87,7 @@ class TestUpstream:
         ended(stream(gate.fails(always=True)))
         assert seen(bootstrap, name) == EXPECTED
 
+    @pytest.mark.long
     def test_a_query_is_stopped(
         self, bootstrap: str, name: str, stream: Callable[..., StreamingQuery], gate: Gate
     ) -> None:
@@ -97,6 +98,7 @@ class TestUpstream:
         ended(stream(gate.waits()))
         assert seen(bootstrap, name) == EXPECTED
 
+    @pytest.mark.long
     def test_all_jobs_are_cancelled(
         self,
         spark: SparkSession,
@@ -114,6 +116,7 @@ class TestUpstream:
         ended(stream(gate.waits()))
         assert seen(bootstrap, name) == EXPECTED
 
+    @pytest.mark.long
     def test_rows_are_others_when_the_batch_is_repeated(
         self, spark: SparkSession, tmp_path: Path, bootstrap: str, name: str
     ) -> None:
@@ -163,6 +166,7 @@ class TestTask:
         ended(query)
         assert seen(bootstrap, name) == EXPECTED
 
+    @pytest.mark.long
     def test_a_transaction_times_out_and_the_task_is_repeated(
         self, bootstrap: str, name: str, stream: Callable[..., StreamingQuery], gate: Gate
     ) -> None:
@@ -200,6 +204,7 @@ class TestBatch:
         write(gate.fails(always=True))
         assert seen(bootstrap, name) == EXPECTED
 
+    @pytest.mark.long
     def test_a_job_is_cancelled(
         self, spark: SparkSession, bootstrap: str, name: str, write: Callable[..., None], gate: Gate
     ) -> None:

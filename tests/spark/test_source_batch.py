@@ -232,7 +232,10 @@ def _told(topic: str, name: str, value: object) -> str:
     return str(base + value) if isinstance(value, int) else str(value)
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "codec",
+    ["none", "zstd", *(pytest.param(each, marks=pytest.mark.long) for each in ("gzip", "snappy", "lz4"))],
+)
 def test_every_codec_is_read(target: RunningBroker, feed: Feed, admin: Admin, topic: str, codec: str) -> None:
     admin.create_topic(topic, partition_count=1)
     values = [b"value %d " % number * 20 for number in range(500)]

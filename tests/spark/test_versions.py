@@ -59,6 +59,7 @@ def topics(spark: SparkSession, target: RunningBroker, topic: str, tmp_path: Pat
     return Topics(spark, target.bootstrap, topic, tmp_path / "checkpoint")
 
 
+@pytest.mark.long
 def test_a_batch_is_read_and_written(topics: Topics, target: RunningBroker, feed: Feed, topic: str) -> None:
     headers: list[tuple[str, str | bytes | None]] = [("trace", b"\x00\xff")]
     feed(topic, [Fed(b"v%d" % number, b"k%d" % number, headers=headers) for number in range(100)])
@@ -71,6 +72,7 @@ def test_a_batch_is_read_and_written(topics: Topics, target: RunningBroker, feed
     assert sorted(each[1:] for each in after) == sorted(each[1:] for each in before)
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_exactly_once(
     topics: Topics, target: RunningBroker, feed: Feed, topic: str, tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_stream_goes_on_exactly_once(
     assert values(read(target.bootstrap, out)) == expected
 
 
+@pytest.mark.long
 def test_limits_of_a_trigger_hold_or_are_refused(
     topics: Topics, target: RunningBroker, feed: Feed, topic: str
 ) -> None:
