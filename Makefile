@@ -46,6 +46,10 @@ long: $(VENV)/dev.stamp  ## the tests that take longest (a Spark query through k
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m long $(ARGS)
 	@TIDEMILL_ALL_EXAMPLES=1 $(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m "hypothesis and not long" $(ARGS)
 
+object-store: $(VENV)/dev.stamp  ## object stores against an S3 server on this machine (moto, from PyPI)
+	@$(BIN)/python -c 'import moto.server' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check 'moto[s3,server]>=5'
+	@$(BIN)/python -m pytest tests/unit/objects $(ARGS)
+
 check: $(VENV)/dev.stamp  ## lint, types, layers, dead code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -145,4 +149,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java bench-secured-kafka bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java bench-secured-kafka bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store

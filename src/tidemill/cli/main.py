@@ -34,6 +34,10 @@ COMMANDS = {
         "list, create, change and delete views: topics that show some records of another",
     ),
     "delays": ("tidemill.cli.topics.delays", "list and cancel the delayed records of a topic"),
+    "claims": (
+        "tidemill.cli.topics.claims",
+        "list and verify large payloads in an object store, sweep those that no record refers to",
+    ),
     "produce": ("tidemill.cli.records.produce", "write records to a topic"),
     "consume": ("tidemill.cli.records.consume", "print the records of a topic"),
     "groups": ("tidemill.cli.groups.groups", "list, describe, reset and delete consumer groups"),

@@ -10,6 +10,7 @@ end, latest               after the newest record
 
 from __future__ import annotations
 
+import argparse
 import re
 import time
 from collections.abc import Callable
@@ -47,6 +48,14 @@ class AtTime:
 
 
 Position: TypeAlias = Beginning | End | AtOffset | AtTime
+
+
+def parse_age_ms(text: str) -> int:
+    """An age such as 36h, for the `type` of an argument."""
+    age = _AGE.fullmatch(text)
+    if age is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age such as 90s, 15m, 36h or 7d")
+    return int(age[1]) * _SECONDS[age[2]] * 1000
 
 
 def parse_position(text: str, now_s: Callable[[], float] = time.time) -> Position:

@@ -14,6 +14,7 @@ from tidemill.cli import positions
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import chosen_partitions, complete, connect, natural, positive
 from tidemill.cli.positions import AtOffset, End, Position
+from tidemill.cli.records.payloads import add_store, large_payloads_of, resolving
 from tidemill.cli.records.record_format import DEFAULT_TEMPLATE, Writer, json_writer, template_writer
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import plural
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fields {topic} {partition} {offset} {timestamp} {time} {key} {value} {headers}, \\n, \\t "
         f"(default {DEFAULT_TEMPLATE!r})".replace("%", "%%"),
     )
+    add_store(parser, "where the payloads of claims are")
     parser.add_argument(
         "--group",
         metavar="GROUP",
@@ -79,6 +81,7 @@ def _consume(arguments: argparse.Namespace) -> int:
         raise UsageError("either --json or --format, not both")
     template = DEFAULT_TEMPLATE if arguments.format is None else arguments.format
     write = json_writer if arguments.json else template_writer(template, is_terminal=sys.stdout.isatty())
+    write = resolving(write, large_payloads_of(arguments))
     start = positions.parse_position(arguments.start or "beginning")
     follow = isinstance(start, End) if arguments.follow is None else arguments.follow
     try:

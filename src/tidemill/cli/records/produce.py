@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import complete, connect, key_values, natural, print_json
 from tidemill.cli.positions import parse_time
+from tidemill.cli.records.payloads import add_store, add_threshold, large_payloads_of, stored
 from tidemill.cli.records.record_format import BadRecord, NewRecord, read_json
 from tidemill.cli.table import plural
 from tidemill.client.cluster import Cluster
@@ -70,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timestamp", metavar="TIME", help="of every record: ISO, milliseconds, or an age as 15m"
     )
+    add_store(parser, "values above --threshold go there, and records refer to them")
+    add_threshold(parser)
     complete(
         parser,
         _produce,
@@ -89,7 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _produce(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    read = _json_reader(arguments) if arguments.json else _plain_reader(arguments)
+    read_plain = _json_reader(arguments) if arguments.json else _plain_reader(arguments)
+    large_payloads = large_payloads_of(arguments)
+
+    def read(line: bytes) -> NewRecord:
+        return stored(large_payloads, arguments.topic, read_plain(line))
+
     with connect(arguments) as cluster:
         partition_count = _partition_count(cluster, arguments.topic)
         producer = Producer(cluster, acks=_ACKS[arguments.acks], codec=_CODECS[arguments.compression])
