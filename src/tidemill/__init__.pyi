@@ -7,6 +7,10 @@ from tidemill.sdk.claims import LargePayloads as LargePayloads
 from tidemill.sdk.client import Client as Client
 from tidemill.sdk.errors import ClientError as ClientError
 from tidemill.sdk.hot_keys import HotKeys as HotKeys
+from tidemill.sdk.jobs import AsyncJob as AsyncJob
+from tidemill.sdk.jobs import Job as Job
+from tidemill.sdk.queues import AsyncQueue as AsyncQueue
+from tidemill.sdk.queues import Queue as Queue
 from tidemill.sdk.records import Delivery as Delivery
 from tidemill.sdk.records import NewRecord as NewRecord
 from tidemill.sdk.records import Record as Record

@@ -25,6 +25,7 @@ WITH_A_BROKER = (
     "claims.md",
     "delays.md",
     "migrate.md",
+    "queues.md",
     "troubleshoot.md",
     "tutorial/first-topic.md",
     "tutorial/python.md",

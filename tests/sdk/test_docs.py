@@ -36,7 +36,7 @@ def test_every_error_is_in_the_table() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("method", ["create_topic", "publish", "publish_many", "flush", "consume"])
+@pytest.mark.parametrize("method", ["create_topic", "publish", "publish_many", "flush", "consume", "queue"])
 def test_the_reference_has_every_parameter_and_its_default(method: str) -> None:
     for face in (Client, AsyncClient):
         parameters = list(inspect.signature(getattr(face, method)).parameters.values())[1:]

@@ -1,7 +1,8 @@
 """The Python SDK: `tidemill.Client` and `tidemill.AsyncClient`, thin over confluent-kafka.
 
-It adds no protocol, so it works with any Kafka. What it adds are rules that are hard to break by accident: what a
-delivery result is, when a batch counts as done, and that nothing waits without end.
+It adds no protocol, so it works with any Kafka. Queues use `tidemill.client`, as no other Python client has share groups
+whole. What it adds are rules that are hard to break by accident: what a delivery result is, when a batch counts as done,
+and that nothing waits without end.
 
 | module | owns |
 |---|---|
@@ -17,6 +18,8 @@ delivery result is, when a batch counts as done, and that nothing waits without 
 | `retries.py` | what becomes of a record that failed: retried later, or a dead letter |
 | `commits.py` | committing offsets, in bounded time |
 | `transactions.py` | the transactional producer, and what each kind of its errors asks for |
+| `queues.py` | queues: the member of a share group, iterators of jobs, their limits, shutdown |
+| `jobs.py` | what becomes of a job: done, retried, failed, its lock extended |
 | `hot_keys.py` | spreading a key that is a large share of a topic |
 | `settings.py` | the configuration of each librdkafka client, from what the user gave |
 | `tokens.py` | bearer tokens, from a function or a file |

@@ -25,6 +25,7 @@ from tidemill.sdk.errors import ClientError
 from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place, Positions
+from tidemill.sdk.queues import AsyncQueue, Workshop
 from tidemill.sdk.reading import Chunk, Reader
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Record, Serializer, Text
 from tidemill.sdk.retries import Backoff
@@ -352,6 +353,26 @@ class AsyncClient:
     def _forget(self, batches: AsyncBatches) -> None:
         self._open.remove(batches)
         self._core.forget(batches.reader)
+
+    def queue(
+        self,
+        topic: str,
+        group: str,
+        *,
+        prefetch: int = 10,
+        concurrency: int = 1,
+        start: Place = "earliest",
+        dead_letters: str | None = None,
+    ) -> AsyncQueue:
+        """As `Client.queue`, for `async for`."""
+        queue = AsyncQueue(
+            lambda on_ready: Workshop(
+                self._core, topic, group, prefetch, concurrency, start, dead_letters, on_ready
+            ),
+            lambda queue: self._core.forget_workshop(queue.workshop),
+        )
+        self._core.workshops.append(queue.workshop)
+        return queue
 
     # -- the end ---------------------------------------------------------------------------------------------
 

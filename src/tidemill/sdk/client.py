@@ -16,6 +16,7 @@ from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.positions import Place
 from tidemill.sdk.publishing import Publication
+from tidemill.sdk.queues import Queue, Workshop
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Serializer, Text
 from tidemill.sdk.retries import Backoff
 from tidemill.sdk.tokens import GetToken, with_token
@@ -167,6 +168,25 @@ class Client:
             config=config,
         )
         return Batches(reader, self._core.forget, idle_timeout_s)
+
+    def queue(
+        self,
+        topic: str,
+        group: str,
+        *,
+        prefetch: int = 10,
+        concurrency: int = 1,
+        start: Place = "earliest",
+        dead_letters: str | None = None,
+    ) -> Queue:
+        """An iterator of jobs: records of the topic, each locked for one worker of the group until it is done.
+
+        At most `concurrency` jobs are in hand, and `prefetch` more wait here. Jobs that `fail` go to the topic
+        `dead_letters`, if there is one. `start` is where a new group begins.
+        """
+        workshop = Workshop(self._core, topic, group, prefetch, concurrency, start, dead_letters)
+        self._core.workshops.append(workshop)
+        return Queue(workshop, self._core.forget_workshop)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

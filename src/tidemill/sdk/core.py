@@ -34,6 +34,7 @@ from tidemill.sdk.hot_keys import HotKeys
 from tidemill.sdk.kafka_errors import cause, translated
 from tidemill.sdk.positions import Place
 from tidemill.sdk.publishing import Publisher
+from tidemill.sdk.queues import Workshop
 from tidemill.sdk.reading import Reader, Reading
 from tidemill.sdk.records import Serializer
 from tidemill.sdk.retries import Backoff, Retrying
@@ -66,6 +67,8 @@ class Core:
         self._admin: AdminClient | None = None
         self._health = Health(bootstrap)
         self._readers: list[Reader] = []
+        # Queues that are open.
+        self.workshops: list[Workshop] = []
         self._is_closed = False
 
     def publisher(self) -> Publisher:
@@ -293,6 +296,10 @@ class Core:
             if reader in self._readers:
                 self._readers.remove(reader)
 
+    def forget_workshop(self, workshop: Workshop) -> None:
+        if workshop in self.workshops:
+            self.workshops.remove(workshop)
+
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self, is_clean: bool) -> None:
@@ -303,6 +310,8 @@ class Core:
             self._is_closed = True
             readers, self._readers = self._readers, []
         failures: list[ClientError] = []
+        for workshop in self.workshops:
+            workshop.close()
         for reader in readers:
             try:
                 reader.close(is_done=False)

@@ -14,6 +14,8 @@
         ├── NotAssigned          another member of the group has the partition
         ├── TransactionFailed    a batch's transaction was aborted; its records are handed out again
         ├── Fenced               another instance has taken this one's place; only a new `consume` can go on
+        ├── JobLost              the job's lock is gone; another worker has it, or will
+        ├── JobSettled           the job was done, retried or failed before
         ├── Closed               used after its end
         └── ClaimError           a large payload that is not in the record (tidemill.claims.errors)
 
@@ -71,6 +73,14 @@ class TransactionFailed(ClientError):
 
 class Fenced(ClientError):
     """Another instance has taken this one's place. Its transaction is aborted; only a new `consume` can go on."""
+
+
+class JobLost(ClientError):
+    """The job is no longer locked for this worker: another one has it, or will. What was done may be done again."""
+
+
+class JobSettled(ClientError):
+    """The job was done, retried or failed before."""
 
 
 class Closed(ClientError):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tidemill.client.tokens import TokenSource, expiry_of
+from tidemill.client.security import PREFIXES, SecurityOptions
+from tidemill.client.tokens import Token, TokenSource, expiry_of
+from tidemill.errors import ConfigError
 from tidemill.sdk.errors import InvalidSetting
 
 # A JWT, or any token with the time of its end in seconds since 1970.
@@ -30,6 +33,29 @@ def with_token(
     if "sasl_mechanism" in config:
         del defaults["sasl_mechanisms"]
     return {**defaults, **config, "oauth_cb": _callback(token)}
+
+
+@dataclass(frozen=True)
+class FunctionTokens(TokenSource):
+    """Tokens of librdkafka's callback, for connections of our own."""
+
+    callback: Callable[[str], tuple[str, float]] = field(default=lambda _: ("", 0.0), repr=False)
+
+    def token(self) -> Token:
+        return Token(*self.callback(""))
+
+
+def security_of(given: Mapping[str, Any]) -> SecurityOptions:
+    """How connections of our own are secured, from librdkafka's properties."""
+    options = {name: str(value) for name, value in given.items() if name.startswith(PREFIXES)}
+    callback = given.get("oauth_cb")
+    try:
+        security = SecurityOptions.parse(options, needs_login=callback is None)
+    except ConfigError as error:
+        raise InvalidSetting(str(error)) from None
+    if callback is None:
+        return security
+    return replace(security, token_source=FunctionTokens("file://", callback=callback))
 
 
 def _callback(token: GetToken | str | os.PathLike[str]) -> Callable[[str], tuple[str, float]]:

@@ -240,6 +240,7 @@ class LedSharePartition:
                 self.visible_end,
                 at_least_one=at_least_one,
                 is_committed=self.settings.is_read_committed,
+                has_delays=self.partition.config.tidemill_delays_enable,
             )
         except OffsetOutOfRange:
             return None

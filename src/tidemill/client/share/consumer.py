@@ -1,0 +1,564 @@
+"""The threads of a share consumer: one speaks with the group's coordinator, one with each broker that leads partitions
+of it.
+
+A slow program holds up neither heartbeats nor acknowledgements. The machines (`membership`, `session`) and the table of
+what is held change under one lock; requests are made without it. There is one request at a time for each broker, because
+the epochs of a session count up. Acknowledgements ride on the next ShareFetch when there is room for more records, and
+then it does not wait for any. While records are in hand a fetch waits shorter, so that an acknowledgement does not stand
+behind it for long.
+
+`close` releases what was not started at once: the last request to each broker ends its session.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from tidemill.client.cluster import Cluster, check, known_code
+from tidemill.client.connection import Address, Connection
+from tidemill.client.retry import may_retry
+from tidemill.client.share.deliveries import (
+    AlreadySettled,
+    Held,
+    LockLost,
+    ShareDelivery,
+    parse_acquired,
+)
+from tidemill.client.share.membership import Next, ShareMembership, SharePlace
+from tidemill.client.share.session import Acknowledge, Acknowledgement, Outcome, ShareSession
+from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.protocol.api.share import (
+    ShareAcknowledgeResponse,
+    ShareFetchPartitionData,
+    ShareFetchResponse,
+    ShareGroupHeartbeatResponse,
+)
+from tidemill.types import TopicPartition
+
+LOGGER = logging.getLogger("tidemill.client")
+# What an acknowledgement carries along: whose it is, and the future that its caller waits for.
+Settling = tuple[ShareDelivery, Future[None]]
+
+# How long a fetch waits for the first record when nothing is in hand, and otherwise.
+_WAIT_MS = 500
+_WAIT_IN_HAND_MS = 100
+_PAUSE_S = 0.1
+_PAUSE_MAX_S = 1.0
+_TICK_S = 0.5
+_EARLY_BEAT_S = 0.2
+_EARLY_BEATS_MAX = 20
+_YIELD_S = 0.01
+_STALE = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+_FORBIDDEN = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+class ShareConsumer:
+    """A member of a share group. `take` and `acknowledge` may be called from any thread."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        topics: Sequence[str],
+        *,
+        capacity: int,
+        on_ready: Callable[[], None] = lambda: None,
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Holds at most `capacity` records. `on_ready` is called, in any thread, when `take` may have something new.
+
+        The cluster belongs to the consumer from now on, and is closed with it.
+        """
+        self.group = group
+        self._cluster = cluster
+        self._topics = list(topics)
+        self._on_ready = on_ready
+        self._steady_s = steady_s
+        self._changed = threading.Condition()
+        self._held = Held(capacity)
+        self.member_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self._membership = ShareMembership(group, self.member_id, topics)
+        self._nodes: dict[int, _Node] = {}
+        # By topic id.
+        self._names: dict[bytes, str] = {}
+        self._must_refresh = False
+        self._failure: TidemillError | None = None
+        self._early_beats = 0
+        # Nothing more is fetched.
+        self._is_draining = False
+        self._is_closing = False
+        self._member = threading.Thread(target=self._run, name=f"tidemill-share-{group}", daemon=True)
+        self._member.start()
+
+    # -- what users call -------------------------------------------------------------------------------------
+
+    def take(self, timeout_s: float = 0.0) -> ShareDelivery | None:
+        """The next record, or None when none came in time. Raises what keeps this member from going on."""
+        deadline_s = self._steady_s() + timeout_s
+        with self._changed:
+            while True:
+                delivery = self._held.take(self._steady_s())
+                if delivery is not None:
+                    return delivery
+                if self._failure is not None:
+                    raise self._failure
+                left_s = deadline_s - self._steady_s()
+                if left_s <= 0 or self._is_closing:
+                    return None
+                self._changed.wait(min(left_s, _TICK_S))
+
+    def acknowledge(self, delivery: ShareDelivery, kind: Acknowledge) -> Future[None]:
+        """A future that ends when the broker has taken it, or with `LockLost`. `AlreadySettled` is raised at once."""
+        future: Future[None] = Future()
+        # It cannot be cancelled: what is sent is sent.
+        future.set_running_or_notify_cancel()
+        with self._changed:
+            if delivery.is_settled:
+                raise AlreadySettled(f"{_where(delivery)} was acknowledged before")
+            node = self._nodes.get(delivery.node_id)
+            if node is None or not self._held.is_current(delivery) or node.session.number != delivery.session:
+                self._held.drop(delivery)
+                future.set_exception(_lost(delivery, None))
+                return future
+            delivery.is_settled = kind is not Acknowledge.RENEW
+            token: Settling = (delivery, future)
+            node.session.acknowledge(Acknowledgement(delivery.place, delivery.record.offset, kind, token))
+            self._changed.notify_all()
+        return future
+
+    def holds(self, delivery: ShareDelivery) -> bool:
+        """Whether the record is still locked for this delivery, as far as is known here."""
+        with self._changed:
+            return self._held.is_current(delivery) and self._steady_s() < delivery.locked_until_s
+
+    def release_not_started(self) -> None:
+        """Releases what was not taken, at once, and takes no more. What is in hand stays locked."""
+        with self._changed:
+            self._is_draining = True
+            self._release_ready()
+            self._changed.notify_all()
+
+    def _release_ready(self) -> None:
+        """With the lock."""
+        for each in self._held.not_started():
+            node = self._nodes[each.node_id]
+            if node.session.number == each.session:
+                each.is_settled = True
+                self._held.drop(each)
+                node.session.acknowledge(Acknowledgement(each.place, each.record.offset, Acknowledge.RELEASE))
+
+    def close(self) -> None:
+        """Releases everything that is held, at once, and leaves the group. Waits for acknowledgements under way."""
+        with self._changed:
+            self._is_closing = self._is_draining = True
+            self._release_ready()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._member:
+            self._member.join()
+
+    # -- the group -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._be_member()
+        except TidemillError as failure:
+            self._fail(failure)
+        except Exception as failure:
+            LOGGER.exception("share consumer of %s", self.group)
+            self._fail(TidemillError(f"share consumer of {self.group}: {failure}"))
+        finally:
+            self._end()
+
+    def _be_member(self) -> None:
+        pause_s = _PAUSE_S
+        while not self._is_closing:
+            try:
+                wait_s = self._beat()
+                pause_s = _PAUSE_S
+            except TidemillError as failure:
+                if not may_retry(failure, is_repeatable=True):
+                    raise
+                LOGGER.info("share group %s: %s", self.group, failure)
+                self._cluster.forget()
+                self._membership.unanswered()
+                wait_s, pause_s = pause_s, min(2 * pause_s, _PAUSE_MAX_S)
+            self._wait_for_refresh(wait_s)
+
+    def _beat(self) -> float:
+        """One heartbeat; how long to wait for the next."""
+        before = self._membership.assignment
+        connection = self._cluster.coordinator(self.group)
+        response = connection.request(self._membership.heartbeat(), ShareGroupHeartbeatResponse)
+        with self._changed:
+            following = self._membership.answered(response)
+        match following:
+            case Next.STOP | Next.RETRY:
+                check(response.error_code, response.error_message)
+            case Next.FIND_COORDINATOR:
+                self._cluster.forget()
+                return _PAUSE_S
+            case Next.JOIN:
+                LOGGER.info("share group %s: joins again: %s", self.group, response.error_message)
+        if self._membership.assignment != before or self._must_refresh:
+            self._assign()
+        if following is Next.JOIN:
+            return 0.0
+        interval_s = max(_PAUSE_S, self._membership.heartbeat_interval_ms / 1000)
+        if not self._membership.assignment and self._early_beats < _EARLY_BEATS_MAX:
+            # A new group has its partitions a moment after its first member came; a member without work looks sooner.
+            self._early_beats += 1
+            return min(interval_s, _EARLY_BEAT_S)
+        return interval_s
+
+    def _wait_for_refresh(self, wait_s: float) -> None:
+        deadline_s = self._steady_s() + wait_s
+        with self._changed:
+            while not self._is_closing and (left_s := deadline_s - self._steady_s()) > 0:
+                if self._must_refresh:
+                    # Not a heartbeat for each of many errors in a row.
+                    self._changed.wait(min(left_s, _PAUSE_S))
+                    return
+                self._changed.wait(left_s)
+
+    def _assign(self) -> None:
+        """Finds the leaders of what is assigned, and tells each broker's thread what is its."""
+        with self._changed:
+            self._must_refresh = False
+        self._cluster.forget()
+        metadata = self._cluster.load_metadata(self._topics)
+        addresses = {each.node_id: Address(each.host, each.port) for each in metadata.brokers}
+        leaders: dict[SharePlace, int] = {}
+        for topic in metadata.topics:
+            for each in topic.partitions:
+                leaders[SharePlace(topic.topic_id, each.partition_index)] = each.leader_id
+        assigned = self._membership.assignment or frozenset()
+        with self._changed:
+            self._names.update({topic.topic_id: topic.name or "" for topic in metadata.topics})
+            self._must_refresh = any(leaders.get(place, -1) not in addresses for place in assigned)
+            by_node: dict[int, set[SharePlace]] = {}
+            for place in assigned:
+                if (leader_id := leaders.get(place, -1)) in addresses:
+                    by_node.setdefault(leader_id, set()).add(place)
+            for node_id in by_node.keys() - self._nodes.keys():
+                self._nodes[node_id] = _Node(self, node_id)
+            for node_id, node in self._nodes.items():
+                node.address = addresses.get(node_id, node.address)
+                node.session.wanted = frozenset(by_node.get(node_id, ()))
+                node.start()
+            self._changed.notify_all()
+
+    def _fail(self, failure: TidemillError) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+        self._on_ready()
+
+    def _end(self) -> None:
+        """Sessions end first: their locks are released before the group knows that this member is gone."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            node.join()
+        try:
+            if self._membership.is_joined:
+                self._cluster.coordinator(self.group).request(
+                    self._membership.leave(), ShareGroupHeartbeatResponse
+                )
+        except TidemillError as failure:
+            LOGGER.info("share group %s: it is left when the session ends: %s", self.group, failure)
+        finally:
+            self._cluster.close()
+
+    # -- what the threads of brokers share -------------------------------------------------------------------
+
+    @property
+    def lock(self) -> threading.Condition:
+        return self._changed
+
+    @property
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def open(self, address: Address) -> Connection:
+        return self._cluster.open(address, self._cluster.timeout_s)
+
+    def reserve(self) -> tuple[int, int]:
+        """How many records the next fetch may bring, and how long it may wait, in milliseconds. With the lock."""
+        room = self._held.room
+        fetching = sum(1 for each in self._nodes.values() if each.session.wanted)
+        count = min(room, max(1, room // max(1, fetching)))
+        is_busy = room < fetching or self._held.count > 0
+        self._held.reserve(count)
+        return count, _WAIT_IN_HAND_MS if is_busy else _WAIT_MS
+
+    def has_room(self) -> bool:
+        if self._is_draining:
+            return False
+        self._held.drop_expired(self._steady_s())
+        return self._held.room > 0
+
+    def give_back(self, count: int) -> None:
+        """With the lock: the fetch that this room was kept for is over."""
+        self._held.give_back(count)
+        self._changed.notify_all()
+
+    def settle(self, outcomes: Sequence[Outcome], lock_timeout_ms: int) -> list[Callable[[], None]]:
+        """With the lock; what is returned is called without it."""
+        calls: list[Callable[[], None]] = []
+        for acknowledgement, code in outcomes:
+            if acknowledgement.token is None:
+                continue
+            settling: Settling = acknowledgement.token  # type: ignore[assignment]
+            delivery, future = settling
+            is_renewed = acknowledgement.kind is Acknowledge.RENEW and not code
+            if is_renewed:
+                if lock_timeout_ms:
+                    delivery.locked_until_s = self._steady_s() + lock_timeout_ms / 1000
+            else:
+                self._held.drop(delivery)
+            if code:
+                error = _lost(delivery, code)
+                calls.append(lambda future=future, error=error: future.set_exception(error))  # type: ignore[misc]
+            else:
+                calls.append(lambda future=future: future.set_result(None))  # type: ignore[misc]
+        return calls
+
+    def forget_session(self, node_id: int, session: int) -> None:
+        self._held.drop_session(node_id, session)
+
+    def arrived(
+        self,
+        node: _Node,
+        answers: Sequence[tuple[SharePlace, ShareFetchPartitionData]],
+        lock_timeout_ms: int,
+    ) -> None:
+        """With the lock."""
+        locked_until_s = self._steady_s() + lock_timeout_ms / 1000
+        for place, data in answers:
+            partition = TopicPartition(self._names.get(place.topic_id, ""), place.partition)
+            if data.error_code in _STALE:
+                self._must_refresh = True
+                continue
+            if data.error_code in _FORBIDDEN:
+                self._failure = self._failure or ApiError(
+                    known_code(data.error_code), f"{partition}: {data.error_message or 'not authorized'}"
+                )
+                continue
+            if data.error_code:
+                LOGGER.info("%s: %s", partition, known_code(data.error_code).name)
+            parsed = parse_acquired(partition, data)
+            if parsed.damaged:
+                LOGGER.error("%s; the records are rejected", parsed.damage)
+            for kind, offsets in ((Acknowledge.GAP, parsed.gaps), (Acknowledge.REJECT, parsed.damaged)):
+                for offset in offsets:
+                    node.session.acknowledge(Acknowledgement(place, offset, kind))
+            for record, count in parsed.acquired:
+                self._held.add(
+                    ShareDelivery(
+                        partition, record, count, place, node.node_id, node.session.number, locked_until_s
+                    )
+                )
+        if self._is_draining:
+            self._release_ready()
+
+    def refresh(self) -> None:
+        """With the lock: leaders may have moved."""
+        self._must_refresh = True
+        self._changed.notify_all()
+
+    def ready(self) -> None:
+        self._on_ready()
+
+    def stop(self, failure: TidemillError) -> None:
+        self._fail(failure)
+
+
+class _Node:
+    """The thread that speaks with one broker."""
+
+    def __init__(self, consumer: ShareConsumer, node_id: int) -> None:
+        self.node_id = node_id
+        self.address: Address | None = None
+        self.session = ShareSession(consumer.group, consumer.member_id)
+        self._consumer = consumer
+        self._connection: Connection | None = None
+        self._pause_s = 0.0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            name = f"tidemill-share-{self._consumer.group}-{self.node_id}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+            self._finish()
+        except Exception as failure:
+            LOGGER.exception("share session with broker %d", self.node_id)
+            self._lose(ErrorCode.UNKNOWN_SERVER_ERROR)
+            self._consumer.stop(TidemillError(f"share session with broker {self.node_id}: {failure}"))
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _step(self) -> bool:
+        """One request, when there is something to say. False when the consumer closes."""
+        consumer = self._consumer
+        with consumer.lock:
+            if consumer.is_closing:
+                return False
+            can_fetch = bool(self.session.wanted) and consumer.has_room()
+            # Nothing can be acknowledged in a session that is not there.
+            can_acknowledge = self.session.is_open and self.session.has_acknowledgements
+            if self._pause_s or not (can_fetch or can_acknowledge):
+                consumer.lock.wait(self._pause_s or _TICK_S)
+                self._pause_s = 0.0
+                return True
+            is_fetch = can_fetch and (not can_acknowledge or self.session.can_ride)
+            count, wait_ms = consumer.reserve() if is_fetch else (0, 0)
+            if can_acknowledge:
+                wait_ms = 0
+        try:
+            if is_fetch:
+                self._fetch(count, wait_ms)
+            else:
+                self._acknowledge()
+        except TidemillError as failure:
+            self._failed(failure)
+        finally:
+            with consumer.lock:
+                consumer.give_back(count)
+        return True
+
+    def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.is_usable():
+            assert self.address is not None
+            if self.session.is_open:
+                # The broker ends the session with the connection that it belongs to.
+                self._lose(ErrorCode.SHARE_SESSION_NOT_FOUND)
+            self._connection = self._consumer.open(self.address)
+        return self._connection
+
+    def _fetch(self, count: int, wait_ms: int) -> None:
+        connection = self._connected()
+        with self._consumer.lock:
+            message = self.session.fetch_request(count, wait_ms)
+            number = self.session.number
+        response = connection.request(message, ShareFetchResponse, wait_s=wait_ms / 1000)
+        with self._consumer.lock:
+            outcomes, answers = self.session.fetched(response)
+            self._consumer.arrived(self, answers, response.acquisition_lock_timeout_ms)
+            calls = self._concluded(outcomes, number, response.acquisition_lock_timeout_ms)
+            if not any(data.acquired_records for _, data in answers) and not self._consumer.has_room():
+                # Other brokers wait for the room that this one has in vain.
+                self._pause_s = _YIELD_S
+            self._consumer.lock.notify_all()
+        for call in calls:
+            call()
+        self._check(response.error_code, response.error_message)
+        self._consumer.ready()
+
+    def _acknowledge(self, *, is_final: bool = False) -> None:
+        connection = self._connected()
+        with self._consumer.lock:
+            message = self.session.acknowledge_request(is_final=is_final)
+            number = self.session.number
+        response = connection.request(message, ShareAcknowledgeResponse)
+        with self._consumer.lock:
+            outcomes = self.session.acknowledged(response)
+            calls = self._concluded(outcomes, number, response.acquisition_lock_timeout_ms)
+            if any(code in _STALE for _, code in outcomes):
+                self._consumer.refresh()
+            self._consumer.lock.notify_all()
+        for call in calls:
+            call()
+        self._check(response.error_code, response.error_message)
+
+    def _concluded(
+        self, outcomes: Sequence[Outcome], number: int, lock_timeout_ms: int
+    ) -> list[Callable[[], None]]:
+        if self.session.number != number:
+            self._consumer.forget_session(self.node_id, number)
+        if self.session.has_acknowledgements and not outcomes:
+            # All of them come again: the broker needs a moment.
+            self._pause_s = _PAUSE_S
+        return self._consumer.settle(outcomes, lock_timeout_ms)
+
+    def _check(self, error_code: int, message: str | None) -> None:
+        if not error_code:
+            return
+        code = known_code(error_code)
+        if code in _FORBIDDEN or code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION):
+            self._consumer.stop(ApiError(code, message))
+        LOGGER.info("share session with broker %d: %s", self.node_id, message or code.message)
+        self._pause_s = _PAUSE_S
+
+    def _failed(self, failure: TidemillError) -> None:
+        if not may_retry(failure, is_repeatable=True):
+            self._consumer.stop(failure)
+        LOGGER.info("share session with broker %d: %s", self.node_id, failure)
+        self._lose(ErrorCode.NETWORK_EXCEPTION)
+        with self._consumer.lock:
+            self._consumer.refresh()
+        self._pause_s = _PAUSE_S
+
+    def _lose(self, code: ErrorCode) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        with self._consumer.lock:
+            number = self.session.number
+            outcomes = self.session.lost(code)
+            self._consumer.forget_session(self.node_id, number)
+            calls = self._consumer.settle(outcomes, 0)
+        for call in calls:
+            call()
+
+    def _finish(self) -> None:
+        """Sends what is left, and ends the session."""
+        try:
+            while self.session.is_open and self.session.has_callers:
+                self._acknowledge()
+            if self.session.is_open:
+                # Ends the session, so that what is in hand is released with what was not started.
+                self._acknowledge(is_final=True)
+        except TidemillError as failure:
+            LOGGER.info("share session with broker %d: %s", self.node_id, failure)
+        self._lose(ErrorCode.SHARE_SESSION_NOT_FOUND)
+
+
+def _where(delivery: ShareDelivery) -> str:
+    return f"{delivery.partition} at offset {delivery.record.offset}"
+
+
+def _lost(delivery: ShareDelivery, code: int | None) -> LockLost:
+    why = "" if code is None else f" ({known_code(code).name})"
+    return LockLost(
+        f"{_where(delivery)} is no longer locked for this member{why}: it took longer than the lock lasts, or the "
+        "partition has moved; the record is delivered again"
+    )

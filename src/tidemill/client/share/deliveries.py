@@ -1,0 +1,155 @@
+"""Records that a share consumer holds: each under a lock, until it is acknowledged or the lock is lost.
+
+`Held` is a table without a lock of its own; the consumer guards it. A record can come here a second time while a program
+still works on its first delivery, when that one's lock has expired. Then the older delivery is stale: it is no longer
+the one in the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tidemill.client.fetch import decoded, whole_batches
+from tidemill.client.share.membership import SharePlace
+from tidemill.errors import ProtocolError, TidemillError
+from tidemill.protocol.api.share import AcquiredRecords, ShareFetchPartitionData
+from tidemill.protocol.records import CONTROL, Record, checksum_matches
+from tidemill.types import TopicPartition
+
+
+class LockLost(TidemillError):
+    """The record is no longer locked for this delivery. Another member has it, or will."""
+
+
+class AlreadySettled(TidemillError):
+    """The delivery was acknowledged before."""
+
+
+@dataclass(eq=False)
+class ShareDelivery:
+    """One record, locked for this member."""
+
+    partition: TopicPartition
+    record: Record
+    # How often it has been delivered with this time.
+    delivery_count: int
+    place: SharePlace
+    node_id: int
+    session: int
+    # Of the steady clock: until then the lock holds, unless it is renewed.
+    locked_until_s: float
+    is_settled: bool = False
+
+
+@dataclass
+class Parsed:
+    """One partition's answer: the records that were acquired, and offsets that hold none."""
+
+    acquired: list[tuple[Record, int]] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)
+    # Offsets of batches that cannot be decoded.
+    damaged: list[int] = field(default_factory=list)
+    damage: str = ""
+
+
+def parse_acquired(partition: TopicPartition, data: ShareFetchPartitionData) -> Parsed:
+    """An answer may hold more records than were acquired, and offsets of markers are acquired without a record."""
+    parsed = Parsed()
+    if not data.acquired_records:
+        return parsed
+    records: dict[int, Record] = {}
+    damaged: list[range] = []
+    for header, batch in whole_batches(memoryview(data.records)):
+        if header.attributes & CONTROL:
+            continue
+        try:
+            if not checksum_matches(batch, header):
+                raise ProtocolError(
+                    f"{partition}: the CRC-32C of the batch at {header.base_offset} does not match"
+                )
+            records.update((record.offset, record) for record in decoded(partition, header, batch))
+        except ProtocolError as error:
+            parsed.damage = str(error)
+            damaged.append(range(header.base_offset, header.next_offset))
+    for offset, count in _offsets(data.acquired_records):
+        record = records.get(offset)
+        if record is not None:
+            parsed.acquired.append((record, count))
+        elif any(offset in each for each in damaged):
+            parsed.damaged.append(offset)
+        else:
+            parsed.gaps.append(offset)
+    return parsed
+
+
+def _offsets(ranges: list[AcquiredRecords]) -> Iterator[tuple[int, int]]:
+    for each in ranges:
+        yield from zip(range(each.first_offset, each.last_offset + 1), itertools.repeat(each.delivery_count))
+
+
+class Held:
+    """What this member holds: ready to be taken, or in hand."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._deliveries: dict[tuple[SharePlace, int], ShareDelivery] = {}
+        self._ready: deque[ShareDelivery] = deque()
+        # Of fetches under way.
+        self._reserved = 0
+
+    @property
+    def room(self) -> int:
+        return max(0, self._capacity - len(self._deliveries) - self._reserved)
+
+    @property
+    def count(self) -> int:
+        return len(self._deliveries)
+
+    def reserve(self, count: int) -> None:
+        self._reserved += count
+
+    def give_back(self, count: int) -> None:
+        self._reserved -= count
+
+    def add(self, delivery: ShareDelivery) -> None:
+        """A delivery of the same record that was here before is stale from now on."""
+        self._deliveries[delivery.place, delivery.record.offset] = delivery
+        self._ready.append(delivery)
+
+    def take(self, steady_s: float) -> ShareDelivery | None:
+        """The next one whose lock still holds."""
+        while self._ready:
+            delivery = self._ready.popleft()
+            if self.is_current(delivery):
+                if steady_s < delivery.locked_until_s:
+                    return delivery
+                self.drop(delivery)
+        return None
+
+    def is_current(self, delivery: ShareDelivery) -> bool:
+        return self._deliveries.get((delivery.place, delivery.record.offset)) is delivery
+
+    def drop(self, delivery: ShareDelivery) -> None:
+        if self.is_current(delivery):
+            del self._deliveries[delivery.place, delivery.record.offset]
+
+    def drop_expired(self, steady_s: float) -> None:
+        """A delivery whose lock has expired takes no room; the broker has released it."""
+        for each in [each for each in self._deliveries.values() if each.locked_until_s <= steady_s]:
+            if not each.is_settled:
+                self.drop(each)
+
+    def drop_session(self, node_id: int, session: int) -> None:
+        """The locks of a session that ended."""
+        for each in list(self._deliveries.values()):
+            if (each.node_id, each.session) == (node_id, session):
+                self.drop(each)
+
+    def not_started(self) -> list[ShareDelivery]:
+        """Takes everything that was not taken."""
+        found = [each for each in self._ready if self.is_current(each)]
+        self._ready.clear()
+        return found
