@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -49,7 +50,7 @@ _POLL_S = 0.01
 _TIMEOUT_S = 30.0
 
 
-class ClientOperations:
+class ClientOperations(ABC):
     """The operations that brokers and clusters share."""
 
     def __init__(self, security: Security | str | None, hosts: list[str]) -> None:
@@ -64,11 +65,11 @@ class ClientOperations:
         self._client: Cluster | None = None
         self._producer: Producer | None = None
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> None: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         try:
@@ -84,9 +85,9 @@ class ClientOperations:
         self.close()
 
     @property
+    @abstractmethod
     def bootstrap(self) -> str:
         """The value for a client's `bootstrap.servers`."""
-        raise NotImplementedError
 
     @property
     def _cluster(self) -> Cluster:
@@ -164,8 +165,8 @@ class ClientOperations:
             "every broker has the newest metadata",
         )
 
-    def _running_threads(self) -> list[NodeThread]:
-        raise NotImplementedError
+    @abstractmethod
+    def _running_threads(self) -> list[NodeThread]: ...
 
     # -- topics ----------------------------------------------------------------------------------------------
 

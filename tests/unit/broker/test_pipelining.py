@@ -17,7 +17,7 @@ from tests.wire import batches, messages
 from tests.wire.connection import fetch_fields, produce_fields
 from tidemill.broker.node import Node
 
-REQUESTS = 100_000
+REQUESTS = 30_000
 # Of these many fit the buffer, so that the limit of replies is reached first.
 SMALLEST = 20_000
 # Some seconds, on a machine that has nothing else to do. `sendall` takes it as the time for all of its bytes.

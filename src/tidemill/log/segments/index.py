@@ -12,6 +12,7 @@ nor disk.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from typing import Generic, NamedTuple, TypeVar
 
 from tidemill.log.files import Files, Mapping
@@ -40,7 +41,7 @@ class CorruptIndex(Exception):
     """The file is not an index of this segment and must be rebuilt."""
 
 
-class _SparseIndex(Generic[Entry]):
+class _SparseIndex(ABC, Generic[Entry]):
     """Entries of fixed size in a growing memory map. Subclasses define the entry."""
 
     _STRUCT: struct.Struct
@@ -60,8 +61,8 @@ class _SparseIndex(Generic[Entry]):
     def is_full(self) -> bool:
         return self.count >= self._entries_max
 
-    def at(self, slot: int) -> Entry:
-        raise NotImplementedError
+    @abstractmethod
+    def at(self, slot: int) -> Entry: ...
 
     @property
     def last(self) -> Entry | None:
