@@ -76,6 +76,7 @@ def test_a_node_that_dies_is_reported_and_missed_until_it_is_back(
         assert again.wait(LIMIT_S) == 0, cluster.log()
 
 
+@pytest.mark.long
 def test_a_broker_that_was_killed_is_missed_before_its_session_ends(
     own_cluster: Callable[..., LocalCluster],
 ) -> None:

@@ -25,8 +25,8 @@ def run(seed: int, shape: Shape, duration_s: float) -> Outcome:
     [
         (Shape(combined=1), 3),
         (Shape(combined=3), 1),
-        (Shape(combined=3), 2),
-        (Shape(combined=5), 5),
+        pytest.param(Shape(combined=3), 2, marks=pytest.mark.long),
+        pytest.param(Shape(combined=5), 5, marks=pytest.mark.long),
         (Shape(combined=0, brokers=3, controllers=3), 7),
     ],
     ids=str,
@@ -38,7 +38,7 @@ def test_seed_keeps_all_guarantees(shape: Shape, seed: int) -> None:
     assert outcome.committed > 5
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 5))])
 def test_seed_with_two_phase_commits_keeps_all_guarantees(seed: int) -> None:
     shape = Shape(combined=seed)
     plan = Plan(
@@ -55,7 +55,14 @@ def test_seed_with_two_phase_commits_keeps_all_guarantees(seed: int) -> None:
     assert outcome.committed > 5
 
 
-@pytest.mark.parametrize("shape", [Shape(combined=3), Shape(combined=0, brokers=3, controllers=3)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(combined=3),
+        pytest.param(Shape(combined=0, brokers=3, controllers=3), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_seed_with_authentication_keeps_all_guarantees(shape: Shape) -> None:
     plan = Plan(
         shape=shape,
@@ -76,7 +83,7 @@ def test_seed_with_authentication_keeps_all_guarantees(shape: Shape) -> None:
 
 
 # One with transactions, one with two-phase commits, and one with authentication.
-@pytest.mark.parametrize("seed", ["1", "25", "41"])
+@pytest.mark.parametrize("seed", [pytest.param("1", marks=pytest.mark.long), "25", "41"])
 def test_the_same_seed_gives_the_same_trace_in_any_process(seed: str, tmp_path: Path) -> None:
     """Byte for byte, whatever the hashes of strings and the addresses of objects are."""
     traces = []
