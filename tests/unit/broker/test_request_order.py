@@ -48,8 +48,10 @@ def test_only_produce_and_fetch_and_what_nodes_send_need_not_be_alone() -> None:
         for api in TABLE.values()
         if order_in(api.key, api.versions.min) is not Order.ALONE and api.scope is not Scope.CONTROLLER
     }
-    # Only nodes send WriteTxnMarkers, whose versions begin with that.
-    assert others == {"Produce", "Fetch", "WriteTxnMarkers"}
+    # Only nodes send WriteTxnMarkers, whose versions begin with that, and the requests to share coordinators.
+    of_nodes = {name for name in others if name.endswith(("ShareGroupState", "ShareGroupStateSummary"))}
+    assert len(of_nodes) == 5
+    assert others - of_nodes == {"Produce", "Fetch", "ShareFetch", "WriteTxnMarkers"}
     assert all(
         order_in(api.key, api.versions.min) is Order.INDEPENDENT
         for api in TABLE.values()
