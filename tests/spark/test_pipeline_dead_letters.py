@@ -111,6 +111,7 @@ def letters(admin: Admin, feed: Feed, topic: str) -> str:
     return f"{topic}.dlq"
 
 
+@pytest.mark.long
 def test_letters_are_told_by_reason_and_nothing_is_published(
     run: Run, target: RunningBroker, feed: Feed, topic: str, letters: str, tmp_path: Path
 ) -> None:
