@@ -131,6 +131,10 @@ GROUP_STATES = MetricName(
     "tidemill_groups", "group_states", "Groups coordinated here, by state as `tidemill groups list` names it."
 )
 GROUP_STATES_LABELS = ("state",)
+GROUP_TYPES = MetricName(
+    "tidemill_group_types", "group_types", "Groups coordinated here, by type: classic, consumer or share."
+)
+GROUP_TYPES_LABELS = ("type",)
 
 NODE_COUNTERS = (
     MetricName("kafka_server_replicamanager_isrshrinks", "isr_shrinks", "Times that a replica fell behind."),
@@ -381,6 +385,7 @@ SECTIONS = (
     Section("Groups", "gauge", GROUP_TOPIC_LABELS, GROUP_TOPIC_GAUGES),
     Section("Groups", "gauge", GROUP_LABELS, (GROUP_MEMBERS,)),
     Section("Groups", "gauge", GROUP_STATES_LABELS, (GROUP_STATES,)),
+    Section("Groups", "gauge", GROUP_TYPES_LABELS, (GROUP_TYPES,)),
     Section("Clients", "gauge", QUOTA_LABELS, tuple(each for pair in QUOTA_GAUGES for each in pair)),
     Section("Clients", "gauge", CLIENT_METRIC_LABELS, (CLIENT_METRIC,)),
 )

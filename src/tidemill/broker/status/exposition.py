@@ -133,6 +133,8 @@ class _Page(Collector):
         yield _gauge(names.BROKER_INFO, names.BROKER_INFO_LABELS, [(each, 1) for each in taken.brokers])
         states = [((state,), count) for state, count in sorted(self._totals.group_states.items())]
         yield _gauge(names.GROUP_STATES, names.GROUP_STATES_LABELS, states)
+        types = [((type_,), count) for type_, count in sorted(self._totals.group_types.items())]
+        yield _gauge(names.GROUP_TYPES, names.GROUP_TYPES_LABELS, types)
         for each in names.NODE_COUNTERS:
             yield CounterMetricFamily(each.name, each.help, value=getattr(taken, each.source))
         yield from self._requests()

@@ -52,6 +52,7 @@ class Totals:
     not_preferred: int = 0
     pending_delays: int = 0
     group_states: dict[str, int] = field(default_factory=dict)
+    group_types: dict[str, int] = field(default_factory=dict)
 
 
 class _Families:
@@ -188,6 +189,7 @@ async def _groups(broker: Broker, totals: Totals) -> list[bytes]:
     written = 0
     for machine, group in listed:
         totals.group_states[group.state] = totals.group_states.get(group.state, 0) + 1
+        totals.group_types[group.type.value] = totals.group_types.get(group.type.value, 0) + 1
         written += 1 + _add_group(broker, machine, group, (partitions, topics, members))
         if written > _TURN_ROWS:
             written = 0
