@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 
 from tests.unit.delays.log_model import Batch, DumbLog, Marker
+from tests.unit.delays.snapshots import restore, snapshot
 from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import (
     CANCEL,
@@ -25,7 +26,6 @@ from tidemill.delays.requests import (
     carried_copy,
     visible_copy,
 )
-from tidemill.delays.snapshot import restore, snapshot
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
 

@@ -269,6 +269,58 @@ def test_a_run_of_nothing_is_one_empty_batch_that_reaches_to_its_end() -> None:
     assert (header.leader_epoch, header.producer_id) == (3, -1)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_known_to_be_plain_changes_nothing(seed: int) -> None:
+    """`plain_end` may know little, much or nothing of where records are left out."""
+    random = Random(seed)
+    log = new_log()
+    fill(log, random)
+    hidden = [record.offset for record in shown(everything(log)) if not keeps(record.key)]
+    known_end = random.choice((0, log.log_end_offset // 2, log.log_end_offset))
+
+    def plain_end(offset: int) -> int:
+        first = next((each for each in hidden if each >= offset), log.log_end_offset)
+        return max(offset, min(first, known_end))
+
+    offset = random.randrange(log.log_end_offset)
+    expected = [record for record in shown(everything(log)) if keeps(record.key) and record.offset >= offset]
+    found: list[Record] = []
+    position = offset
+    while position < log.log_end_offset:
+        max_bytes = random.choice((1, 300, 1000, ALL))
+        read = FilteredRead(log, position, select, max_bytes, pytest.fail, None, plain_end)
+        for _ in range(random.randrange(1, 5)):
+            run_steps(read.advance(log.log_end_offset, random.choice((1, 500, ALL))))
+        data = joined(read.result())
+        headers = headers_of(data)
+        sizes = [header.size for header in headers if header.record_count]
+        assert sum(sizes) <= max_bytes or len(sizes) == 1
+        found += shown(data, position)
+        assert headers[-1].next_offset == read.next_offset > position
+        position = read.next_offset
+    assert found == expected
+
+
+def test_batches_that_are_known_to_be_plain_are_not_read() -> None:
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for number in range(60):
+        append(log, build_batch([Record(0, T0, b"n" if number == 30 else b"y", b"v" * 100)]))
+
+    def select_one(body: bytes, header: BatchHeader) -> Steps[list[RawRecord]]:
+        assert header.base_offset == 30
+        return (yield from select(body, header))
+
+    read = FilteredRead(
+        log, 0, select_one, ALL, pytest.fail, None, lambda at: 30 if at < 30 else max(at, 60 * (at > 30))
+    )
+    run_steps(read.advance(60, ALL))
+    found = read.result()
+    assert found is not None
+    assert all(isinstance(part, FileSlice) for part in found.parts)
+    assert [record.offset for record in shown(joined(found))] == [n for n in range(60) if n != 30]
+
+
 def test_the_end_offset_is_respected() -> None:
     log = new_log()
     for _ in range(10):

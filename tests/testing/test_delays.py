@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from tidemill.broker.partitions import delivery
 from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster
+from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, TidemillError
+from tidemill.log.delay_snapshots import DelaySnapshots
+from tidemill.protocol.steps import Steps
 from tidemill.testing import InProcessBroker, InProcessCluster, StoredRecord
 from tidemill.types import TopicPartition
 
@@ -146,6 +151,38 @@ def test_delays_survive_a_restart_and_come_once(way: str) -> None:
         assert [record.value for record in broker.records(topic, count=2)] == [b"early", b"late"]
         broker.clock.advance(hours=2)
         assert shown(broker, topic) == ["early", "late"]
+
+
+@pytest.mark.parametrize("way", ["crash", "stop"])
+def test_a_start_reads_the_snapshot_and_replays_the_rest(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_SNAPSHOT_EVERY_BYTES", 1)
+    monkeypatch.setattr(delivery, "_LAST_SNAPSHOT_BYTES", 1)
+    restored: list[int | None] = []
+    restore = DelaySnapshots.restore
+
+    def watched(self: DelaySnapshots, *arguments: Any) -> Steps[PartitionDelays | None]:
+        found = yield from restore(self, *arguments)
+        restored.append(None if found is None else len(found.pending.offsets))
+        return found
+
+    monkeypatch.setattr(DelaySnapshots, "restore", watched)
+    with InProcessBroker() as broker:
+        topic = broker.create_topic("later", configs=DELAYS)
+        for number in range(5):
+            broker.produce(topic, f"{number}", headers={"tidemill-delay": f"{number + 1}h"})
+        broker.clock.advance(hours=2)
+        assert len(broker.records(topic, count=2)) == 2
+        broker.crash() if way == "crash" else broker.stop()
+        broker.start()
+        assert shown(broker, topic) == ["0", "1"]
+        broker.clock.advance(hours=8)
+        assert [record.value for record in broker.records(topic, count=5)] == [b"0", b"1", b"2", b"3", b"4"]
+        broker.clock.advance(hours=8)
+        assert len(broker.records(topic)) == 5
+    assert restored[0] is None
+    assert restored[1] is not None
+    if way == "stop":
+        assert restored[1] == 3, "the state at the end of the stop"
 
 
 @pytest.mark.parametrize("is_committed", [True, False])

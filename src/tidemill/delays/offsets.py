@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 _BLOCK_ENTRIES = 1024
 _RUN_OFFSETS_MAX = (1 << 32) - 1
@@ -108,16 +109,12 @@ class PendingOffsets:
         """Offsets and due times, block by block, for a snapshot."""
         return list(zip(self._offsets, self._due_times, strict=True))
 
-    @classmethod
-    def restored(cls, offsets: array[int], due_times: array[int]) -> PendingOffsets:
-        pending = cls()
-        for start in range(0, len(offsets), _BLOCK_ENTRIES):
-            block = offsets[start : start + _BLOCK_ENTRIES]
-            pending._offsets.append(block)
-            pending._due_times.append(due_times[start : start + _BLOCK_ENTRIES])
-            pending._lasts.append(block[-1])
-        pending._size = len(offsets)
-        return pending
+    def append_block(self, offsets: array[int], due_times: array[int]) -> None:
+        """Add the largest offsets, as `arrays` gave them."""
+        self._offsets.append(offsets)
+        self._due_times.append(due_times)
+        self._lasts.append(offsets[-1])
+        self._size += len(offsets)
 
     def _append(self, offset: int, due_ms: int) -> None:
         self._size += 1
@@ -202,12 +199,16 @@ class HiddenOffsets:
             del self._starts[: self._skipped], self._lengths[: self._skipped]
             self._skipped = 0
 
-    def arrays(self) -> tuple[array[int], array[int]]:
-        """First offsets and lengths of all runs, for a snapshot."""
-        return self._starts[self._skipped :], self._lengths[self._skipped :]
+    @property
+    def run_count(self) -> int:
+        return len(self._starts) - self._skipped
 
-    @classmethod
-    def restored(cls, starts: array[int], lengths: array[int]) -> HiddenOffsets:
-        hidden = cls()
-        hidden._starts, hidden._lengths = starts, lengths
-        return hidden
+    def arrays(self, limit: int) -> Iterator[tuple[array[int], array[int]]]:
+        """First offsets and lengths of all runs, up to `limit` at a time, for a snapshot."""
+        for first in range(self._skipped, len(self._starts), limit):
+            yield self._starts[first : first + limit], self._lengths[first : first + limit]
+
+    def extend(self, starts: array[int], lengths: array[int]) -> None:
+        """Add the last runs, as `arrays` gave them."""
+        self._starts += starts
+        self._lengths += lengths

@@ -6,6 +6,7 @@ A taken record was given to the leader, or waits for its own commit. It stays pe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class PendingRecord(NamedTuple):
 class PendingRecords:
     """The pending records of one partition, by offset, by name and by due time."""
 
-    __slots__ = ("_held", "by_identity", "markers", "offsets", "queue", "scheduled", "taken")
+    __slots__ = ("_held", "_marked", "by_identity", "markers", "offsets", "queue", "scheduled", "taken")
 
     def __init__(self) -> None:
         self.offsets = PendingOffsets()
@@ -54,6 +55,8 @@ class PendingRecords:
         self.by_identity: dict[bytes, int] = {}
         # By offset: the commit marker of a record whose transaction's end may not be committed yet.
         self.markers: dict[int, int] = {}
+        # The same as (marker, offset) in the order of insertion. Entries of removed records stay until their turn.
+        self._marked: deque[tuple[int, int]] = deque()
         # By offset: the due time of records that the queue has given out.
         self.taken: dict[int, int] = {}
         # (offset that must be committed first, offset) of taken records.
@@ -77,7 +80,11 @@ class PendingRecords:
             self.scheduled[offset] = record.scheduled
             self.by_identity[record.scheduled.identity] = offset
         if record.committed_by != offset:
-            self.markers[offset] = record.committed_by
+            self.set_marker(offset, record.committed_by)
+
+    def set_marker(self, offset: int, marker_offset: int) -> None:
+        self.markers[offset] = marker_offset
+        self._marked.append((marker_offset, offset))
 
     def remove(self, offset: int) -> None:
         self.offsets.pop(offset)
@@ -97,14 +104,17 @@ class PendingRecords:
         self.queue.add(due_ms, offset)
         self._drop_stale()
 
-    def forget_markers(self, committed_offset: int) -> None:
-        """Markers below the high watermark hold nothing back any more."""
-        while self.markers:
+    def forget_markers(self, committed_offset: int, limit: int) -> bool:
+        """Drop up to `limit` markers below the high watermark, which hold nothing back. Returns whether there are more."""
+        marked = self._marked
+        for _ in range(limit):
             # They rise in the order of insertion. Where an undone effect broke it, one stays longer than it must.
-            offset, marker_offset = next(iter(self.markers.items()))
-            if marker_offset >= committed_offset:
-                break
-            del self.markers[offset]
+            if not marked or marked[0][0] >= committed_offset:
+                return False
+            marker_offset, offset = marked.popleft()
+            if self.markers.get(offset) == marker_offset:
+                del self.markers[offset]
+        return True
 
     def take_due(self, wall_ms: int, committed_offset: int, limit: int) -> list[Delivery]:
         """Up to `limit` committed records whose time has come. Each is given once, until it is given back."""

@@ -4,8 +4,11 @@ A snapshot is stamped with the end offset of the log that it describes and the l
 Two logs that agree on the epoch at an offset agree on everything before it. So `restore` trusts a snapshot when the log
 reaches that far and has that epoch there, and in no other case: after a truncation the offset or the epoch differs.
 
-The layout is a fixed head, arrays in the byte order of the machine, records with text for schedules and staged requests,
-and a CRC-32C in front of all. Whatever does not fit is no snapshot, and the log is replayed.
+The layout is a CRC-32C of everything after it, a fixed head, arrays in the byte order of the machine, and records with
+text for schedules and staged requests. Whatever does not fit is no snapshot, and the log is replayed.
+
+A snapshot of millions of records has hundreds of megabytes. It is written as a sequence of small pieces, and restored in
+steps from a function that reads a range, so neither holds the loop nor needs the snapshot in memory.
 """
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from crc32c import crc32c
 
 from tidemill.delays.cron import InvalidSchedule, Schedule, parse_schedule
-from tidemill.delays.offsets import HiddenOffsets, PendingOffsets
+from tidemill.delays.offsets import HiddenOffsets
 from tidemill.delays.pending import PendingRecords, Scheduled
 from tidemill.delays.requests import Cancel, Delayed
 from tidemill.delays.state import PartitionDelays, Staged
+from tidemill.protocol.steps import Steps
 
 _MAGIC = b"TMDELAY1" if sys.byteorder == "little" else b"1YALEDMT"
 _CRC = struct.Struct(">I")
@@ -34,101 +39,126 @@ _SCHEDULED = struct.Struct(">q16sHH")
 # Producer id, offset, kind, identity, due time or cancelled offset, and the lengths of schedule and time zone.
 _STAGED = struct.Struct(">qqB16sqHH")
 _DELAYED, _NAMED = 1, 2
+# Entries of an array in a piece, which takes about 0.1 ms.
+_ENTRIES_A_PIECE = 16 * 1024
+# Records with text between two steps. A new expression takes some microseconds to parse.
+_RECORDS_A_STEP = 50
+_CHUNK_BYTES = 256 * 1024
+CRC_BYTES = _CRC.size
+
+# Returns up to so many bytes at a position.
+Read = Callable[[int, int], bytes]
 
 
-def snapshot(delays: PartitionDelays, last_epoch: int) -> bytes:
-    """The state up to `delays.end_offset`, where the batch before that has the leader epoch `last_epoch`."""
+def pieces_of(delays: PartitionDelays, last_epoch: int) -> Iterator[bytes]:
+    """The state up to `delays.end_offset`, where the batch before that has the leader epoch `last_epoch`.
+
+    The state must not change meanwhile. `packed_crc` of all pieces comes before them.
+    """
     pending = delays.pending
     blocks, runs = pending.offsets.arrays(), pending.queue.run_arrays()
-    hidden_starts, hidden_lengths = delays.hidden.arrays()
-    staged = [(producer_id, each) for producer_id, all_ in delays.staged.items() for each in all_.values()]
-    head = _HEAD.pack(
+    staged_count = sum(len(of_producer) for of_producer in delays.staged.values())
+    yield _HEAD.pack(
         _MAGIC,
         delays.end_offset,
         last_epoch,
         len(pending.offsets),
         len(runs),
-        len(hidden_starts),
+        delays.hidden.run_count,
         len(pending.scheduled),
         len(pending.markers),
-        len(staged),
+        staged_count,
     )
-    parts: list[bytes] = [head]
-    parts += (offsets.tobytes() for offsets, _ in blocks)
-    parts += (due_times.tobytes() for _, due_times in blocks)
+    for offsets, due_times in blocks:
+        yield _LENGTH.pack(len(offsets)) + offsets.tobytes() + due_times.tobytes()
     for due_times, offsets in runs:
-        parts += (_LENGTH.pack(len(offsets)), due_times.tobytes(), offsets.tobytes())
+        yield _LENGTH.pack(len(offsets)) + due_times.tobytes() + offsets.tobytes()
     # Taken entries have left the queue, and are pending all the same.
-    parts.append(_LENGTH.pack(len(pending.taken)))
-    parts += (_PAIR.pack(*entry) for entry in pending.taken.items())
-    parts += (hidden_starts.tobytes(), hidden_lengths.tobytes())
+    yield _LENGTH.pack(len(pending.taken))
+    yield from (_PAIR.pack(*entry) for entry in pending.taken.items())
+    for starts, lengths in delays.hidden.arrays(_ENTRIES_A_PIECE):
+        yield _LENGTH.pack(len(starts)) + starts.tobytes() + lengths.tobytes()
     for offset, scheduled in pending.scheduled.items():
-        parts += _with_schedule(_SCHEDULED, (offset, scheduled.identity), scheduled.schedule)
-    parts += (_PAIR.pack(*entry) for entry in pending.markers.items())
-    for producer_id, each in staged:
-        parts += _packed_staged(producer_id, each)
-    body = b"".join(parts)
-    return _CRC.pack(crc32c(body)) + body
+        yield _with_schedule(_SCHEDULED, (offset, scheduled.identity), scheduled.schedule)
+    yield from (_PAIR.pack(*entry) for entry in pending.markers.items())
+    for producer_id, of_producer in delays.staged.items():
+        for each in of_producer.values():
+            yield _packed_staged(producer_id, each)
+
+
+def packed_crc(crc: int) -> bytes:
+    return _CRC.pack(crc)
 
 
 def restore(
-    data: bytes,
+    read: Read,
     log_start_offset: int,
     log_end_offset: int,
     high_watermark: int,
     epoch_before: Callable[[int], int],
-) -> PartitionDelays | None:
+) -> Steps[PartitionDelays | None]:
     """The state at a snapshot's end offset, to go on replaying from there; None when it cannot be trusted.
 
     `epoch_before(offset)` is the leader epoch of the log's batch that ends at this offset.
     """
-    view = memoryview(data)
-    if len(view) < _CRC.size + _HEAD.size or _CRC.unpack_from(view)[0] != crc32c(view[_CRC.size :]):
+    head = yield partial(read, _CRC.size + _HEAD.size, 0)
+    if len(head) < _CRC.size + _HEAD.size:
         return None
-    reader = _Reader(view[_CRC.size :])
-    magic, end_offset, last_epoch, *counts = reader.unpack(_HEAD)
+    magic, end_offset, last_epoch, *counts = _HEAD.unpack_from(head, _CRC.size)
     if magic != _MAGIC or not log_start_offset <= end_offset <= log_end_offset:
         return None
     if epoch_before(end_offset) != last_epoch:
         return None
+    crc = yield partial(_crc_of, read)
+    if _CRC.unpack_from(head)[0] != crc:
+        return None
+    reader = _Reader(read, _CRC.size + _HEAD.size)
     try:
-        delays = _read(reader, end_offset, high_watermark, counts)
+        delays = yield from _read(reader, end_offset, high_watermark, counts)
     except (struct.error, InvalidSchedule):
         return None  # a time zone may be unknown to this machine
     delays.advance_log_start(log_start_offset)
     return delays
 
 
-def _read(reader: _Reader, end_offset: int, high_watermark: int, counts: list[int]) -> PartitionDelays:
+def _crc_of(read: Read) -> int:
+    crc, position = 0, _CRC.size
+    while chunk := read(_CHUNK_BYTES, position):
+        crc = crc32c(chunk, crc)
+        position += len(chunk)
+    return crc
+
+
+def _read(reader: _Reader, end_offset: int, high_watermark: int, counts: list[int]) -> Steps[PartitionDelays]:
     pending_count, run_count, hidden_count, scheduled_count, marker_count, staged_count = counts
     pending = PendingRecords()
-    pending.offsets = PendingOffsets.restored(
-        reader.array("q", pending_count), reader.array("q", pending_count)
-    )
+    while len(pending.offsets) < pending_count:
+        pending.offsets.append_block(*(yield from reader.arrays("q", "q")))
     for _ in range(run_count):
-        (length,) = reader.unpack(_LENGTH)
-        pending.queue.add_run(reader.array("q", length), reader.array("q", length))
-    (taken_count,) = reader.unpack(_LENGTH)
+        pending.queue.add_run(*(yield from reader.arrays("q", "q")))
+    (taken_count,) = yield from reader.unpack(_LENGTH)
     for _ in range(taken_count):
-        offset, due_ms = reader.unpack(_PAIR)
+        offset, due_ms = yield from reader.unpack(_PAIR)
         pending.queue.add(due_ms, offset)
-    hidden = HiddenOffsets.restored(reader.array("q", hidden_count), reader.array("I", hidden_count))
+    hidden = HiddenOffsets()
+    while hidden.run_count < hidden_count:
+        hidden.extend(*(yield from reader.arrays("q", "I")))
     for _ in range(scheduled_count):
-        (offset, identity), schedule = reader.with_schedule(_SCHEDULED)
+        (offset, identity), schedule = yield from reader.with_schedule(_SCHEDULED)
         pending.scheduled[offset] = Scheduled(identity, schedule)
         pending.by_identity[identity] = offset
     for _ in range(marker_count):
-        offset, marker_offset = reader.unpack(_PAIR)
-        pending.markers[offset] = marker_offset
+        offset, marker_offset = yield from reader.unpack(_PAIR)
+        pending.set_marker(offset, marker_offset)
     staged: dict[int, dict[bytes | int, Staged]] = {}
     for _ in range(staged_count):
-        producer_id, key, each = _read_staged(reader)
+        producer_id, key, each = yield from _read_staged(reader)
         staged.setdefault(producer_id, {})[key] = each
     return PartitionDelays.restored(end_offset, high_watermark, pending, hidden, staged)
 
 
-def _read_staged(reader: _Reader) -> tuple[int, bytes | int, Staged]:
-    (producer_id, offset, kind, name, number), schedule = reader.with_schedule(_STAGED)
+def _read_staged(reader: _Reader) -> Steps[tuple[int, bytes | int, Staged]]:
+    (producer_id, offset, kind, name, number), schedule = yield from reader.with_schedule(_STAGED)
     identity = name if kind & _NAMED else None
     request: Delayed | Cancel
     if kind & _DELAYED:
@@ -138,7 +168,7 @@ def _read_staged(reader: _Reader) -> tuple[int, bytes | int, Staged]:
     return producer_id, offset if identity is None else identity, Staged(offset, request)
 
 
-def _packed_staged(producer_id: int, staged: Staged) -> list[bytes]:
+def _packed_staged(producer_id: int, staged: Staged) -> bytes:
     request = staged.request
     kind = 0 if request.identity is None else _NAMED
     if isinstance(request, Delayed):
@@ -150,37 +180,56 @@ def _packed_staged(producer_id: int, staged: Staged) -> list[bytes]:
     )
 
 
-def _with_schedule(
-    layout: struct.Struct, fields: tuple[object, ...], schedule: Schedule | None
-) -> list[bytes]:
+def _with_schedule(layout: struct.Struct, fields: tuple[object, ...], schedule: Schedule | None) -> bytes:
     expression = schedule.expression.encode() if schedule else b""
     time_zone = schedule.time_zone.encode() if schedule else b""
-    return [layout.pack(*fields, len(expression), len(time_zone)), expression, time_zone]
+    return layout.pack(*fields, len(expression), len(time_zone)) + expression + time_zone
 
 
 class _Reader:
     """Reads a snapshot from front to back. The CRC has vouched for its lengths."""
 
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._position = 0
+    def __init__(self, read: Read, position: int) -> None:
+        self._read = read
+        # Where the next chunk begins.
+        self._chunk_position = position
+        self._chunk = b""
+        self._at = 0
+        self._records = 0
+        # Most schedules of a topic have one of a few expressions.
+        self._schedules: dict[tuple[bytes, bytes], Schedule] = {}
 
-    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        values = layout.unpack_from(self._view, self._position)
-        self._position += layout.size
-        return values
+    def unpack(self, layout: struct.Struct) -> Steps[tuple[Any, ...]]:
+        return layout.unpack((yield from self._bytes(layout.size)))
 
-    def array(self, kind: str, length: int) -> array[int]:
-        values: array[int] = array(kind)
-        values.frombytes(self._bytes(length * values.itemsize))
-        return values
+    def arrays(self, *kinds: str) -> Steps[list[array[int]]]:
+        """Arrays of one length, which stands before them."""
+        (length,) = yield from self.unpack(_LENGTH)
+        arrays = [array(kind) for kind in kinds]
+        for each in arrays:
+            each.frombytes((yield from self._bytes(length * each.itemsize)))
+        return arrays
 
-    def with_schedule(self, layout: struct.Struct) -> tuple[tuple[Any, ...], Schedule | None]:
-        *fields, expression_bytes, zone_bytes = self.unpack(layout)
-        expression = str(self._bytes(expression_bytes), "utf-8")
-        time_zone = str(self._bytes(zone_bytes), "utf-8")
-        return tuple(fields), parse_schedule(expression, time_zone) if expression else None
+    def with_schedule(self, layout: struct.Struct) -> Steps[tuple[tuple[Any, ...], Schedule | None]]:
+        *fields, expression_bytes, zone_bytes = yield from self.unpack(layout)
+        self._records += 1
+        if self._records % _RECORDS_A_STEP == 0:
+            yield None
+        if not expression_bytes:
+            return tuple(fields), None
+        text = yield from self._bytes(expression_bytes + zone_bytes)
+        known_by = text[:expression_bytes], text[expression_bytes:]
+        schedule = self._schedules.get(known_by)
+        if schedule is None:
+            schedule = self._schedules[known_by] = parse_schedule(known_by[0].decode(), known_by[1].decode())
+        return tuple(fields), schedule
 
-    def _bytes(self, size: int) -> memoryview:
-        start, self._position = self._position, self._position + size
-        return self._view[start : self._position]
+    def _bytes(self, size: int) -> Steps[bytes]:
+        while len(self._chunk) - self._at < size:
+            more = yield partial(self._read, _CHUNK_BYTES, self._chunk_position)
+            if not more:
+                raise struct.error("a snapshot is cut off")
+            self._chunk_position += len(more)
+            self._chunk, self._at = self._chunk[self._at :] + more, 0
+        start, self._at = self._at, self._at + size
+        return self._chunk[start : self._at]

@@ -16,6 +16,8 @@ lost with its leader, or truncated, was never delivered; one that survives was, 
 Among records with one identity the order of the records decides, not that of the markers: a record that takes effect
 voids staged ones of its identity that stand before it.
 
+A transaction may stage very many records, so its end and what it leaves in the journal are worked off in steps.
+
 An effect above the high watermark can still be truncated. A journal holds how to undo it until `advance_committed` has
 passed it, so `truncate` gives the state of the shorter log. Below that mark it refuses, and the state is built anew.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tidemill.delays.due_queue import RUN_ENTRIES
@@ -31,6 +34,11 @@ from tidemill.delays.offsets import HiddenOffsets
 from tidemill.delays.pending import Delivery, PendingRecord, PendingRecords, Scheduled
 from tidemill.delays.requests import Cancel, Carried, Copy, Delayed, meaning_of
 from tidemill.protocol.records import BatchHeader, Record
+from tidemill.protocol.steps import Steps, run_steps
+
+# Staged records that take effect, and effects that are forgotten, within a step.
+_APPLIED_A_STEP = 100
+_FORGOTTEN_A_STEP = 1000
 
 
 class Carry(NamedTuple):
@@ -60,6 +68,7 @@ class PartitionDelays:
     """What is pending, hidden, staged and due in one partition."""
 
     __slots__ = (
+        "_applying_from",
         "_committed_offset",
         "_journal",
         "_journal_start",
@@ -83,6 +92,8 @@ class PartitionDelays:
         self._committed_offset = max(high_watermark, log_start_offset)
         # How many pending records were cancelled by what was replayed, truncated or not.
         self.cancelled_count = 0
+        # The first staged record of a transaction whose end is being worked off; -1 when there is none.
+        self._applying_from = -1
         self._journal: deque[_Change] = deque()
         # Effects of batches before this offset cannot be undone.
         self._journal_start = self._committed_offset
@@ -117,28 +128,50 @@ class PartitionDelays:
                 self.end_offset = record.offset + 1
         self.end_offset = header.next_offset
 
+    def replay_undecodable(self, header: BatchHeader) -> None:
+        """Take in a batch whose records do not decode. Readers get none of them."""
+        for offset in range(max(self.end_offset, header.base_offset), header.next_offset):
+            self.hidden.append(offset)
+        self.end_offset = max(self.end_offset, header.next_offset)
+
     def end_transaction(self, producer_id: int, is_commit: bool, marker_offset: int) -> None:
         """Take in a transaction marker: staged records of the producer take effect, or vanish."""
+        run_steps(self.end_transaction_in_steps(producer_id, is_commit, marker_offset))
+
+    def end_transaction_in_steps(self, producer_id: int, is_commit: bool, marker_offset: int) -> Steps[None]:
+        """As `end_transaction`. Between its steps only `retained_offset` and `hidden` may be used."""
         if marker_offset < self.end_offset:
             return
         staged = self.staged.pop(producer_id, None)
         if staged:
-            first_offset = min(each.offset for each in staged.values())
-            self._note(marker_offset, self._restore_staged, (producer_id, staged), first_offset)
-            if is_commit:
-                for each in sorted(staged.values(), key=lambda each: each.offset):
-                    self._apply(marker_offset, each.offset, each.request)
+            self._applying_from = next(iter(staged.values())).offset
+            ordered = yield from _ordered(staged)
+            self._applying_from = ordered[0].offset
+            self._note(marker_offset, self._restore_staged, (producer_id, staged), ordered[0].offset)
+            for number, each in enumerate(ordered if is_commit else (), 1):
+                self._apply(marker_offset, each.offset, each.request)
+                if number % _APPLIED_A_STEP == 0:
+                    yield None
+            self._applying_from = -1
         self.end_offset = marker_offset + 1
 
     def advance_committed(self, high_watermark: int) -> None:
         """Everything below the high watermark is final: nothing there is undone any more."""
+        run_steps(self.advance_committed_in_steps(high_watermark))
+
+    def advance_committed_in_steps(self, high_watermark: int) -> Steps[None]:
         if high_watermark <= self._committed_offset:
             return
         self._committed_offset = high_watermark
         self._journal_start = max(self._journal_start, high_watermark)
+        number = 0
         while self._journal and self._journal[0].at < high_watermark:
             self._journal.popleft()
-        self.pending.forget_markers(high_watermark)
+            number += 1
+            if number % _FORGOTTEN_A_STEP == 0:
+                yield None
+        while self.pending.forget_markers(high_watermark, _FORGOTTEN_A_STEP):
+            yield None
 
     def truncate(self, end_offset: int) -> bool:
         """Cut the log's end off. Returns False when the state must be built anew, by snapshot or replay."""
@@ -224,6 +257,8 @@ class PartitionDelays:
             offsets.append(self.pending.offsets.first)
         offsets += (each.offset for staged in self.staged.values() for each in staged.values())
         offsets += (change.needs_offset for change in self._journal if change.needs_offset >= 0)
+        if self._applying_from >= 0:
+            offsets.append(self._applying_from)
         return min(offsets)
 
     # -- effects of records --------------------------------------------------------------------------------------
@@ -300,7 +335,10 @@ class PartitionDelays:
 
     def _set_staged(self, producer_id: int, key: bytes | int, value: Staged | None) -> None:
         staged = self.staged.setdefault(producer_id, {})
-        staged.pop(key, None)
+        before = staged.get(key)
+        if value is None or before is None or before.offset != value.offset:
+            # It goes to the end: they stand in the order of their offsets, as a rule.
+            staged.pop(key, None)
         if value is not None and value.offset >= self.log_start_offset:
             staged[key] = value
         if not staged:
@@ -336,3 +374,14 @@ class PartitionDelays:
         if record is None or record.due_ms != carry.due_ms or record.offset in cancelled:
             return False
         return record.scheduled is None or record.scheduled.identity not in contested
+
+
+def _ordered(staged: dict[bytes | int, Staged]) -> Steps[list[Staged]]:
+    """Staged records in the order of their offsets, which they nearly always have."""
+    records = list(staged.values())
+    for number, (each, following) in enumerate(pairwise(records), 1):
+        if each.offset > following.offset:
+            return sorted(records, key=lambda each: each.offset)
+        if number % _FORGOTTEN_A_STEP == 0:
+            yield None
+    return records

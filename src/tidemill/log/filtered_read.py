@@ -93,13 +93,18 @@ class FilteredRead:
         max_bytes: int,
         on_undecodable: Callable[[str], None],
         skipping: Skipping | None = None,
+        plain_end: Callable[[int], int] | None = None,
     ) -> None:
+        """`plain_end` returns up to where `select` keeps everything, from an offset on. It may know nothing, and return
+        the offset.
+        """
         self.log = log
         self._offset = offset
         self._select = select
         self._max_bytes = max_bytes
         self._on_undecodable = on_undecodable
         self._skipping = skipping
+        self._plain_end = plain_end
         # Set by the reader's owner: the log is damaged there.
         self.has_failed = False
         # Over all batches that were looked at; those that had to be looked at again count again.
@@ -135,14 +140,41 @@ class FilteredRead:
         scanned_bytes = 0
         while not self.is_full and self.next_offset < end_offset and scanned_bytes < scan_bytes_max:
             before = self.next_offset
-            scanned_bytes += yield from self._look_through(
-                self._segment(), end_offset, scan_bytes_max - scanned_bytes
-            )
+            left = scan_bytes_max - scanned_bytes
+            if self._plain_end is not None:
+                plain_bytes = self._take_plain(min(self._plain_end(before), end_offset))
+                if plain_bytes or self.is_full:
+                    scanned_bytes += 1 + plain_bytes // _SKIPPED_BYTES_A_BYTE
+                    continue
+                # Behind the next batch there may be a run without anything to leave out.
+                left = 1
+            scanned_bytes += yield from self._look_through(self._segment(), end_offset, left)
             if self.log.removals != self._removals:
                 self._start_over()
             elif self.next_offset == before and not self.is_full:
                 break
         return scanned_bytes
+
+    def _take_plain(self, end_offset: int) -> int:
+        """Take whole batches below an offset, none of which loses a record, as a slice. Returns its size."""
+        if end_offset <= self.next_offset:
+            return 0
+        segment = self._segment()
+        room = max(0, self._max_bytes - self.length)
+        found = segment.read(self.next_offset, room, end_offset, at_least_one=not self._parts)
+        if not found.length:
+            self.is_full = bool(self._parts) and found.position < segment.locate(end_offset)
+            return 0
+        behind = segment.header_at(found.position + found.length)
+        if behind is None:
+            following = self._following(segment)
+            self.next_offset = end_offset if following is None else min(following, end_offset)
+        else:
+            self.next_offset = min(behind.base_offset, end_offset)
+        self._add(found)
+        self._empty_from = self.next_offset
+        self._empty_epoch = self.log.epochs.epoch_of(self.next_offset - 1)
+        return found.length
 
     def _segment(self) -> Segment:
         segments = self.log.segments
@@ -295,11 +327,14 @@ class FilteredRead:
 
     def _step_over_gap(self, segment: Segment, end_offset: int) -> None:
         """Step to the next segment. Compaction may leave a gap before it, and the index may exclude the rest."""
-        following = next(
-            (each.base_offset for each in self.log.segments if each.base_offset > segment.base_offset), None
-        )
+        following = self._following(segment)
         if following is not None:
             self._skip_to(min(following, end_offset))
+
+    def _following(self, segment: Segment) -> int | None:
+        """Where the next segment begins."""
+        bases = (each.base_offset for each in self.log.segments)
+        return next((base for base in bases if base > segment.base_offset), None)
 
     def _left_of(
         self,

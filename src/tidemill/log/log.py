@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from tidemill.config import TopicConfig
 from tidemill.errors import StorageError
+from tidemill.log.delay_snapshots import DelaySnapshots
 from tidemill.log.epochs import LeaderEpochs
 from tidemill.log.files import Files, FileSlice
 from tidemill.log.producer_state.producers import Producers
@@ -65,6 +66,7 @@ class Log:
         self.recovered_bytes_cut = 0
         self.producers = Producers()
         self._snapshots = ProducerSnapshots(files, folder)
+        self.delay_snapshots = DelaySnapshots(files, folder)
         self.epochs = LeaderEpochs(files, f"{folder}/leader-epoch-checkpoint")
         # How many changes of the folder a sync has to cover, and how many are covered.
         self._folder_changes = self._folder_changes_synced = 0
@@ -419,6 +421,8 @@ class Log:
         for path in doomed:
             self._files.remove(path)
         self.epochs.truncate_from_end(0)
+        if self.config.tidemill_delays_enable:
+            self.delay_snapshots.drop_after(-1)
         self._add_segment(offset, wall_ms, create=True)
         self.log_start_offset = self.log_end_offset = offset
         # No batch is known to be on disk, so a crash may leave any part of the new log.
@@ -454,6 +458,8 @@ class Log:
             self._restore_producers()
         else:
             self._snapshots.drop_after(self.log_end_offset)
+        if self.config.tidemill_delays_enable:
+            self.delay_snapshots.drop_after(self.log_end_offset)
         self._files.sync_folder(self.folder)
         self._holes_end.lower_to(self.log_end_offset)
 

@@ -16,12 +16,14 @@ def test_what_becomes_visible_during_a_round_is_looked_at_after_it() -> None:
     work = SimpleNamespace(submit=lambda *_: rounds.append(None))
     listeners: list[Any] = []
     reader = SimpleNamespace(high_watermark=0, wait=listeners.append, stop_waiting=lambda _: None)
+    snapshots = SimpleNamespace(drop_after=lambda _: None)
+    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, delay_snapshots=snapshots)
     delivery = DelayedDelivery(
         TopicPartition("later", 0),
         TopicConfig(tidemill_delays_enable=True),
         cast(Any, SimpleNamespace(delivery_work=work, wall_ms=lambda: 0)),
         cast(Any, reader),
-        cast(Any, SimpleNamespace(writable_log=SimpleNamespace(log_start_offset=0))),
+        cast(Any, SimpleNamespace(writable_log=log)),
         cast(Any, None),
         TopicCounts(),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 
 import pytest
 
@@ -83,11 +82,11 @@ def test_pending_offsets_are_a_sorted_map(seed: int) -> None:
     middle = expected[len(expected) // 2][0]
     assert pending.first_below(middle, 10**6) == [entry for entry in expected if entry[0] < middle]
     assert pending.first_from(middle, 3) == [entry for entry in expected if entry[0] >= middle][:3]
-    flat = [array("q"), array("q")]
+    again = PendingOffsets()
     for offsets, due_times in pending.arrays():
-        flat[0] += offsets
-        flat[1] += due_times
-    assert PendingOffsets.restored(*flat).first_from(0, 10**6) == expected
+        again.append_block(offsets, due_times)
+    assert again.first_from(0, 10**6) == expected
+    assert len(again) == len(expected)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.delays.log_model import DumbLog
+from tests.unit.delays.snapshots import restore, snapshot
 from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import (
     CANCEL,
@@ -13,9 +14,9 @@ from tidemill.delays.requests import (
     carried_copy,
     visible_copy,
 )
-from tidemill.delays.snapshot import restore, snapshot
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
+from tidemill.protocol.steps import Steps
 
 NOW_MS = 1_767_225_600_000
 LATER_MS = NOW_MS + 10_000
@@ -432,6 +433,55 @@ def test_truncation_brings_nothing_back_from_below_the_log_start() -> None:
     log.end(1, is_commit=True)
     log.commit()
     assert log.due() == []
+
+
+# -- large transactions ------------------------------------------------------------------------------------------
+
+
+def _steps_of(steps: Steps[None]) -> int:
+    return sum(1 for _ in steps)
+
+
+def test_end_of_a_large_transaction_takes_steps_and_retains_its_records_meanwhile() -> None:
+    log = Log()
+    log.append()
+    records = [Record(n, NOW_MS, None, b"v", [Header(DELAY, b"10s")]) for n in range(1_000)]
+    batch = log.log.append(records, 7)
+    log.delays.replay(batch.header, batch.records)
+    log.commit()
+    marker = log.log.append_marker(7, True)
+    steps = log.delays.end_transaction_in_steps(7, True, marker.offset)
+    next(steps)
+    assert log.delays.retained_offset == 1
+    assert log.delays.end_offset == marker.offset, "the marker is not taken in before its end"
+    assert _steps_of(steps) > 5
+    assert log.delays.end_offset == marker.offset + 1
+    assert log.due() == [], "the marker is not committed"
+    steps = log.delays.advance_committed_in_steps(log.log.end)
+    assert _steps_of(steps) >= 2
+    assert log.due() == list(range(1, 101))
+
+
+def test_records_of_a_transaction_take_effect_in_the_order_of_offsets() -> None:
+    """A record that another one cancelled in the same transaction stands before later ones all the same."""
+    log = Log()
+    first = log.append((DELAY, b"10s"), ID, producer_id=7)
+    log.append((DELAY, b"20s"), (SCHEDULE_ID, b"b"), producer_id=7)
+    log.append((CANCEL, b"%d" % first))
+    log.append((DELAY, b"10s"), ID, producer_id=7)
+    log.end(7, is_commit=True)
+    log.commit()
+    assert log.due() == [3]
+
+
+def test_batch_that_does_not_decode_is_hidden() -> None:
+    log = Log()
+    log.append()
+    batch = log.log.append([Record(n, NOW_MS, None, b"v") for n in range(3)])
+    log.delays.replay_undecodable(batch.header)
+    log.delays.replay_undecodable(batch.header)
+    assert log.delays.hidden.between(0, 10) == [(1, 4)]
+    assert log.delays.end_offset == 4
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------

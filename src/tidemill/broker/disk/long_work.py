@@ -50,6 +50,12 @@ class LongWork:
         self.submit(begin, done)
         return await future
 
+    async def drain(self, limit_s: float) -> None:
+        """Wait until all of it is done, or for so long."""
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+        while self._task is not None and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait([self._task], timeout=left_s)
+
     def close(self) -> None:
         """What is under way or waits is given up."""
         self._waiting.clear()

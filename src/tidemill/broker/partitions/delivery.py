@@ -6,6 +6,9 @@ copy that an earlier leader appended is in it, or was never delivered. A record 
 
 The log is followed in steps, up to its very end before each append. So a cancel that was appended first is seen first.
 
+Snapshots of the state spare the replay when a leadership begins. One is written between two rounds, each time the log has
+grown by as much as a snapshot takes, and when the leadership ends or the broker stops. The state rests meanwhile.
+
 Retention may remove nothing that is pending. What stands in its way is carried: appended again, hidden as before.
 """
 
@@ -15,6 +18,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from tidemill.broker.disk.long_work import LongWork
@@ -44,6 +48,10 @@ _RECORDS_A_STEP = 200
 # The wall clock may jump: it is looked at again after this time at the latest.
 _LOOK_S_MAX = 1.0
 _RETRY_S = 1.0
+# A snapshot is worth its while when the log has grown by so much since the last one, and by its size.
+_SNAPSHOT_EVERY_BYTES = 32 << 20
+# Below it the replay takes less than a second.
+_LAST_SNAPSHOT_BYTES = 1 << 20
 
 
 class DeliveryHost(Protocol):
@@ -51,6 +59,8 @@ class DeliveryHost(Protocol):
 
     @property
     def delivery_work(self) -> LongWork: ...
+    @property
+    def snapshot_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
     def note_lateness(self, late_ms: int) -> None:
         """A delayed record was delivered so long after its due time."""
@@ -64,12 +74,16 @@ class DelayedDelivery:
         "_counted_cancels",
         "_counts",
         "_host",
+        "_is_restored",
         "_is_woken",
         "_is_working",
         "_leadership",
+        "_left",
         "_log",
         "_name",
         "_reader",
+        "_replayed_bytes",
+        "_snapshot_bytes",
         "_state",
         "_timer",
     )
@@ -97,6 +111,12 @@ class DelayedDelivery:
         self._state: PartitionDelays | None = None
         self._log: Log | None = None
         self._carry_before = 0
+        # Whether the snapshots were looked at.
+        self._is_restored = False
+        # How many bytes of the log were replayed since the last snapshot, and the size of that.
+        self._replayed_bytes = self._snapshot_bytes = 0
+        # The state of a leadership that has ended, of which a snapshot is due.
+        self._left: tuple[PartitionDelays, Log] | None = None
         self._is_working = False
         # Whether something became visible during a round, which may have looked before.
         self._is_woken = False
@@ -116,11 +136,37 @@ class DelayedDelivery:
         self._stop()
         if log is not None:
             self._log = log
+            # What a crash has taken may be written anew, in the same epoch by a sole replica.
+            log.delay_snapshots.drop_after(log.log_end_offset)
             self._state = PartitionDelays(log.log_start_offset, self._reader.high_watermark)
+            self._is_restored = False
+            self._replayed_bytes = self._snapshot_bytes = 0
             self._reader.wait(self._grew)
             self._wake()
 
+    def stop(self) -> None:
+        """Stop for good, before the log is closed. A snapshot may be under way afterwards, in `snapshot_work`."""
+        if self._log is not None:
+            self._stop()
+
+    def plain_end(self, log: Log, offset: int) -> int:
+        """Up to where no record is hidden from readers, from an offset on; the offset itself where it is not known."""
+        state = self._state
+        if state is None or log is not self._log or not self._is_restored or offset >= state.end_offset:
+            return offset
+        first = state.hidden.first_from(offset)
+        return state.end_offset if first is None else first
+
     def _stop(self) -> None:
+        state, log = self._state, self._log
+        self._left = None
+        if (
+            state is not None
+            and log is not None
+            and self._is_restored
+            and self._replayed_bytes >= _LAST_SNAPSHOT_BYTES
+        ):
+            self._left = state, log
         self._state = self._log = None
         self._counted_cancels = None
         self._carry_before = 0
@@ -128,6 +174,60 @@ class DelayedDelivery:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self._is_working:
+            self._leave()
+
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Write the last snapshot of a leadership that has ended. No round changes its state any more."""
+        left, self._left = self._left, None
+        if left is not None:
+            self._host.snapshot_work.submit(partial(self._write_snapshot, *left), self._left_behind)
+
+    def _left_behind(self, _size: int | None, error: Exception | None) -> None:
+        if error is not None:
+            self._report_snapshot(error)
+
+    def _snapshot_is_due(self) -> bool:
+        return self._replayed_bytes >= max(_SNAPSHOT_EVERY_BYTES, self._snapshot_bytes)
+
+    def _take_snapshot(self, state: PartitionDelays, log: Log) -> None:
+        self._is_working = True
+        # Whatever becomes of it: the next one is due when the log has grown again.
+        self._replayed_bytes = 0
+        self._host.snapshot_work.submit(partial(self._write_snapshot, state, log), self._took_snapshot)
+
+    def _took_snapshot(self, size: int | None, error: Exception | None) -> None:
+        self._is_working = False
+        if error is not None:
+            self._report_snapshot(error)
+        elif size is not None:
+            self._snapshot_bytes = size
+        self._leave()
+        self._wake()
+
+    def _report_snapshot(self, error: Exception) -> None:
+        logger.warning("%s: no snapshot of the delayed records was written: %s", self._name, error)
+
+    def _write_snapshot(self, state: PartitionDelays, log: Log) -> Steps[int]:
+        end_offset = state.end_offset
+        epoch = log.epochs.epoch_of(end_offset - 1)
+
+        def is_still_true() -> bool:
+            return end_offset <= log.log_end_offset and log.epochs.epoch_of(end_offset - 1) == epoch
+
+        return (yield from log.delay_snapshots.write(state, epoch, is_still_true))
+
+    def _restore(self, log: Log) -> Steps[PartitionDelays | None]:
+        return (
+            yield from log.delay_snapshots.restore(
+                log.log_start_offset,
+                log.log_end_offset,
+                self._reader.high_watermark,
+                lambda offset: log.epochs.epoch_of(offset - 1),
+            )
+        )
 
     # -- what metrics show -----------------------------------------------------------------------------------
 
@@ -180,14 +280,19 @@ class DelayedDelivery:
 
     def _worked(self, is_done: bool | None, error: Exception | None) -> None:
         self._is_working = False
-        state = self._state
-        if state is None:
+        if error is not None:
+            self._left = None
+        self._leave()
+        state, log = self._state, self._log
+        if state is None or log is None:
             return
         if error is not None:
             state.give_back()
             if not isinstance(error, ApiError | OSError):
                 logger.error("%s: delivering delayed records failed", self._name, exc_info=error)
             self._look_after(_RETRY_S)
+        elif self._snapshot_is_due():
+            self._take_snapshot(state, log)
         elif not is_done or self._is_woken:
             self._wake()
         elif state.next_due_ms is not None:
@@ -202,12 +307,19 @@ class DelayedDelivery:
         state, log = self._state, self._log
         if state is None or log is None:
             return True
+        if not self._is_restored:
+            restored = yield from self._restore(log)
+            if self._state is not state:
+                return True
+            self._is_restored = True
+            if restored is not None:
+                self._state = state = restored
         yield from self._follow(state, log)
         if self._state is not state:
             return True
         self._count_cancels(state)
         state.advance_log_start(log.log_start_offset)
-        state.advance_committed(self._reader.high_watermark)
+        yield from state.advance_committed_in_steps(self._reader.high_watermark)
         delivered = yield from self._deliver(state, log)
         carried = yield from self._carry(state, log)
         return not delivered and not carried and state.end_offset == log.log_end_offset
@@ -267,6 +379,7 @@ class DelayedDelivery:
                 if header.next_offset <= state.end_offset:
                     continue
                 yield from _replay(state, header, batch)
+                self._replayed_bytes += header.size
                 if number % _BATCHES_A_STEP == 0:
                     yield None
                 if self._state is not state:
@@ -308,7 +421,7 @@ def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> S
         if end is None:
             state.replay(header)
         else:
-            state.end_transaction(end.producer_id, end.is_commit, header.base_offset)
+            yield from state.end_transaction_in_steps(end.producer_id, end.is_commit, header.base_offset)
         return
     records: list[Record] = []
     try:
@@ -320,5 +433,6 @@ def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> S
                     yield None
     except ProtocolError:
         # No consumer can decode them, so nothing in them can be delivered.
-        records = []
+        state.replay_undecodable(header)
+        return
     state.replay(header, records)

@@ -48,6 +48,8 @@ from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, NO_TOPIC_ID, BrokerId, To
 logger = logging.getLogger(__name__)
 
 _RECONSIDER_S = 0.5
+# How long a stop waits for snapshots of delayed records. Without one the next start replays more of the log.
+_SNAPSHOTS_S_MAX = 20.0
 # A follower fetches twice a second, even at rest. Below the shortest session timeout of a group member.
 _SILENCE_MS_MAX = 3_000
 
@@ -110,6 +112,7 @@ class Replicas:
         self.filtered_work = LongWork(platform.run_blocking)
         self.tag_indexes = TagIndexes(platform.files)
         self.delivery_work = LongWork(platform.run_blocking)
+        self.snapshot_work = LongWork(platform.run_blocking)
 
     # -- finding ---------------------------------------------------------------------------------------------
 
@@ -545,6 +548,13 @@ class Replicas:
     async def checkpoint(self) -> None:
         await self._log_manager.checkpoint()
 
+    async def _leave_delays(self) -> None:
+        """Let the delivery of delayed records end, and its last snapshots be written."""
+        for partition in self.partitions():
+            partition.delivery.stop()
+        for work in (self.delivery_work, self.snapshot_work):
+            await work.drain(_SNAPSHOTS_S_MAX)
+
     async def close(self) -> bool:
         """Shut down; returns whether every log was closed cleanly."""
         self._is_closing = True
@@ -552,7 +562,10 @@ class Replicas:
         self._isr_changes.close()
         self.long_work.close()
         self.filtered_work.close()
+        if self.delaying:
+            await self._leave_delays()
         self.delivery_work.close()
+        self.snapshot_work.close()
         await self._log_manager.stop()
         # Many syncs at once: the disk's journal takes them together, one after the other would take seconds.
         logs = [partition.log for partition in self.partitions() if partition.log is not None]
