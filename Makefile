@@ -80,6 +80,15 @@ bench-cluster-kafka: $(VENV)/dev.stamp  ## the same beside three nodes of Apache
 bench-secured-kafka: $(VENV)/dev.stamp  ## produce, fetch, acks and handshakes over TLS, and quotas, beside Apache Kafka
 	@$(BIN)/python -m bench --secured --kafka $(ARGS)
 
+bench-views: $(VENV)/dev.stamp  ## views of 1, 10 and 50 % of a topic beside a client that filters for itself
+	@$(BIN)/python -m bench --only views $(ARGS)
+
+bench-delays: $(VENV)/dev.stamp  ## due to visible at 20,000/s; memory and start of a broker with 5 million pending records
+	@$(BIN)/python -m bench --only delays,delays-pending $(ARGS)
+
+bench-unfiltered: $(VENV)/dev.stamp  ## topics without views or delays: produce, fetch and latency, to compare two versions
+	@$(BIN)/python -m bench --only produce,fetch,latency,requests $(ARGS)
+
 bench-authorizer: $(VENV)/dev.stamp  ## what a decision of the authorizer costs with 10,000 ACLs
 	@$(BIN)/python -m bench.micro.authorizer $(ARGS)
 
@@ -149,4 +158,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java bench-secured-kafka bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java bench-secured-kafka bench-views bench-delays bench-unfiltered bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store

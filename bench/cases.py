@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +77,9 @@ Case = LiveCase | FreshCase
 
 
 @contextmanager
-def topic(broker: Broker, partitions: int = 1) -> Iterator[str]:
+def topic(broker: Broker, partitions: int = 1, configs: Mapping[str, str] | None = None) -> Iterator[str]:
     name = f"bench-{next(_topic_numbers)}"
-    create_topics(broker.bootstrap, [name], partitions)
+    create_topics(broker.bootstrap, [name], partitions, configs)
     try:
         yield name
     finally:

@@ -61,6 +61,7 @@ COLUMNS = {
     "start_s": Column("start s", 2),
     "idle_cpu_percent": Column("idle CPU %", 2),
     "rss_mb": Column("RSS MB", 0),
+    "pending_mb": Column("of pending MB", 0),
     "kill_to_writable_p50_s": Column("kill to writable p50 s", 2),
     "kill_to_writable_max_s": Column("max s", 2),
     "kill_to_ack_p50_s": Column("kill to ack p50 s", 2),

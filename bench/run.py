@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import (
     compaction,
+    delays,
     fetch,
     groups,
     latency,
@@ -49,6 +50,8 @@ FAMILIES: dict[str, Callable[[Scale], Sequence[Case]]] = {
     "transactions": transactions.cases,
     "compaction": compaction.cases,
     "views": views.cases,
+    "delays": delays.cases,
+    "delays-pending": delays.pending_cases,
     "memory": startup.after_load_cases,
     "partitions": partitions.cases,
     "metrics-cost": metrics_cost.cases,
