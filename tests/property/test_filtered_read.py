@@ -8,8 +8,11 @@ from random import Random
 import pytest
 
 from tests.poisoned import POISONED
+from tests.unit.log import compacted
 from tests.unit.log.batches import T0, append, small_segments
-from tests.unit.log.indexed import index_sealed_segments
+from tests.unit.log.indexed import check_indexes, index_sealed_segments
+from tidemill.broker.partitions.delayed_operations import DelayedOperations
+from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.errors import StorageError
 from tidemill.filters.language import parse
 from tidemill.log.files import FileSlice
@@ -19,6 +22,7 @@ from tidemill.log.segments import tag_index
 from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.log.transactions import TransactionEnd
+from tidemill.protocol.api.data import FetchPartition
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.record_walk import RawRecord, walk
 from tidemill.protocol.records import (
@@ -31,6 +35,7 @@ from tidemill.protocol.records import (
 )
 from tidemill.protocol.steps import Steps, run_steps
 from tidemill.sim.disk import SimulatedDisk
+from tidemill.types import TopicPartition
 
 SEEDS = range(60)
 ALL = 1 << 40
@@ -169,6 +174,58 @@ def test_a_read_with_indexes_returns_the_same_bytes_as_one_without(seed: int, sh
     expected = found(None)
     index_sealed_segments(disk, log)
     assert found(Skipping(PROBE, TagIndexes(disk))) == expected
+
+
+@pytest.mark.parametrize("policy", [("compact",), ("compact", "delete")])
+@pytest.mark.parametrize("seed", range(20))
+def test_indexes_of_a_compacted_log_with_gaps_show_what_a_dumb_filter_shows(
+    seed: int, policy: tuple[str, ...], short_runs: None
+) -> None:
+    """Compaction leaves gaps, bare headers and batches with fewer records; retention takes the front."""
+    random = Random(seed)
+    disk = SimulatedDisk()
+    log = compacted.open_log(disk, compacted.topic_config(cleanup_policy=policy, segment_bytes=1000))
+    skipping = Skipping(PROBE, TagIndexes(disk))
+    for _ in range(3):
+        for _ in range(40):
+            keys = [random.choice((b"y0", b"y1", b"n0", b"n1", b"n2")) for _ in range(random.randrange(1, 5))]
+            compacted.put(log, *((key, b"v" * random.randrange(30)) for key in keys))
+        compacted.seal(log)
+        index_sealed_segments(disk, log)
+        compacted.compact(disk, log)
+        index_sealed_segments(disk, log)
+        if "delete" in policy:
+            for path in log.move_start(log.segments[len(log.segments) // 2].base_offset):
+                disk.remove(path)
+        check_indexes(disk, log)
+        expected = [record for record in shown(everything(log)) if keeps(record.key)]
+        found: list[Record] = []
+        position = log.log_start_offset
+        while position < log.log_end_offset:
+            read = reading(log, position, random.choice((1, 300, ALL)), skipping)
+            run_steps(read.advance(log.log_end_offset, random.choice((1, 500, ALL))))
+            found += shown(joined(read.result()), position)
+            assert read.next_offset > position
+            position = read.next_offset
+        assert found == [record for record in expected if record.offset >= log.log_start_offset]
+
+
+def test_an_aborted_transaction_inside_the_filtered_range_is_listed() -> None:
+    log = new_log()
+    fields = {"producer_id": 7, "producer_epoch": 0, "attributes": TRANSACTIONAL}
+    append(log, build_batch([Record(0, T0, b"n", b"v")]))
+    append(log, build_batch([Record(0, T0, b"y", b"aborted")], base_sequence=0, **fields))
+    append(log, build_batch([Record(0, T0, b"n", b"v")]))
+    log.append_marker(TransactionEnd(7, 0, 1, False, 0), 0, T0)
+    append(log, build_batch([Record(0, T0, b"y", b"after")]))
+    read = reading(log, 0)
+    run_steps(read.advance(log.log_end_offset, ALL))
+    reader = PartitionReader(TopicPartition("t", 0), log, log.log_end_offset, DelayedOperations())
+    wanted = FetchPartition(partition=0, fetch_offset=0)
+    fetched, records = reader.fetch_filtered(wanted, read, reads_committed=True)
+    assert fetched.aborted == [(7, 1)]
+    headers = headers_of(joined(records))
+    assert [(each.base_offset, each.is_control) for each in headers] == [(1, False), (3, True), (4, False)]
 
 
 def test_excluded_runs_are_not_read_and_count_for_little(short_runs: None) -> None:

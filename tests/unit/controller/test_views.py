@@ -111,6 +111,13 @@ def test_a_view_that_cannot_be_is_refused(cluster: Cluster, configs: dict[str, s
     assert cluster.image == before
 
 
+def test_a_view_of_a_deleted_topic_is_refused(cluster: Cluster) -> None:
+    assert delete(cluster, "orders") == [("orders", ErrorCode.NONE)]
+    result = view(cluster)
+    assert result.error_code == ErrorCode.INVALID_CONFIG
+    assert "there is no such topic" in (result.error_message or "")
+
+
 def test_partitions_and_replicas_are_left_to_the_source(cluster: Cluster) -> None:
     configs = {SOURCE: "orders", FILTER: EU}
     (same,) = cluster.create(creatable("same", 3, 2, configs=configs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.delays.log_model import DumbLog
 from tests.unit.delays.snapshots import restore, snapshot
 from tidemill.delays.pending import Delivery
@@ -259,16 +261,20 @@ def test_cancelled_schedule_fires_no_more() -> None:
 # -- failover, truncation ----------------------------------------------------------------------------------------
 
 
-def test_leader_that_dies_before_the_ack_of_a_copy_that_survives_does_not_deliver_twice() -> None:
+@pytest.mark.parametrize("copy_survives", [True, False])
+def test_failure_29_leader_that_dies_between_append_and_ack_of_the_copy(copy_survives: bool) -> None:
+    """The successor's log has the copy or lacks it. It has delivered already, or delivers for the first time."""
     log = Log()
     log.append((DELAY, b"1s"))
     log.commit()
     log.deliver()
+    if not copy_survives:
+        log.log.truncate(1)
     successor = PartitionDelays()
     for batch in log.log.entries:
         successor.replay(batch.header, batch.records)  # type: ignore[union-attr]
     successor.advance_committed(log.log.end)
-    assert successor.due(LATER_MS, 100) == []
+    assert [each.offset for each in successor.due(LATER_MS, 100)] == ([] if copy_survives else [0])
 
 
 def test_failure_29_truncated_copy_makes_its_record_due_again() -> None:
