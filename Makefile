@@ -101,7 +101,12 @@ diff-acls: $(VENV)/dev.stamp  ## 10,000 random ACLs, principals and requests, to
 
 interop-java: $(VENV)/dev.stamp  ## Kafka's own client and tools (jars from Maven Central) over TLS and SASL, and its share consumers
 	@$(BIN)/python -m tests.interop.kafka_tools
-	@$(BIN)/python -m pytest tests/interop/test_kafka_tools.py tests/interop/test_security.py tests/interop/test_share_groups.py -k "java or tools" $(ARGS)
+	@$(BIN)/python -m pytest tests/interop/test_kafka_tools.py tests/interop/test_security.py tests/interop/test_share_groups.py \
+		tests/interop/test_hidden_records.py -k "java or tools" $(ARGS)
+
+interop-others: $(VENV)/dev.stamp  ## kafkajs, kafka-go and sarama (npm, Go) read views and topics with delayed records
+	@$(BIN)/python -m tests.interop.other_clients
+	@$(BIN)/python -m pytest tests/interop/test_hidden_records.py -k other_languages $(ARGS)
 
 cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk; SECURED=1: TLS and SCRAM between nodes
 	@TIDEMILL_CLUSTER_SECURED=$(SECURED) $(BIN)/python -m pytest tests/cluster $(ARGS)
@@ -158,4 +163,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java bench-secured-kafka bench-views bench-delays bench-unfiltered bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java interop-others bench-secured-kafka bench-views bench-delays bench-unfiltered bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store
