@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.brokers import Broker, RunningBroker, command, eventually, read_banner, spawn
+from tests.cli.clusters import start_cluster
 from tests.cli.conftest import run_command
 from tests.cli.gateways import console_address, gateway_pids
 from tests.conftest import BOOTSTRAP
@@ -118,6 +119,33 @@ def test_no_secret_is_in_the_log_or_in_a_command_line(safe: Safe) -> None:
         text = place.read_text(errors="replace")
         assert safe.password not in text
         assert "PRIVATE KEY" not in text
+
+
+def test_cluster_start_runs_what_security_init_made_with_a_gateway_that_asks_for_a_login(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "safe"
+    port = HeldPort()
+    address = f"{HOST}:{port.number}"
+    run_command(RunningBroker(HOST, 1), "security", "init", str(folder), "--host", address).check()
+    refused = run_command(
+        RunningBroker(HOST, 1), "cluster", "start", "--data-dir", str(folder), "--gateway", "0.0.0.0:0"
+    )
+    assert "passwords could be read on their way" in refused.error
+    with start_cluster(folder, "--gateway", f"https://{HOST}:0") as cluster:
+        assert cluster.bootstrap == address
+        found = eventually(
+            lambda: re.search(r"^Console at (https://\S+)/$", cluster.log(), re.MULTILINE), "the console", 60
+        )
+        trusted = ssl.create_default_context(cafile=str(folder / "clients/ca.pem"))
+        text = (folder / "clients/admin.properties").read_text()
+        password = text.partition('password="')[2].partition('"')[0]
+        with httpx.Client(base_url=found[1], verify=trusted, timeout=30) as client:
+            assert client.get("/v3/clusters").status_code == 401
+            answer = client.get("/console/api/brokers", auth=("admin", password))
+            assert [broker["is_up"] for broker in answer.json()["items"]] == [True]
+        assert password not in cluster.log()
+    port.release()
 
 
 def test_tls_client_at_a_plain_status_listener_is_one_log_line(tmp_path: Path) -> None:

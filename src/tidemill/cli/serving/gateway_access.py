@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tidemill.cli.serving.addresses import dialled
 from tidemill.cli.serving.http_listeners import CLIENT_CONFIG_KEY
+from tidemill.client.connection import Address
 from tidemill.config import BrokerConfig, Listener, ListenerSecurity
 from tidemill.errors import ConfigError
 from tidemill.tls.settings import TrustStore
@@ -34,6 +36,16 @@ def gateway_access(config: BrokerConfig, given: Mapping[str, str] | None) -> tup
     nodes = config.network.inter_broker_listener_name
     chosen = min(listeners, key=lambda each: (_PROTOCOLS.index(each.security_protocol), each.name == nodes))
     return chosen, _client_properties(chosen.name, config.security.listeners[chosen.name])
+
+
+def reached(config: BrokerConfig, listener: Listener, port: int) -> Address:
+    """Where a process on this machine reaches a listener."""
+    if config.security.listeners[listener.name].tls is not None:
+        for each in config.network.advertised_listeners:
+            if each.name == listener.name and each.host:
+                # The certificate has the name that clients use.
+                return Address(each.host, each.port or port)
+    return dialled(Address(listener.host, port))
 
 
 def has_login(client_properties: Mapping[str, str]) -> bool:

@@ -6,6 +6,10 @@ not restarted, since the other brokers continue. `tidemill serve --config` start
 
 With --status each node has a status listener, on consecutive ports. With --gateway one gateway serves the whole
 cluster. This process starts it when the cluster is up and restarts it when it dies.
+
+The nodes may have TLS and log-ins: a directory that `tidemill security init` made holds a cluster as well. The gateway then
+reaches the brokers by the listener that `gateway_access` chooses, and its callers log in. Whether such a cluster is up is
+read from what its nodes print, since this process has no user.
 """
 
 from __future__ import annotations
@@ -18,17 +22,24 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidemill.cli.failures import CommandError
-from tidemill.cli.options import natural, positive
+from tidemill.cli.options import natural, positive, properties_file
 from tidemill.cli.serving.addresses import check_free, listen_address
+from tidemill.cli.serving.gateway_access import gateway_access, has_login, reached
 from tidemill.cli.serving.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
-from tidemill.cli.serving.http_listeners import HttpListener, check_exposure, http_listener
+from tidemill.cli.serving.http_listeners import (
+    CLIENT_CONFIG_KEY,
+    HttpListener,
+    check_exposure,
+    http_listener,
+)
+from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
 from tidemill.cli.table import plural
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
@@ -40,12 +51,16 @@ from tidemill.log.files import FOLDER_MODE
 _HOST = "127.0.0.1"
 _DEFAULT_BASE_PORT = 9092
 _DEFAULT_DATA_DIR = "cluster-data"
+# As this module and `tidemill security init` name them.
+_NODE_FOLDERS = ("broker-*", "node-*")
 _PROBE_S = 0.2
 _STOP_LIMIT_S = 30.0
 # A log line may contain a long record or a traceback.
 _LINE_BYTES_MAX = 1 << 20
 # The line that a node prints once its status listener serves.
-_METRICS_LINE = re.compile(rb"Metrics at (http://\S+)/metrics")
+_METRICS_LINE = re.compile(rb"Metrics at (https?://\S+)/metrics")
+# The line that a node prints for each of its listeners once it serves.
+_LISTENS_LINE = re.compile(rb"Tidemill \S+ listens on ")
 
 
 @dataclass(frozen=True)
@@ -55,14 +70,20 @@ class LocalNode:
     id: int
     config_path: Path
     port: int
+    # Where clients on this machine reach it, and the properties that they need.
+    address: str
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Why a gateway cannot reach it; empty when it can.
+    problem: str = ""
 
     @property
     def name(self) -> str:
-        return f"broker-{self.id}"
+        return self.config_path.parent.name
 
     @property
-    def address(self) -> str:
-        return f"{_HOST}:{self.port}"
+    def is_open(self) -> bool:
+        """Whether clients need neither TLS nor a log-in."""
+        return self.client.get("security.protocol", "PLAINTEXT") == "PLAINTEXT"
 
 
 def add_verb_start(verbs: Any) -> None:
@@ -75,14 +96,20 @@ def add_verb_start(verbs: Any) -> None:
             "examples:\n"
             "  tidemill cluster start --brokers 3\n"
             "  tidemill cluster start --gateway 127.0.0.1:8080 --status 127.0.0.1:9404\n"
-            "  tidemill cluster start --brokers 3 --data-dir /var/tmp/three --base-port 19092"
+            "  tidemill cluster start --brokers 3 --data-dir /var/tmp/three --base-port 19092\n"
+            "  tidemill cluster start --data-dir safe --gateway https://127.0.0.1:8080    (made by `security init`)"
         ),
     )
     parser.set_defaults(run_verb=_start, program=parser.prog)
     parser.add_argument(
         "--brokers", metavar="N", type=positive, help="how many (default 3, or as many as there are)"
     )
-    parser.add_argument("--data-dir", metavar="DIR", default=_DEFAULT_DATA_DIR, help="default ./cluster-data")
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        default=_DEFAULT_DATA_DIR,
+        help="default ./cluster-data; one that `tidemill security init` made is a cluster, too",
+    )
     parser.add_argument(
         "--base-port",
         metavar="PORT",
@@ -96,7 +123,9 @@ def add_verb_start(verbs: Any) -> None:
         help="serve /metrics, /healthz, /readyz and /rebalances of the first broker here; the others' ports follow",
     )
     parser.add_argument(
-        "--gateway", metavar="HOST:PORT", help="run a REST gateway with the web console of the cluster here"
+        "--gateway",
+        metavar="[https://]HOST:PORT",
+        help="run a REST gateway with the web console of the cluster here; callers log in where the brokers have SASL",
     )
     parser.add_argument(
         "--insecure", action="store_true", help="let the gateway listen beyond this machine without a log-in"
@@ -112,25 +141,29 @@ def add_verb_start(verbs: Any) -> None:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    gateway = _gateway_listener(arguments)
+    if arguments.gateway is not None and (missing := missing_packages()):
+        raise CommandError(f"--gateway needs {', '.join(missing)}: {INSTALL_HINT}")
+    nodes = prepare(Path(arguments.data_dir), arguments.brokers, arguments.base_port)
+    gateway = _gateway_listener(arguments, nodes)
     status = listen_address("--status", arguments.status) if arguments.status else None
     if status is None and gateway is not None and importlib.util.find_spec("prometheus_client") is not None:
         # Used by the gateway alone, for throughput and rebalances.
         status = Address(_HOST, 0)
-    nodes = prepare(Path(arguments.data_dir), arguments.brokers, arguments.base_port)
     options = [word for setting in arguments.set for word in ("--set", setting)]
     options += ["--log-level", arguments.log_level]
     return asyncio.run(_Runner(nodes, options, status, gateway).run())
 
 
-def _gateway_listener(arguments: argparse.Namespace) -> HttpListener | None:
+def _gateway_listener(arguments: argparse.Namespace, nodes: list[LocalNode]) -> HttpListener | None:
     if arguments.gateway is None:
         return None
-    if missing := missing_packages():
-        raise CommandError(f"--gateway needs {', '.join(missing)}: {INSTALL_HINT}")
-    listener = http_listener("--gateway", arguments.gateway, {}, "")
+    for node in nodes:
+        if node.problem:
+            raise CommandError(f"{node.config_path}: {node.problem}")
+    # Its certificate, where it has TLS, is the first node's.
+    listener = http_listener("--gateway", arguments.gateway, _properties_of(nodes[0].config_path), "")
     if not arguments.insecure:
-        check_exposure(listener, option="--gateway", has_login=False, has_auth=False)
+        check_exposure(listener, option="--gateway", has_login=has_login(nodes[0].client), has_auth=False)
     if listener.address.port:
         check_free(listener.address, "--gateway")
     return listener
@@ -141,7 +174,8 @@ def _gateway_listener(arguments: argparse.Namespace) -> HttpListener | None:
 
 def prepare(data_dir: Path, brokers: int | None, base_port: int | None) -> list[LocalNode]:
     """The nodes in the directory. An empty directory gets new ones."""
-    existing = sorted(data_dir.glob("broker-*/server.properties"), key=lambda path: _number(path.parent))
+    found = (path for name in _NODE_FOLDERS for path in data_dir.glob(f"{name}/server.properties"))
+    existing = sorted(found, key=lambda path: _number(path.parent))
     if existing:
         return _existing(data_dir, existing, brokers, base_port)
     count = brokers or 3
@@ -170,15 +204,33 @@ def _existing(
 
 
 def _read_node(path: Path) -> LocalNode:
+    properties = _properties_of(path)
     try:
-        config, _ = load_broker_config(parse_properties(path.read_text(encoding="utf-8")))
+        config, _ = load_broker_config(
+            {name: value for name, value in properties.items() if name not in HTTP_KEYS}
+        )
+        if not config.network.listeners:
+            raise ConfigError("it describes no broker; `tidemill cluster start` runs nodes that are brokers")
+    except ConfigError as error:
+        raise CommandError(f"{path}: {error}") from None
+    first = config.network.listeners[0]
+    file = properties.get(CLIENT_CONFIG_KEY)
+    try:
+        listener, client = gateway_access(config, properties_file(Path(file)) if file else None)
+    except ConfigError as error:
+        # Only a gateway needs it.
+        client = {"security.protocol": first.security_protocol}
+        return LocalNode(
+            config.node_id, path, first.port, str(reached(config, first, first.port)), client, str(error)
+        )
+    return LocalNode(config.node_id, path, first.port, str(reached(config, listener, listener.port)), client)
+
+
+def _properties_of(path: Path) -> dict[str, str]:
+    try:
+        return parse_properties(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise CommandError(f"{path}: {error}") from None
-    if not config.network.listeners:
-        raise CommandError(
-            f"{path} describes no broker; `tidemill cluster start` runs nodes that are brokers"
-        )
-    return LocalNode(config.node_id, path, config.network.listeners[0].port)
 
 
 def _written(data_dir: Path, count: int, ports: list[int]) -> list[LocalNode]:
@@ -188,7 +240,7 @@ def _written(data_dir: Path, count: int, ports: list[int]) -> list[LocalNode]:
         home = (data_dir / f"broker-{index + 1}").resolve()
         data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         home.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        node = LocalNode(index + 1, home / "server.properties", ports[index])
+        node = LocalNode(index + 1, home / "server.properties", ports[index], f"{_HOST}:{ports[index]}")
         node.config_path.write_text(
             _properties_text(node, ports[count + index], voters, count), encoding="utf-8"
         )
@@ -249,10 +301,12 @@ class _Runner:
         self._nodes = nodes
         self._options = options
         self._status = status
-        self._status_urls: dict[LocalNode, str] = {}
+        self._status_urls: dict[str, str] = {}
+        # The names of nodes that said that they serve.
+        self._serving: set[str] = set()
         self._gateway_listener = gateway
         self._gateway: GatewayChild | None = None
-        self._processes: dict[LocalNode, Process] = {}
+        self._processes: dict[str, Process] = {}
         self._stop_signals = 0
         self._stopping = asyncio.Event()
         self._is_failed = False
@@ -304,13 +358,15 @@ class _Runner:
             start_new_session=True,
             limit=_LINE_BYTES_MAX,
         )
-        self._processes[node] = process
+        self._processes[node.name] = process
         if self._stopping.is_set():
             process.terminate()
         assert process.stdout is not None
         async for line in process.stdout:
             if served := _METRICS_LINE.match(line):
-                self._status_urls[node] = served[1].decode()
+                self._status_urls[node.name] = served[1].decode()
+            if _LISTENS_LINE.match(line):
+                self._serving.add(node.name)
             # A node's own hint says that Ctrl-C stops that node, which is wrong here.
             if not line.startswith(b"Try:"):
                 self._say(node.name, line.decode(errors="replace").rstrip("\n"))
@@ -334,13 +390,15 @@ class _Runner:
     async def _announce(self) -> None:
         """Wait until all brokers are up, and print that once."""
         bootstrap = ",".join(node.address for node in self._nodes)
-        while not await asyncio.to_thread(_is_up, bootstrap, len(self._nodes)):
+        while not await self._is_up(bootstrap):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _PROBE_S)
                 return
         print(f"A cluster of {plural(len(self._nodes), 'broker')} is up at {bootstrap}")
+        option = "" if self._nodes[0].is_open else " --command-config client.properties"
         print(
-            f"Try:  tidemill cluster status --bootstrap {self._nodes[0].address}      (Ctrl-C stops the cluster)",
+            f"Try:  tidemill cluster status --bootstrap {self._nodes[0].address}{option}      "
+            "(Ctrl-C stops the cluster)",
             flush=True,
         )
         if self._gateway_listener is not None:
@@ -348,9 +406,17 @@ class _Runner:
             options = ["--bootstrap", bootstrap, "--insecure"]
             options += [word for url in self._status_urls.values() for word in ("--status-url", url)]
             self._gateway = GatewayChild(
-                self._gateway_listener, options, lambda line: print(line, flush=True)
+                self._gateway_listener,
+                options,
+                lambda line: print(line, flush=True),
+                client=self._nodes[0].client,
             )
             self._gateway.start()
+
+    async def _is_up(self, bootstrap: str) -> bool:
+        if all(node.is_open for node in self._nodes):
+            return await asyncio.to_thread(_is_up, bootstrap, len(self._nodes))
+        return len(self._serving) == len(self._nodes)
 
     async def _stop(self, everyone: asyncio.Future[list[None]]) -> None:
         self._signal(signal.SIGTERM)

@@ -28,8 +28,8 @@ from tidemill.broker.node import Node
 from tidemill.broker.status.server import StatusServer
 from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.options import add_examples, default_bootstrap, properties_file
-from tidemill.cli.serving.addresses import check_free, dialled
-from tidemill.cli.serving.gateway_access import gateway_access, has_login
+from tidemill.cli.serving.addresses import check_free
+from tidemill.cli.serving.gateway_access import gateway_access, has_login, reached
 from tidemill.cli.serving.gateway_child import INSTALL_HINT, GatewayChild, missing_packages
 from tidemill.cli.serving.http_listeners import (
     CLIENT_CONFIG_KEY,
@@ -220,22 +220,12 @@ def _start_gateway(
         )
         return None
     listener, port = next(each for each in addresses if each[0].name == wanted.broker_listener)
-    options = ["--bootstrap", str(_reached(config, listener, port))]
+    options = ["--bootstrap", str(reached(config, listener, port))]
     if status_url:
         options += ["--status-url", status_url]
     gateway = GatewayChild(wanted.listener, options + wanted.options, _say, client=wanted.client)
     gateway.start()
     return gateway
-
-
-def _reached(config: BrokerConfig, listener: Listener, port: int) -> Address:
-    """Where a process on this machine reaches the listener."""
-    if config.security.listeners[listener.name].tls is not None:
-        for each in config.network.advertised_listeners:
-            if each.name == listener.name and each.host:
-                # The certificate has the name that clients use.
-                return Address(each.host, each.port or port)
-    return dialled(Address(listener.host, port))
 
 
 def _say(line: str) -> None:
@@ -262,7 +252,7 @@ def _announce(
         lines.append(f"Metrics at {status_url}/metrics\n")
     if config.is_broker:
         listener, port = shown[0]
-        address = str(_reached(config, listener, port))
+        address = str(reached(config, listener, port))
         option = "" if address == default_bootstrap() else f" --bootstrap {address}"
         if listener.security_protocol != "PLAINTEXT":
             option += f" --command-config {client_file}"
