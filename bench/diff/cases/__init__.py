@@ -18,6 +18,7 @@ from bench.diff.cases import (  # noqa: F401
     plain,
     produce,
     producers,
+    share,
     share_groups,
     topics,
     transactions_adding,
