@@ -177,9 +177,9 @@ class Comparison(RuleBasedStateMachine):
         batch = AcknowledgedBatch(first, last, types[:1] if is_uniform else types)
         start = self.machine.start_offset
         model.give_back(model.held(now_ms))
-        offsets = [offset for offset in range(first, last + 1) if offset >= start]
+        offsets = [offset for offset in range(first, last + 1) if offset >= model.log_start]
         is_right = all(
-            offset < model.end
+            start <= offset < model.end
             and model.entries[offset].state == DeliveryState.ACQUIRED
             and model.entries[offset].holder == member
             and not model.entries[offset].is_locked

@@ -14,13 +14,20 @@ from dataclasses import replace
 from tidemill.config.definitions import ConfigKey, ConfigSource, invalid_value, render
 from tidemill.config.describe import ConfigEntry, ConfigSynonym, describe_broker_key
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
-from tidemill.config.share_groups import SHARE_ONLY_KEYS
+from tidemill.config.share_groups import (
+    DEAD_LETTER_TOPIC,
+    RELEASE_BACKOFF,
+    RELEASE_BACKOFF_FACTOR,
+    RELEASE_BACKOFF_MAX,
+    SHARE_ONLY_KEYS,
+)
 from tidemill.errors import ConfigError
 
 GROUP_KEYS = (
     "consumer.assignment.interval.ms",
     "consumer.heartbeat.interval.ms",
     "consumer.session.timeout.ms",
+    DEAD_LETTER_TOPIC,
     "share.assignment.interval.ms",
     "share.auto.offset.reset",
     "share.delivery.count.limit",
@@ -30,6 +37,9 @@ GROUP_KEYS = (
     "share.record.lock.duration.ms",
     "share.renew.acknowledge.enable",
     "share.session.timeout.ms",
+    RELEASE_BACKOFF,
+    RELEASE_BACKOFF_FACTOR,
+    RELEASE_BACKOFF_MAX,
 )
 _KINDS = ("consumer", "share")
 
@@ -73,6 +83,8 @@ def _limits(name: str, broker: BrokerLayers) -> tuple[int, int]:
 def describe_group_configs(overrides: Mapping[str, str], broker: BrokerLayers) -> list[ConfigEntry]:
     entries = []
     for name in GROUP_KEYS:
+        if _key(name).is_internal and name not in overrides:
+            continue
         entry = _inherited(name, broker)
         if name in overrides:
             value = render(_key(name).parse(overrides[name]))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tidemill.config.definitions import Check, ConfigKey, ConfigType, key, one_of
+from tidemill.config.definitions import Check, ConfigKey, ConfigType, at_least, key, one_of
 from tidemill.config.values import Values
 
 _BY_DURATION = "by_duration:"
@@ -21,6 +21,10 @@ _DURATION = re.compile(
     r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d{1,9}))?S)?)?",
     re.IGNORECASE | re.ASCII,
 )
+DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
+RELEASE_BACKOFF = "tidemill.share.release.backoff.ms"
+RELEASE_BACKOFF_FACTOR = "tidemill.share.release.backoff.factor"
+RELEASE_BACKOFF_MAX = "tidemill.share.release.backoff.max.ms"
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 
@@ -84,6 +88,37 @@ SHARE_ONLY_KEYS: dict[str, ConfigKey] = {
             "true",
             "Whether members of a share group may extend the locks of their records.",
         ),
+        key(
+            DEAD_LETTER_TOPIC,
+            ConfigType.STRING,
+            "",
+            "The topic for records that were rejected or reached the delivery limit (KIP-1191); empty for none.",
+            is_internal=True,
+        ),
+        key(
+            RELEASE_BACKOFF,
+            ConfigType.INT,
+            "0",
+            "How long a record waits after its first release before it is delivered again.",
+            at_least(0),
+            is_internal=True,
+        ),
+        key(
+            RELEASE_BACKOFF_FACTOR,
+            ConfigType.DOUBLE,
+            "2",
+            "By how much the wait after a release grows with each delivery.",
+            at_least(1),
+            is_internal=True,
+        ),
+        key(
+            RELEASE_BACKOFF_MAX,
+            ConfigType.INT,
+            "600000",
+            "The longest wait after a release.",
+            at_least(0),
+            is_internal=True,
+        ),
     )
 }
 
@@ -129,6 +164,10 @@ class ShareGroupConfig:
     )
     is_read_committed: bool = False
     is_renew_enabled: bool = True
+    dead_letter_topic: str = ""
+    release_backoff_ms: int = 0
+    release_backoff_factor: float = 2.0
+    release_backoff_ms_max: int = 600_000
 
 
 def share_group_config(overrides: Mapping[str, str], brokers: ShareGroupsConfig) -> ShareGroupConfig:
@@ -148,6 +187,10 @@ def share_group_config(overrides: Mapping[str, str], brokers: ShareGroupsConfig)
         auto_offset_reset=reset,
         is_read_committed=get("share.isolation.level", "").strip() == READ_COMMITTED,
         is_renew_enabled=get("share.renew.acknowledge.enable", "true").strip().lower() != "false",
+        dead_letter_topic=get(DEAD_LETTER_TOPIC, "").strip(),
+        release_backoff_ms=int(get(RELEASE_BACKOFF, "0")),
+        release_backoff_factor=float(get(RELEASE_BACKOFF_FACTOR, "2")),
+        release_backoff_ms_max=int(get(RELEASE_BACKOFF_MAX, "600000")),
     )
 
 

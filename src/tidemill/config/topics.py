@@ -28,6 +28,7 @@ class TopicConfig:
     compression_type: str = "producer"
     compression_zstd_level: int = 3
     delete_retention_ms: int = 86_400_000
+    errors_deadletterqueue_group_enable: bool = False
     file_delete_delay_ms: int = 60_000
     flush_messages: int = LONG_MAX
     flush_ms: int = LONG_MAX

@@ -48,6 +48,7 @@ class ShareLimits:
     delivery_count_max: int = 5
     record_locks_max: int = 2_000
     is_renew_enabled: bool = True
+    has_dead_letters: bool = False
     backoff_ms: int = 0
     backoff_factor: float = 2.0
     backoff_ms_max: int = 600_000
@@ -89,8 +90,6 @@ class Change(NamedTuple):
     state: DeliveryState
     # When it may be acquired again.
     deadline_ms: int = 0
-    # Whether it is archived because it was rejected or has reached the limit.
-    is_dead: bool = False
 
 
 class Transition:
@@ -114,7 +113,7 @@ class Write(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """Records that were archived undelivered, durably."""
+    """Records that were rejected or reached the limit, durably, and whose dead letters are owed."""
 
     first_offset: int
     end_offset: int
@@ -387,10 +386,14 @@ class SharePartition:
             return Change(found, DeliveryState.ACKNOWLEDGED)
         if kind == AcknowledgeType.RELEASE:
             if found.delivery_count >= self.limits.delivery_count_max:
-                return Change(found, DeliveryState.ARCHIVED, is_dead=True)
+                return Change(found, self._archived())
             backoff_ms = self.limits.backoff_after(found.delivery_count)
             return Change(found, DeliveryState.AVAILABLE, steady_ms + backoff_ms if backoff_ms else 0)
-        return Change(found, DeliveryState.ARCHIVED, is_dead=kind == AcknowledgeType.REJECT)
+        return Change(found, self._archived() if kind == AcknowledgeType.REJECT else DeliveryState.ARCHIVED)
+
+    def _archived(self) -> DeliveryState:
+        """What becomes of a record that is given up. With dead letters it is not done before that is written."""
+        return DeliveryState.ARCHIVING if self.limits.has_dead_letters else DeliveryState.ARCHIVED
 
     # -- coming back without an acknowledgement --------------------------------------------------------------
 
@@ -424,7 +427,7 @@ class SharePartition:
         for each in ranges:
             if each.delivery_count >= self.limits.delivery_count_max:
                 each.transition = transition
-                transition.changes.append(Change(each, DeliveryState.ARCHIVED, is_dead=True))
+                transition.changes.append(Change(each, self._archived()))
                 self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
             else:
                 self._in_flight.change(each, DeliveryState.AVAILABLE, each.delivery_count)
@@ -433,6 +436,33 @@ class SharePartition:
             self._announced.append(transition)
         self._in_flight.settle(ranges[0].first_offset, ranges[-1].end_offset)
         return True
+
+    # -- dead letters ----------------------------------------------------------------------------------------
+
+    def owed(self, records_max: int) -> list[Dead]:
+        """Records whose dead letters are to be written, the first ones first. They stay owed until `buried`."""
+        found: list[Dead] = []
+        for each in self._in_flight.ranges:
+            if each.state == DeliveryState.ARCHIVING and each.transition is None:
+                end_offset = min(each.end_offset, each.first_offset + records_max)
+                found.append(Dead(each.first_offset, end_offset, each.delivery_count))
+                records_max -= end_offset - each.first_offset
+                if records_max <= 0:
+                    break
+        return found
+
+    def buried(self, dead: Sequence[Dead]) -> None:
+        """Their dead letters are written, or never will be: announce that they are done."""
+        transition = Transition()
+        for first_offset, end_offset, _ in dead:
+            if end_offset <= self.start_offset:
+                continue
+            for each in self._in_flight.cut(max(first_offset, self.start_offset), end_offset):
+                if each.state == DeliveryState.ARCHIVING and each.transition is None:
+                    each.transition = transition
+                    transition.changes.append(Change(each, DeliveryState.ARCHIVED))
+        if transition.changes:
+            self._announced.append(transition)
 
     # -- the log ---------------------------------------------------------------------------------------------
 
@@ -455,7 +485,7 @@ class SharePartition:
         batches: list[StateBatch] = []
         targets: dict[Range, DeliveryState] = {}
         for transition in transitions:
-            for each, state, _, _ in transition.changes:
+            for each, state, _ in transition.changes:
                 if each.transition is transition:
                     targets[each] = state
                     batches.append(_batch(each, state, each.delivery_count))
@@ -474,18 +504,16 @@ class SharePartition:
             tuple(counted),
         )
 
-    def written(self, write: Write, *, is_durable: bool) -> list[Dead]:
-        """The outcome of a write. Returns the records that are dead letters now."""
+    def written(self, write: Write, *, is_durable: bool) -> None:
+        """The outcome of a write."""
         self._is_writing = False
-        dead: list[Dead] = []
         if is_durable:
             self._note_counted(write.counted)
         for transition in write.transitions:
             if is_durable:
-                self._carry_out(transition, dead)
+                self._carry_out(transition)
             else:
                 self._take_back(transition)
-        return dead
 
     def _note_counted(self, counted: Sequence[tuple[int, int]]) -> None:
         for first_offset, delivery_count in counted:
@@ -495,13 +523,11 @@ class SharePartition:
                     each.is_unwritten = False
         self._has_unwritten = any(each.is_unwritten for each in self._in_flight.ranges)
 
-    def _carry_out(self, transition: Transition, dead: list[Dead]) -> None:
-        for each, state, deadline_ms, is_dead in transition.changes:
+    def _carry_out(self, transition: Transition) -> None:
+        for each, state, deadline_ms in transition.changes:
             if each.transition is not transition:
                 continue  # the log's start has passed it meanwhile
             each.transition = None
-            if is_dead:
-                dead.append(Dead(each.first_offset, each.end_offset, each.delivery_count))
             self._in_flight.change(each, state, each.delivery_count, deadline_ms=deadline_ms)
         first, last = transition.changes[0].changed, transition.changes[-1].changed
         self._in_flight.settle(max(first.first_offset, self.start_offset), last.end_offset)

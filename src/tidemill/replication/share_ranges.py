@@ -19,11 +19,13 @@ class DeliveryState(IntEnum):
     AVAILABLE = 0
     ACQUIRED = 1
     ACKNOWLEDGED = 2
+    # Archived as far as members see; its dead letter is not written yet (KIP-1191).
+    ARCHIVING = 3
     ARCHIVED = 4
 
     @property
     def is_final(self) -> bool:
-        return self >= DeliveryState.ACKNOWLEDGED
+        return self in (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
 
 
 class Range:

@@ -13,6 +13,8 @@ class ShareSettings:
     limits: ShareLimits
     is_read_committed: bool
     offset_reset: OffsetResetStrategy
+    # Empty for none.
+    dead_letter_topic: str = ""
 
 
 def share_settings(config: ShareGroupConfig) -> ShareSettings:
@@ -22,7 +24,12 @@ def share_settings(config: ShareGroupConfig) -> ShareSettings:
             delivery_count_max=config.delivery_count_limit,
             record_locks_max=config.partition_max_record_locks,
             is_renew_enabled=config.is_renew_enabled,
+            has_dead_letters=bool(config.dead_letter_topic),
+            backoff_ms=config.release_backoff_ms,
+            backoff_factor=config.release_backoff_factor,
+            backoff_ms_max=config.release_backoff_ms_max,
         ),
         config.is_read_committed,
         config.auto_offset_reset,
+        config.dead_letter_topic,
     )

@@ -29,6 +29,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 
 DELAYS_ENABLE = "tidemill.delays.enable"
+DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
 VIEW_SOURCE = "tidemill.view.source"
 VIEW_FILTER = "tidemill.view.filter"
 
@@ -295,6 +296,13 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         "false",
         "Whether a replica that is not in sync may become leader, at the price of lost records.",
         synonyms=(Synonym("unclean.leader.election.enable"),),
+    ),
+    ConfigKey(
+        DEAD_LETTERS_ENABLE,
+        BOOLEAN,
+        "false",
+        "Whether share groups may write dead letters to the topic (KIP-1191).",
+        is_internal=True,
     ),
     ConfigKey(
         DELAYS_ENABLE,
