@@ -236,7 +236,7 @@ class Node:
             self._marker_writer.write,
         )
         self._share_partitions = SharePartitions(
-            config, clock, replicas, lambda: driver.image, self._share_state
+            config, clock, replicas, lambda: driver.image, self._share_state, self._channels
         )
         hosts = (self._groups, self._transactions, self._share_coordinators)
         self._topic_creation = TopicCreation(

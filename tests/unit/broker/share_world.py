@@ -99,7 +99,12 @@ def share_with(world: World, states: StoredStates, *broker_ids: int) -> None:
 
         def wire(host: Any = host) -> None:
             host.broker.share = SharePartitions(
-                host.broker.config, host.broker.clock, host.replicas, lambda: world.image, states
+                host.broker.config,
+                host.broker.clock,
+                host.replicas,
+                lambda: world.image,
+                states,
+                host.replicas._fetchers._channels,
             )
 
         world._run_in(host, wire)

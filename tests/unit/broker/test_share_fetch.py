@@ -20,6 +20,8 @@ from tests.unit.broker.share_world import (
     outcome,
     share_with,
 )
+from tests.unit.broker.transaction_world import mark, send, verification_of
+from tests.unit.broker.transaction_world import outcome as outcome_of
 from tidemill.errors import ErrorCode
 
 MakeWorld = Callable[..., World]
@@ -189,8 +191,7 @@ def test_thousand_members_take_one_record_each(world: World) -> None:
         assert member.acknowledge((offset, offset, [ACCEPT])) is ErrorCode.NONE
 
 
-def test_record_that_is_always_released_is_archived_at_the_limit(world: World, states: StoredStates) -> None:
-    """Failure 31: every release counts."""
+def test_failure_31_record_that_is_always_released_is_archived_at_the_limit(world: World, states: StoredStates) -> None:
     write(world, 1, b"poison", b"fine")
     member = Member(world)
     counts = []
@@ -250,13 +251,13 @@ def test_session_ends_with_the_connection_that_opened_it(world: World) -> None:
     assert second.fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 0, 2)]
 
 
-def test_acknowledgement_is_answered_when_it_is_durable(world: World, states: StoredStates) -> None:
+def test_failure_32_lock_does_not_expire_while_its_acknowledgement_is_written(world: World, states: StoredStates) -> None:
     write(world, 1, b"a")
     member, other = Member(world), Member(world, "m2")
     member.fetch(max_wait_ms=WAIT_MS)
     states.is_held = True
     answer = member.start_acknowledge((0, 0, [ACCEPT]))
-    # Failure 32: the lock would have expired; the outcome of the write decides.
+    # The lock would have expired; the outcome of the write decides.
     world.settle(LOCK_S + 10)
     assert not answer.is_there
     assert other.fetch().offsets() == []
@@ -297,3 +298,113 @@ def test_acknowledgement_for_a_recreated_topic_is_refused(world: World) -> None:
     assert member.acknowledge((0, 0, [ACCEPT]), topic_id=again) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     fetched = member.fetch(0, topic_id=again)
     assert {topic.topic_id for topic in fetched.response.responses} <= {TOPIC_ID, again}
+
+
+def test_failure_31_release_with_backoff_waits_and_counts(world: World) -> None:
+    backoff = {
+        "tidemill_share_release_backoff_ms": "1000",
+        "tidemill_share_release_backoff_factor": "10",
+        "tidemill_share_release_backoff_max_ms": "5000",
+    }
+    configure(world, **backoff)
+    write(world, 1, b"a")
+    member = Member(world)
+    waits = []
+    for _ in range(4):
+        waiting = member.start_fetch(max_wait_ms=60_000)
+        began_s = world.scheduler.now_s
+        world.until(lambda answer=waiting: answer.is_there, "the record again")  # type: ignore[misc]
+        waits.append(round(world.scheduler.now_s - began_s))
+        assert member.answered(waiting).offsets() == [0]
+        assert member.acknowledge((0, 0, [RELEASE])) is ErrorCode.NONE
+    assert waits == [0, 1, 5, 5]
+
+
+def test_new_leader_delivers_what_was_locked_and_refuses_the_old_holder(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    world = make_world(2)
+    world.start()
+    world.create_topic((1, 2))
+    world.settle()
+    share_with(world, states)
+    configure(world, share_auto_offset_reset="earliest")
+    write(world, 1, b"a", b"b")
+    first, second = Member(world, "m1", 1), Member(world, "m2", 2)
+    assert first.fetch(max_wait_ms=WAIT_MS).offsets() == [0, 1]
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+    world.change(leader=2)
+    world.settle()
+    assert second.fetch(max_wait_ms=WAIT_MS).acquired() == [(1, 1, 1)]
+    assert first.acknowledge((1, 1, [ACCEPT])) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert first.fetch().error_of() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert second.acknowledge((1, 1, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_failure_32_write_of_a_deposed_leader_is_fenced(make_world: MakeWorld, states: StoredStates) -> None:
+    """A leader that has not heard of the next one cannot accept what that one hands out."""
+    world = make_world(2)
+    world.start()
+    world.create_topic((1, 2))
+    world.settle()
+    share_with(world, states)
+    configure(world, share_auto_offset_reset="earliest")
+    write(world, 1, b"a")
+    first, second = Member(world, "m1", 1), Member(world, "m2", 2)
+    assert first.fetch(max_wait_ms=WAIT_MS).offsets() == [0]
+    world.change(leader=2, isr=[2], to=(2,))
+    world.settle()
+    assert second.fetch(max_wait_ms=WAIT_MS).offsets() == [0]
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert second.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_control_batches_and_aborted_records_are_not_delivered_to_a_group_of_committed_records(
+    world: World,
+) -> None:
+    verification_of(world, confirms=True)
+    configure(world, share_isolation_level="read_committed")
+    assert outcome_of(world, send(world, 0, values=(b"aborted",))) is ErrorCode.NONE
+    assert mark(world, is_commit=False) is ErrorCode.NONE
+    assert outcome_of(world, send(world, 1, values=(b"open",))) is ErrorCode.NONE
+    write(world, 1, b"behind")
+    member = Member(world)
+    assert member.fetch(max_wait_ms=200).offsets() == []
+    assert mark(world, is_commit=True) is ErrorCode.NONE
+    fetched = member.fetch(max_wait_ms=WAIT_MS)
+    assert fetched.values() == [b"open", b"behind"]
+    assert fetched.offsets() == [2, 3]
+
+
+def test_records_that_retention_removed_are_skipped_and_their_acknowledgement_is_ignored(
+    world: World,
+) -> None:
+    write(world, 1, b"a")
+    write(world, 1, b"b")
+    first, second = Member(world, "m1"), Member(world, "m2")
+    assert first.fetch(max_records=1, max_wait_ms=WAIT_MS).offsets() == [0]
+    world._run_in(world[1], lambda: world[1].replicas.move_start(world[1].partition(), 1))
+    assert second.fetch(max_wait_ms=WAIT_MS).offsets() == [1]
+    assert first.acknowledge((0, 0, [ACCEPT])) is ErrorCode.NONE
+
+
+def test_fetch_waits_for_min_bytes(world: World) -> None:
+    member = Member(world)
+    waiting = member.start_fetch(min_bytes=500, max_wait_ms=WAIT_MS)
+    write(world, 1, b"a" * 100)
+    world.settle(1)
+    assert not waiting.is_there
+    write(world, 1, b"b" * 600)
+    world.until(lambda: waiting.is_there, "enough bytes", limit_s=1)
+    assert member.answered(waiting).offsets() == [0, 1]
+
+
+def test_session_limit(make_world: MakeWorld, states: StoredStates) -> None:
+    world = make_world(1, group_share_max_share_sessions="1")
+    world.start()
+    world.create_topic((1,))
+    world.settle()
+    share_with(world, states)
+    Member(world, "m1").fetch()
+    assert Member(world, "m2").fetch().error is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+    assert Member(world, "m1").fetch().error is ErrorCode.NONE

@@ -20,6 +20,7 @@ from tidemill.broker.clock import SteadyClock
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.machine_host import DeadlineTimer
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.share.dead_letters import DeadLetters
 from tidemill.broker.share.reading import SharedRead, read_shared
 from tidemill.broker.share.settings import ShareSettings
 from tidemill.config.share_groups import OffsetReset
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 _SLICE_S = 0.0005
 # After a write failed: when what is left to write is tried again.
 _RETRY_S = 1.0
+# How many dead letters are written before the archived records are marked.
+_LETTERS_AT_ONCE = 100
 # The share coordinator knows another leader or another state: this one is over.
 _FENCED = {
     ErrorCode.FENCED_LEADER_EPOCH,
@@ -87,6 +90,7 @@ class LedSharePartition:
         states: ShareStates,
         clock: SteadyClock,
         host: ShareHost,
+        letters: DeadLetters,
         on_over: Callable[[LedSharePartition], None],
     ) -> None:
         self.key = key
@@ -95,6 +99,9 @@ class LedSharePartition:
         self._states = states
         self._clock = clock
         self._host = host
+        self._letters = letters
+        # Writes dead letters, while any are owed.
+        self._burying: asyncio.Task[None] | None = None
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
         self._leader_epoch = partition.leader_epoch
@@ -142,6 +149,7 @@ class LedSharePartition:
             return
         self._state_epoch = state.state_epoch
         self.machine = SharePartition(state, self.settings.limits, log.log_end_offset)
+        self._bury_soon()
         self.wake()
 
     def _change(self, state: ShareState, start_offset: int) -> ShareStateChange:
@@ -184,6 +192,8 @@ class LedSharePartition:
     def cancel(self) -> None:
         """The broker stops: a write that is under way is given up."""
         self._task.cancel()
+        if self._burying is not None:
+            self._burying.cancel()
 
     async def drain(self) -> None:
         """Write what is announced, as far as that works."""
@@ -351,6 +361,9 @@ class LedSharePartition:
                 return
             machine.written(write, is_durable=True)
             self._answer(write, None)
+            if self.settings.limits.backoff_ms:
+                self._timer.schedule(machine.next_deadline_ms(self._clock.steady_ms()))
+            self._bury_soon()
             self.wake()
 
     def _failed(self, machine: SharePartition, write: Write, failure: Exception) -> None:
@@ -370,6 +383,33 @@ class LedSharePartition:
         if self._retry is not None:
             self._retry.cancel()
         self._retry = self._loop.call_later(_RETRY_S, self._deadline_passed)
+
+    # -- dead letters ----------------------------------------------------------------------------------------
+
+    def _bury_soon(self) -> None:
+        machine = self.machine
+        is_busy = self._burying is not None and not self._burying.done()
+        if machine is not None and self.error is None and not is_busy and machine.owed(1):
+            self._burying = self._loop.create_task(self._bury(machine))
+
+    async def _bury(self, machine: SharePartition) -> None:
+        """Write the dead letters that are owed; each of them may be there already."""
+        limits, topic = self.settings.limits, self.settings.dead_letter_topic
+        for dead in machine.owed(_LETTERS_AT_ONCE):
+            if topic:
+                try:
+                    await self._letters.write(
+                        self.key, self._state_epoch, self.partition, topic, dead, limits.delivery_count_max
+                    )
+                except Exception as error:
+                    if not isinstance(error, ApiError):
+                        logger.error("dead letters of %s were not written", self.key, exc_info=error)
+                    self._loop.call_later(_RETRY_S, self._bury_soon)
+                    return
+            if self.error is not None:
+                return
+            machine.buried([dead])
+        self._write_soon()
 
     def _answer(self, write: Write, error: ApiError | None) -> None:
         for transition in write.transitions:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tidemill.broker.clock import Clock, SteadyClock
+from tidemill.broker.net.channel import Channels
 from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.share.dead_letters import DeadLetters
 from tidemill.broker.share.led_partition import LedSharePartition, ShareStates
 from tidemill.broker.share.sessions import SessionKey, ShareSessions
 from tidemill.broker.share.settings import ShareSettings, share_settings
@@ -30,11 +32,13 @@ class SharePartitions:
         replicas: Replicas,
         image: Callable[[], MetadataImage],
         states: ShareStates,
+        channels: Channels,
     ) -> None:
         self._config = config
         self._replicas = replicas
         self._image = image
         self._states = states
+        self._letters = DeadLetters(replicas, channels, image)
         self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
         self._led: dict[SharePartitionKey, LedSharePartition] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +70,7 @@ class SharePartitions:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         key = SharePartitionKey(group_id, TopicId(topic_id), index)
         led = self._led[key] = LedSharePartition(
-            key, partition, settings, self._states, self._clock, self._replicas, self._ended
+            key, partition, settings, self._states, self._clock, self._replicas, self._letters, self._ended
         )
         return led
 

@@ -1,0 +1,191 @@
+"""Writes dead letters: records that a share group gives up, copied to its dead-letter topic (KIP-1191).
+
+A letter has the record's key, value, headers and timestamp, and the reason in headers. It is written when the share
+coordinator has the record as ARCHIVING, and the record is ARCHIVED when the letter is committed. Whatever fails in between,
+the letter is sent again, by this leader or the next one. It is in the topic once: its batch has a producer id that is
+computed from the record's place, so the leader of the dead-letter partition recognises a repetition as it does that
+of any idempotent producer. It does so for `producer.id.expiration.ms`.
+
+A letter that can never be written (no such topic, a topic that does not allow it, the source itself, a letter that is too
+large) is reported once, and its record is archived without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from tidemill.broker.disk.long_work import LongWork
+from tidemill.broker.net.channel import Channels, PeerUnavailable
+from tidemill.broker.net.network import Address
+from tidemill.broker.partitions.partition import Partition
+from tidemill.config import TopicConfig
+from tidemill.controller.image import MetadataImage, TopicImage
+from tidemill.dead_letters import failure_headers
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.log import Log
+from tidemill.protocol.api.data import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidemill.protocol.records import Header, Record, build_batch, iterate_records
+from tidemill.protocol.share_state import SharePartitionKey
+from tidemill.protocol.steps import Steps
+from tidemill.replication.share_partition import Dead
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_MS = 10_000
+_RECORDS_A_STEP = 64
+# Beyond all producer ids that controllers hand out.
+_PRODUCER_ID_BASE = 1 << 62
+# Another attempt would end the same way.
+_FINAL = {
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.INVALID_RECORD,
+    ErrorCode.INVALID_TIMESTAMP,
+    ErrorCode.INVALID_TOPIC_EXCEPTION,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.POLICY_VIOLATION,
+    ErrorCode.CORRUPT_MESSAGE,
+}
+
+
+class LetterHost(Protocol):
+    """What dead letters need of the broker; `Replicas` is that."""
+
+    @property
+    def long_work(self) -> LongWork: ...
+    def topic_config(self, name: str) -> TopicConfig: ...
+    def address_of(self, broker_id: int) -> Address | None: ...
+
+
+class Unwritable(Exception):
+    """A letter that can never be written, and why."""
+
+
+class DeadLetters:
+    def __init__(self, host: LetterHost, channels: Channels, image: Callable[[], MetadataImage]) -> None:
+        self._host = host
+        self._channels = channels
+        self._image = image
+        # (group, topic, reason) that were reported.
+        self._reported: set[tuple[str, str, str]] = set()
+
+    async def write(
+        self,
+        key: SharePartitionKey,
+        state_epoch: int,
+        partition: Partition,
+        topic: str,
+        dead: Dead,
+        delivery_count_max: int,
+    ) -> None:
+        """Returns when the letters are committed, or were reported as unwritable. `ApiError`: try again later."""
+        log = partition.log
+        if log is None:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
+        is_limit = dead.delivery_count >= delivery_count_max
+        message = "The delivery limit was reached." if is_limit else "A member rejected the record."
+        try:
+            target = self._target(partition, topic)
+            records = await self._host.long_work.run(partial(_records_between, log, dead))
+            for record in records:
+                headers = failure_headers(
+                    partition.name.topic,
+                    partition.index,
+                    record.offset,
+                    key.group_id,
+                    dead.delivery_count,
+                    message,
+                )
+                letter = record._replace(
+                    offset=0, headers=(*record.headers, *(Header(name, value) for name, value in headers))
+                )
+                await self._send(
+                    target, partition.index, letter, producer_id_of(key, state_epoch, record.offset)
+                )
+        except Unwritable as error:
+            self._report(key.group_id, topic, str(error))
+
+    def _target(self, partition: Partition, topic: str) -> TopicImage:
+        target = self._image().topics_by_name.get(topic)
+        if topic == partition.name.topic:
+            raise Unwritable("it is the topic of the records itself")
+        if target is None or not target.partitions:
+            raise Unwritable("there is no such topic")
+        if not self._host.topic_config(topic).errors_deadletterqueue_group_enable:
+            raise Unwritable("errors.deadletterqueue.group.enable is not true for it")
+        return target
+
+    async def _send(self, topic: TopicImage, source_index: int, letter: Record, producer_id: int) -> None:
+        index = source_index % len(topic.partitions)
+        batch = build_batch([letter], producer_id=producer_id, producer_epoch=0, base_sequence=0)
+        entry = TopicProduceData(
+            name=topic.name,
+            topic_id=topic.id,
+            partition_data=[PartitionProduceData(index=index, records=bytes(batch))],
+        )
+        address = self._host.address_of(topic.partitions[index].leader)
+        if address is None:
+            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE)
+        try:
+            response = await self._channels.to(address, "dead letters").request(
+                ProduceRequest(acks=-1, timeout_ms=_TIMEOUT_MS, topic_data=[entry]),
+                ProduceResponse,
+                timeout_s=_TIMEOUT_MS / 1000,
+            )
+        except PeerUnavailable as error:
+            raise ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)) from error
+        result = response.responses[0].partition_responses[0]
+        code = ErrorCode(result.error_code)
+        if code in _FINAL:
+            raise Unwritable(result.error_message or code.message)
+        # A batch that the partition has already is answered as the first time.
+        if code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            raise ApiError(code, result.error_message)
+
+    def _report(self, group_id: str, topic: str, reason: str) -> None:
+        if (group_id, topic, reason) not in self._reported and len(self._reported) < 1000:
+            self._reported.add((group_id, topic, reason))
+            logger.error(
+                "records of share group %s are archived without a dead letter in %s: %s",
+                group_id,
+                topic,
+                reason,
+            )
+
+
+def producer_id_of(key: SharePartitionKey, state_epoch: int, offset: int) -> int:
+    """The producer id of a letter: the same for the same record, until the group's offsets are altered."""
+    place = f"{key}:{state_epoch}:{offset}".encode()
+    digest = int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "big")
+    return _PRODUCER_ID_BASE | digest >> 2
+
+
+def _records_between(log: Log, dead: Dead) -> Steps[Sequence[Record]]:
+    """The records at some offsets, as far as the log still has them."""
+    found: list[Record] = []
+    number = bisect_right(log.segments, dead.first_offset, key=lambda each: each.base_offset) - 1
+    for segment in log.segments[max(0, number) :]:
+        if segment.base_offset >= dead.end_offset:
+            break
+        for _, header, batch in segment.batches(segment.locate(dead.first_offset)):
+            if header.base_offset >= dead.end_offset:
+                break
+            if header.is_control:
+                continue
+            for count, record in enumerate(iterate_records(batch, header), 1):
+                if dead.first_offset <= record.offset < dead.end_offset:
+                    found.append(record)
+                if count % _RECORDS_A_STEP == 0:
+                    yield None
+        yield None
+    return found
