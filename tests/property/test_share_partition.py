@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tidemill.errors import ApiError
@@ -13,8 +14,8 @@ from tidemill.protocol.share_state import ShareState, StateBatch
 from tidemill.replication.share_partition import (
     AcknowledgedBatch,
     AcknowledgeType,
-    SharePartition,
     ShareLimits,
+    SharePartition,
     Span,
     Write,
 )
@@ -149,7 +150,8 @@ class Comparison(RuleBasedStateMachine):
         expected = expected[:max_records]
         isolates = any(self.model.entries[offset].delivery_count >= ISOLATED_SINCE for offset in expected)
         if isolates:
-            assert taken == expected[: len(taken)] and (taken or not expected)
+            assert taken == expected[: len(taken)]
+            assert taken or not expected
         else:
             assert taken == expected
         for each in acquired:

@@ -27,7 +27,7 @@ from tidemill.protocol.share_state import SharePartitionKey
 
 MakeWorld = Callable[..., World]
 LETTERS, LETTERS_ID = "letters", bytes(range(100, 116))
-ENABLED = {"errors_deadletterqueue_group_enable": "true"}
+ENABLED: dict[str, Any] = {"errors_deadletterqueue_group_enable": "true"}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def states() -> StoredStates:
     return StoredStates()
 
 
-def start(make_world: MakeWorld, states: StoredStates, brokers: int = 1, **letters: str) -> World:
+def start(make_world: MakeWorld, states: StoredStates, brokers: int = 1, **letters: Any) -> World:
     world = make_world(brokers)
     world.start()
     replicas = tuple(range(1, brokers + 1))
@@ -160,7 +160,7 @@ def test_letter_that_can_never_be_written_does_not_hold_the_group(
     make_world: MakeWorld, states: StoredStates, problem: str, caplog: Any
 ) -> None:
     too_large = {**ENABLED, "max_message_bytes": "100"}
-    configs = {"not enabled": {"retention_ms": "-1"}, "too large": too_large}.get(problem, {})
+    configs: dict[str, Any] = {"not enabled": {"retention_ms": "-1"}, "too large": too_large}.get(problem, {})
     world = start(make_world, states, **configs)
     if problem == "missing":
         world.delete_topic(LETTERS_ID)

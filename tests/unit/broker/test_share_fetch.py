@@ -191,7 +191,9 @@ def test_thousand_members_take_one_record_each(world: World) -> None:
         assert member.acknowledge((offset, offset, [ACCEPT])) is ErrorCode.NONE
 
 
-def test_failure_31_record_that_is_always_released_is_archived_at_the_limit(world: World, states: StoredStates) -> None:
+def test_failure_31_record_that_is_always_released_is_archived_at_the_limit(
+    world: World, states: StoredStates
+) -> None:
     write(world, 1, b"poison", b"fine")
     member = Member(world)
     counts = []
@@ -251,7 +253,9 @@ def test_session_ends_with_the_connection_that_opened_it(world: World) -> None:
     assert second.fetch(max_wait_ms=WAIT_MS).acquired() == [(0, 0, 2)]
 
 
-def test_failure_32_lock_does_not_expire_while_its_acknowledgement_is_written(world: World, states: StoredStates) -> None:
+def test_failure_32_lock_does_not_expire_while_its_acknowledgement_is_written(
+    world: World, states: StoredStates
+) -> None:
     write(world, 1, b"a")
     member, other = Member(world), Member(world, "m2")
     member.fetch(max_wait_ms=WAIT_MS)
