@@ -128,6 +128,17 @@ def parse_claim(
     return Claim(found[URI_HEADER], int(found[SIZE_HEADER]), found[SHA256_HEADER])
 
 
+def claimed_bytes(
+    value: bytes | memoryview | None, headers: Iterable[tuple[str, Text | None]], place: Place
+) -> int:
+    """The size of the payload of a claim; 0 for other records, and for claims that are not valid."""
+    try:
+        claim = parse_claim(value, headers, place)
+    except ClaimInvalid:
+        return 0
+    return 0 if claim is None else claim.size
+
+
 def resolve(claim: Claim, store_uris: Sequence[str], place: Place) -> ClaimKey:
     """The key of a claim's object in the store that has these URIs. `ClaimForged` for an object elsewhere."""
     for store_uri in store_uris:

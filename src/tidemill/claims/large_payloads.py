@@ -7,12 +7,20 @@ All calls block as long as the store does.
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tidemill.claims.claim import Claim, Place, key_for, resolve
-from tidemill.claims.errors import ClaimCorrupt, ClaimForged, ClaimMissing, ClaimStoreDown, ClaimTooLarge
+from tidemill.claims.errors import (
+    ClaimCorrupt,
+    ClaimError,
+    ClaimForged,
+    ClaimMissing,
+    ClaimStoreDown,
+    ClaimTooLarge,
+)
 from tidemill.errors import ConfigError
 from tidemill.objects.store import (
     CHUNK_BYTES,
@@ -26,6 +34,22 @@ from tidemill.objects.store import (
 
 THRESHOLD_BYTES = 512 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
+
+
+class Counts:
+    """How many payloads were stored, were read, and could not be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.stored = 0
+        self.read = 0
+        self.failed = 0
+
+    def add(self, *, stored: int = 0, read: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            self.stored += stored
+            self.read += read
+            self.failed += failed
 
 
 class LargePayloads:
@@ -56,6 +80,7 @@ class LargePayloads:
         self.prefetch_bytes = prefetch_bytes
         self._uris = (self.store.uri, *(alias.rstrip("/") for alias in aliases))
         self._wall_ms = wall_ms
+        self.counts = Counts()
 
     def is_large(self, value: bytes | memoryview | None) -> bool:
         return value is not None and len(value) > self.threshold_bytes
@@ -71,9 +96,11 @@ class LargePayloads:
         try:
             self.store.put_if_absent(key, chunks)
         except StoreError as error:
+            self.counts.add(failed=1)
             raise ClaimStoreDown(
                 f"publish to {topic}: a payload of {len(view)} bytes was not stored, and its record not sent: {error}"
             ) from error
+        self.counts.add(stored=1)
         return Claim(f"{self.store.uri}/{key}", len(view), sha256)
 
     # -- a consumer ------------------------------------------------------------------------------------------
@@ -89,6 +116,14 @@ class LargePayloads:
 
     def chunks(self, claim: Claim, place: Place) -> Iterator[bytes]:
         """The payload piece by piece, whatever its size. What is wrong with it may be known only at the end."""
+        try:
+            yield from self._verified_chunks(claim, place)
+        except ClaimError:
+            self.counts.add(failed=1)
+            raise
+        self.counts.add(read=1)
+
+    def _verified_chunks(self, claim: Claim, place: Place) -> Iterator[bytes]:
         key = str(resolve(claim, self._uris, place))
         digest = hashlib.sha256()
         size = 0

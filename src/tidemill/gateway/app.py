@@ -30,6 +30,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from tidemill.claims.large_payloads import Counts
 from tidemill.errors import TidemillError
 from tidemill.gateway.console_api import routes as console_api
 from tidemill.gateway.http import metering, pages
@@ -99,8 +100,28 @@ def create_app(settings: Settings) -> Starlette:
     )
     app.state.settings = settings
     app.state.meter = Meter()
+    if settings.large_payloads is not None:
+        _count_payloads(app.state.meter, settings.large_payloads.counts)
     app.state.openapi = document(routes)
     return app
+
+
+def _count_payloads(meter: Meter, counts: Counts) -> None:
+    meter.add_counter(
+        "tidemill_gateway_payloads_stored_total",
+        "Large payloads that were put into the object store.",
+        lambda: counts.stored,
+    )
+    meter.add_counter(
+        "tidemill_gateway_payloads_read_total",
+        "Large payloads that were read and verified.",
+        lambda: counts.read,
+    )
+    meter.add_counter(
+        "tidemill_gateway_payloads_failed_total",
+        "Large payloads that were not stored, or not read: missing, forged, corrupt, store down.",
+        lambda: counts.failed,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from tidemill.claims.large_payloads import LargePayloads
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.security import PREFIXES, SecurityOptions
 from tidemill.config.listeners import is_loopback
@@ -142,6 +143,8 @@ class Settings:
     # How long requests under way may take to end when the gateway is stopped.
     drain_s: float = 10.0
     limits: Limits = Limits()
+    # Where values above a threshold are; None where all values are in their records.
+    large_payloads: LargePayloads | None = None
 
     def __post_init__(self) -> None:
         parse_bootstrap(self.bootstrap)

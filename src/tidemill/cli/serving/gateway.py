@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidemill.claims.large_payloads import THRESHOLD_BYTES, LargePayloads
 from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import (
@@ -123,6 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the gateway is behind a proxy: trust its X-Forwarded-Proto, -Host and -Prefix",
     )
+    _add_large_payloads(parser)
     _add_limits(parser)
     parser.add_argument(FROM_PARENT, action="store_true", help=argparse.SUPPRESS)
     add_log_arguments(parser)
@@ -133,6 +135,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tidemill gateway --bootstrap broker-1:9092 --command-config client.properties --listen https://0.0.0.0:8443 "
         "--tls-config gateway.properties\n"
         "tidemill gateway --bootstrap broker-1:9092,broker-2:9092 --auth my_auth:check --status-url http://broker-1:9404",
+    )
+
+
+def _add_large_payloads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--large-payloads",
+        metavar="STORE",
+        help="a folder, or a URL such as s3://bucket/prefix: values above --large-payload-bytes go there, and come back",
+    )
+    parser.add_argument(
+        "--large-payload-bytes",
+        metavar="BYTES",
+        type=positive,
+        default=THRESHOLD_BYTES,
+        help=f"values of more bytes go to the --large-payloads (default {THRESHOLD_BYTES})",
     )
 
 
@@ -215,7 +232,7 @@ def _settings(
     # Imported here because the packages of the extra may be missing.
     from tidemill.gateway.settings import Limits, LoginLimits, Settings, load_authenticate
 
-    limits = {
+    given_limits = {
         "body_bytes_max": arguments.max_body_bytes,
         "record_bytes_max": arguments.max_record_bytes,
         "request_records_max": arguments.max_records,
@@ -227,6 +244,7 @@ def _settings(
         # A console script searches modules beside itself only, but the function may be in a file of the current
         # folder.
         sys.path.insert(0, os.getcwd())
+    limits = Limits(**{name: value for name, value in given_limits.items() if value is not None})
     host, port = listening.getsockname()[:2]
     settings = Settings(
         bootstrap=arguments.bootstrap,
@@ -240,9 +258,19 @@ def _settings(
         allow_origins=tuple(arguments.allow_origin),
         trusts_forwarded=arguments.trust_forwarded,
         drain_s=_CHILD_DRAIN_S if arguments.until_stdin_closes else _DRAIN_S,
-        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
+        limits=limits,
+        large_payloads=_large_payloads(arguments, limits.body_bytes_max),
     )
     return settings if arguments.timeout is None else replace(settings, timeout_s=arguments.timeout)
+
+
+def _large_payloads(arguments: argparse.Namespace, limit_bytes: int) -> LargePayloads | None:
+    """What one request may bring, one answer may hold."""
+    if arguments.large_payloads is None:
+        return None
+    return LargePayloads(
+        arguments.large_payloads, threshold_bytes=arguments.large_payload_bytes, limit_bytes=limit_bytes
+    )
 
 
 def _serve(settings: Settings, listening: socket.socket, ends_with_stdin: bool) -> int:

@@ -30,6 +30,7 @@ from tidemill.config import DELAYS_ENABLE
 from tidemill.errors import TidemillError
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.deliveries import CLIENT_ID, Deliveries, Delivery, Headers
+from tidemill.gateway.cluster.payloads import Payloads
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Settings
 from tidemill.protocol.api.cluster import MetadataResponse
@@ -101,6 +102,7 @@ class Backend:
         self._partitions: _Known[int] = _Known()
         self._delaying: _Known[bool] = _Known()
         self._deliveries = Deliveries(settings)
+        self.payloads = Payloads(settings.large_payloads)
         self._deliveries.on_unknown_topic = self._partitions.clear
         self._cluster_id: tuple[str, float] | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -121,6 +123,7 @@ class Backend:
         self._is_closed = True
         await self._deliveries.close()
         await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self.payloads.close)
         while self._idle:
             self._idle.pop().cluster.close()
 
@@ -159,6 +162,8 @@ class Backend:
                 )
         if self._deliveries.is_cluster_gone:
             await self._await_cluster()
+        if value is not None and self.payloads.is_large(value):
+            value, headers = await self.payloads.store(topic, value, headers)
         return self._deliveries.hand_over(topic, partition, key, value, headers, timestamp_ms)
 
     # --- the cluster and its topics ---

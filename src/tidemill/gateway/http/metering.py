@@ -40,8 +40,13 @@ class Meter:
             )
         }
 
+        self._counters: dict[str, tuple[str, Callable[[], int]]] = {}
+
     def add_gauge(self, name: str, help_text: str, read: Callable[[], int]) -> None:
         self._gauges[name] = help_text, read
+
+    def add_counter(self, name: str, help_text: str, read: Callable[[], int]) -> None:
+        self._counters[name] = help_text, read
 
     def answered(self, method: str, path: str, status: int, took_s: float) -> None:
         answer = method, path, status
@@ -67,6 +72,9 @@ class Meter:
                 below += count
                 yield f'{name}_bucket{{{labels},le="{bound}"}} {below}\n'
             yield f"{name}_count{{{labels}}} {below}\n{name}_sum{{{labels}}} {sums[0]!r}\n"
+        for counter, (help_text, read) in sorted(self._counters.items()):
+            yield from _head(counter, "counter", help_text)
+            yield f"{counter} {read()}\n"
         for gauge, (help_text, read) in sorted(self._gauges.items()):
             yield from _head(gauge, "gauge", help_text)
             yield f"{gauge} {read()}\n"

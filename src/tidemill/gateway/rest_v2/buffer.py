@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Message
 
+from tidemill.claims.claim import CLAIM_VALUE, Place, claimed_bytes
 from tidemill.gateway.problems import Problem
 from tidemill.types import TopicPartition
 
@@ -118,7 +119,14 @@ def partition_of(message: Message) -> TopicPartition:
 
 
 def size_of(message: Message) -> int:
-    return len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
+    """With the payload of a claim, which the answer will have."""
+    value = message.value()
+    if value == CLAIM_VALUE and (headers := message.headers()):
+        place = Place(*partition_of(message), _offset_of(message))
+        payload_bytes = claimed_bytes(value, headers, place)  # type: ignore[arg-type]
+    else:
+        payload_bytes = len(value or b"")
+    return len(message.key() or b"") + payload_bytes + _RECORD_BYTES
 
 
 def _offset_of(message: Message) -> int:

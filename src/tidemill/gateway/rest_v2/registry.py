@@ -22,12 +22,15 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Message
 
+from tidemill.claims.claim import CLAIM_VALUE, Place
 from tidemill.gateway.answers import json_bytes
 from tidemill.gateway.cluster.access import Access
 from tidemill.gateway.cluster.backend import CLIENT_ID
+from tidemill.gateway.cluster.payloads import Payloads
 from tidemill.gateway.http.bodies import STRICT_JSON
 from tidemill.gateway.http.formats import Kind
 from tidemill.gateway.problems import Problem
+from tidemill.gateway.rest_v2.buffer import partition_of
 from tidemill.gateway.rest_v2.instance import Instance
 from tidemill.gateway.rest_v2.media import FORMATS
 from tidemill.gateway.rest_v2.options import RESETS, InstanceOptions
@@ -93,7 +96,7 @@ class Instances:
             )
         instance = Instance(
             _consumer_config(access.backend.settings, group, options),
-            encode=lambda message: encode_record(message, FORMATS[options.format]),
+            encode=lambda message: encode_record(message, FORMATS[options.format], access.backend.payloads),
             commits_itself=options.commits_itself,
         )
         entry = self._entries[place] = Entry(access.owner, group, options, instance)
@@ -208,14 +211,18 @@ def _consumer_config(settings: Settings, group: str, options: InstanceOptions) -
     }
 
 
-def encode_record(message: Message, kind: Kind) -> bytes:
+def encode_record(message: Message, kind: Kind, payloads: Payloads) -> bytes:
     """One element of an answer. A key or value that is not of the kind is a 422, which says which record it is."""
+    stored = message.value()
+    if stored == CLAIM_VALUE and (headers := message.headers()):
+        partition = partition_of(message)
+        place = Place(partition.topic, partition.partition, message.offset() or 0)
+        stored = payloads.resolved(place, stored, list(headers))  # type: ignore[arg-type]
     key, value = (
-        _embedded(message, name, data, kind)
-        for name, data in (("key", message.key()), ("value", message.value()))
+        _embedded(message, name, data, kind) for name, data in (("key", message.key()), ("value", stored))
     )
-    place = f',"partition":{message.partition()},"offset":{message.offset()}}}'
-    return b'{"topic":%b,"key":%b,"value":%b%b' % (json_bytes(message.topic()), key, value, place.encode())
+    end = f',"partition":{message.partition()},"offset":{message.offset()}}}'
+    return b'{"topic":%b,"key":%b,"value":%b%b' % (json_bytes(message.topic()), key, value, end.encode())
 
 
 def _embedded(message: Message, name: str, data: bytes | None, kind: Kind) -> bytes:

@@ -25,11 +25,13 @@ from typing import NamedTuple
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from tidemill.claims.claim import CLAIM_HEADERS, Place, claimed_bytes
 from tidemill.client.admin import Admin
 from tidemill.gateway.answers import JSON, json_bytes
 from tidemill.gateway.cluster.access import backend_of
 from tidemill.gateway.cluster.backend import Admins, Backend
 from tidemill.gateway.cluster.fetching import Chunk, Fetcher, Read, record_bytes
+from tidemill.gateway.cluster.payloads import Payloads
 from tidemill.gateway.http.bodies import STRICT_JSON
 from tidemill.gateway.http.formats import number_in
 from tidemill.gateway.http.openapi import (
@@ -72,7 +74,7 @@ class _Found(NamedTuple):
     "/v1/topics/{topic}/records",
     "Read records",
     answer=Page,
-    errors=(400, 404),
+    errors=(400, 404, 409, 413),
     parameters=(
         query(
             "from",
@@ -107,7 +109,14 @@ async def read_records(request: Request) -> Response:
     while True:
         at = dict(positions)
         found = await backend.ask(
-            partial(_read, topic=topic, positions=at, limit=limit, bytes_max=limits.answer_bytes_max)
+            partial(
+                _read,
+                topic=topic,
+                positions=at,
+                limit=limit,
+                bytes_max=limits.answer_bytes_max,
+                payloads=backend.payloads,
+            )
         )
         positions = found.positions
         if found.records or time.monotonic() >= deadline_s:
@@ -155,7 +164,9 @@ def _begin(admin: Admin, places: list[TopicPartition], start: str) -> dict[Topic
     return admin.start_offsets(places)
 
 
-def _read(admins: Admins, topic: str, positions: dict[int, int], limit: int, bytes_max: int) -> _Found:
+def _read(
+    admins: Admins, topic: str, positions: dict[int, int], limit: int, bytes_max: int, payloads: Payloads
+) -> _Found:
     records: list[Read] = []
     size_bytes = 0
     chunks = Fetcher(admins.cluster, topic, READ_COMMITTED).round(positions)
@@ -166,13 +177,31 @@ def _read(admins: Admins, topic: str, positions: dict[int, int], limit: int, byt
             raise _out_of_range(admins.admin, topic, chunk)
         positions[partition] = chunk.next_position
         for taken, each in enumerate(chunk.records(chunk.next_position)):
+            place = Place(topic, partition, each.record.offset)
             size_bytes += record_bytes(each.record)
+            size_bytes += claimed_bytes(each.record.value, each.record.headers, place)
             if taken == share or len(records) == limit or (records and size_bytes > bytes_max):
                 # The rest is for the next request.
                 positions[partition] = each.record.offset
                 break
-            records.append(each)
+            try:
+                records.append(_resolved(each, place, payloads))
+            except Problem:
+                if not records:
+                    raise
+                # It is what the next request begins with, and is refused with.
+                positions[partition] = each.record.offset
+                break
     return _Found(records, positions)
+
+
+def _resolved(read: Read, place: Place, payloads: Payloads) -> Read:
+    record = read.record
+    value = payloads.resolved(place, record.value, record.headers)
+    if value is record.value:
+        return read
+    headers = [header for header in record.headers if header.key not in CLAIM_HEADERS]
+    return read._replace(record=record._replace(value=value, headers=headers))
 
 
 def _out_of_range(admin: Admin, topic: str, chunk: Chunk) -> Problem:
