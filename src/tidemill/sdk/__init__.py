@@ -9,7 +9,7 @@ and that nothing waits without end.
 | `client.py`, `async_client.py` | what users call; how each of them waits |
 | `core.py` | what both share: topics, the one producer, the consumers that are open |
 | `batches.py` | batches of records, and the iterator over them |
-| `publishing.py` | one producer: delivery results, back pressure, failures that nobody looked at |
+| `publishing.py` | one producer: delivery results, back pressure, failures whose results were not read |
 | `async_publishing.py` | the same from an event loop |
 | `reading.py` | one consumer: membership, what is read and what is done with it |
 | `claims.py` | records whose payload is in an object store |

@@ -104,7 +104,7 @@ class AsyncBatches(AsyncIterator[AsyncBatch]):
         step, self._abandoned = self._abandoned, None
         if step is None:
             await self._publishing.drained()
-            # What fails from here on is told by the step itself.
+            # The step itself reports what fails from here on.
             self._publishing.forgive_unseen()
             step = asyncio.get_running_loop().run_in_executor(self._thread, self._reader.step)
         try:
@@ -114,7 +114,7 @@ class AsyncBatches(AsyncIterator[AsyncBatch]):
             raise
 
     async def _settle(self) -> None:
-        """Wait for a step that nobody waits for any more; what it has read is the next batch."""
+        """Wait for an abandoned step; what it has read is the next batch."""
         if self._abandoned is not None:
             self._unclaimed = await self._next_chunk()
 
@@ -307,7 +307,7 @@ class AsyncClient:
         return deliveries
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when everything is delivered. Raises `DeliveryFailed` if a record failed that nobody asked about."""
+        """Returns when everything is delivered. Raises `DeliveryFailed` if a record failed whose result was not awaited."""
         await self._publishing.drained()
         await asyncio.to_thread(self._core.publisher().flush, timeout_s)
         self._publishing.raise_unseen()

@@ -43,7 +43,7 @@ class AsyncPublication:
             self._future.set_result(delivery)
             return
         self._future.set_exception(error)
-        # Looked at once, so that asyncio does not complain; `flush` does if nobody else looks.
+        # Read once, so that asyncio does not complain; `flush` raises it if the caller does not await it.
         self._future.exception()
         self._unseen.add(self)
 
@@ -66,7 +66,7 @@ class AsyncPublishing:
         self._taken = taken
         self._backlog: deque[_Waiting] = deque()
         self._drain: asyncio.Task[None] | None = None
-        # Failed, and nobody has awaited it.
+        # Failed, and not awaited.
         self._unseen: set[AsyncPublication] = set()
 
     def publish(self, topic: str, record: NewRecord, serializer: Serializer | None) -> AsyncPublication:

@@ -122,7 +122,7 @@ class Client:
         return [each.result() for each in handed_over]
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when everything is delivered. Raises `DeliveryFailed` if a record failed that nobody asked about."""
+        """Returns when everything is delivered. Raises `DeliveryFailed` if a record failed whose result was not read."""
         self._core.publisher().flush(timeout_s)
 
     # -- consuming -------------------------------------------------------------------------------------------

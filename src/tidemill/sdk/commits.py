@@ -1,6 +1,6 @@
 """Committing a consumer's offsets, in bounded time.
 
-A commit that fails because of a rebalance is no error: the records are handed out again, to whoever has the partition
+A commit that fails because of a rebalance is no error: the records are delivered again, to the member that has the partition
 then. `Outcome` tells which it was. librdkafka's call has no time limit, so it runs in a thread; as long as one is
 under way no other call is made on that consumer, which `settle` sees to.
 """
@@ -73,7 +73,9 @@ class Commits:
             LOGGER.info("%s: %s", self._doing, error.str())
             return Outcome.LATER
         if error.code() in LOST_MEMBERSHIP:
-            LOGGER.info("%s: %s; the records go to whoever has the partitions now", self._doing, error.str())
+            LOGGER.info(
+                "%s: %s; the records go to the member that has the partitions now", self._doing, error.str()
+            )
             self._kept.clear()
             return Outcome.LOST
         if error.code() in NO_ANSWER or error.retriable():
@@ -103,7 +105,7 @@ class Commits:
             del self._kept[place]
 
     def close_consumer(self) -> None:
-        """Leave the group. After a commit that nobody answered that happens behind our back, as soon as it can.
+        """Leave the group. After a commit without an answer that happens in the background, as soon as it can.
 
         One that an interrupt took us away from has its time first: the process may end behind us, without having left.
         """

@@ -4,7 +4,7 @@ A record that is taken gives a `Publication`, a future that ends with the `Deliv
 thread serves librdkafka's callbacks, so results come without anybody asking. When librdkafka's queue is full
 `try_publish` says so, and `publish` waits for room: that is the back pressure, in `timeout_s` at most.
 
-A failure is never silent. One whose publication nobody looked at is raised by the next `flush` or by `close`.
+A failure is never silent. One whose result was not read is raised by the next `flush` or by `close`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Publisher:
         self._spreader_lock = threading.Lock()
         self._partition_counts: dict[str, int] = {}
         self.health = Health(settings.bootstrap)
-        # Failed, and nobody has looked at it yet.
+        # Failed, and the result was not read yet.
         self._unseen: set[Publication] = set()
         self._is_closed = threading.Event()
         try:
@@ -254,7 +254,7 @@ class Publisher:
     # -- all records -----------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when every record is delivered; raises when one failed that nobody looked at."""
+        """Returns when every record is delivered; raises when one failed whose result was not read."""
         limit_s = self._timeout_s + _FLUSH_GRACE_S if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
         while left := self._flush_a_while(min(_POLL_S, deadline_s - time.monotonic())):
@@ -263,7 +263,7 @@ class Publisher:
         self.raise_unseen()
 
     def raise_unseen(self) -> None:
-        """Raises the first failure that nobody looked at; from then on all of them count as seen."""
+        """Raises the first failure whose result was not read; from then on all of them count as read."""
         failed = list(self._unseen)
         self._unseen.clear()
         if failed:

@@ -29,7 +29,7 @@ class Transactions:
         self._timeout_s = timeout_s
         self._is_ready = False
         self._is_open = False
-        # A commit that nobody answered is made again from where it stood.
+        # A commit without an answer is repeated from where it stood.
         self._are_offsets_sent = False
 
     def _persist(self, call: Any, doing: str, slice_s: float = _SLICE_S) -> None:

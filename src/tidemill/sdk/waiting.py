@@ -28,7 +28,7 @@ _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 class Health:
-    """What a librdkafka client last said about its connections, for messages that say why nobody answers."""
+    """What a librdkafka client last said about its connections, for messages that say why no broker answers."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -61,7 +61,7 @@ class Health:
 def patiently(
     call: Callable[[float], T], doing: str, timeout_s: float, health: Health, slice_s: float = _SLICE_S
 ) -> T:
-    """`call(seconds)`, again as long as nobody answers; `Unreachable` when the time is over.
+    """`call(seconds)`, again while no broker answers; `Unreachable` when the time is over.
 
     Other errors are the caller's.
     """

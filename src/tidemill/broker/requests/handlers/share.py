@@ -195,7 +195,7 @@ class _ShareFetch:
             max_bytes,
             request.max_records,
             max(1, request.batch_size),
-            # An error is told at once.
+            # An error is answered at once.
             0 if self._errors else request.max_wait_ms,
         )
         if not sources:
