@@ -21,6 +21,7 @@ from tests.sim.planted import (
 )
 from tests.sim.planted_delays import DELAY_BUGS
 from tests.sim.planted_guards import GUARD_BUGS
+from tests.sim.planted_shares import SHARE_BUGS, SHARE_COURSES
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tests.sim.planted_two_phase import TWO_PHASE_BUGS
 from tests.sim.planted_views import VIEW_BUGS
@@ -54,6 +55,7 @@ def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in VIEW_BUGS}) == len(VIEW_BUGS) >= 6
     assert len({bug.name for bug in DELAY_BUGS}) == len(DELAY_BUGS) >= 5
     assert len({bug.name for bug in GUARD_BUGS}) == len(GUARD_BUGS) >= 7
+    assert len({bug.name for bug in SHARE_BUGS}) == len(SHARE_BUGS) >= 10
 
 
 def _violations(bug: Bug, seed: int) -> list[str]:
@@ -69,7 +71,15 @@ def _as_parameter(bug: Bug) -> object:
     "bug",
     [
         _as_parameter(bug)
-        for bug in (*BUGS, *TRANSACTION_BUGS, *TWO_PHASE_BUGS, *VIEW_BUGS, *DELAY_BUGS, *GUARD_BUGS)
+        for bug in (
+            *BUGS,
+            *TRANSACTION_BUGS,
+            *TWO_PHASE_BUGS,
+            *VIEW_BUGS,
+            *DELAY_BUGS,
+            *GUARD_BUGS,
+            *SHARE_BUGS,
+        )
     ],
 )
 def test_a_planted_bug_is_found(bug: Bug) -> None:
@@ -138,6 +148,7 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
         ),
         two_phase_courses.test_a_decision_is_not_overlooked_at_a_leader_that_was_replaced,
     ),
+    *SHARE_COURSES,
 )
 
 

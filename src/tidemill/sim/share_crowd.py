@@ -24,7 +24,7 @@ _TOPIC = "jobs"
 SHARE_TOPICS = {_TOPIC: 2}
 SHARE_GROUP = "workers"
 SHARE_GROUP_CONFIGS = {"share.auto.offset.reset": "earliest"}
-_DELIVERY_COUNT_MAX = 4
+_DELIVERY_COUNT_MAX = 3
 _MEMBERS = 3
 # Short locks and sessions, and few updates between snapshots, so that much happens in ten minutes.
 SHARE_SETTINGS = {
