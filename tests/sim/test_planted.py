@@ -45,6 +45,12 @@ _LONG = {
     "a new coordinator forgets what was decided",
     "aborted offsets are applied",
     "ends are taken whatever their epoch",
+    "a lock ends while its write is under way",
+    "the limit archives nothing",
+    "a new leader forgets what was acknowledged",
+    "an update replaces the states",
+    "a snapshot lacks the change that caused it",
+    "the log is pruned with its last snapshot",
 }
 
 

@@ -20,6 +20,7 @@ from bench.diff.cases import (  # noqa: F401
     producers,
     share,
     share_groups,
+    share_state,
     topics,
     transactions_adding,
     transactions_admin,
