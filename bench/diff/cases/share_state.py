@@ -122,7 +122,7 @@ def fences(s: Script) -> None:
     state.write("write of leader 9", (7, 7, ACKNOWLEDGED, 1), leader_epoch=9)
     state.initialize("older state epoch", 0, 0)
     state.initialize("newer state epoch", 4, 9)
-    state.write("older state epoch", (9, 9, ACKNOWLEDGED, 1), leader_epoch=9)
+    state.write("write of the older state epoch", (9, 9, ACKNOWLEDGED, 1), leader_epoch=9)
     state.summary("summary")
     state.read("leader 9", 9)
 
