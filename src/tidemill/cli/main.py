@@ -40,6 +40,10 @@ COMMANDS = {
     ),
     "produce": ("tidemill.cli.records.produce", "write records to a topic"),
     "consume": ("tidemill.cli.records.consume", "print the records of a topic"),
+    "dead-letters": (
+        "tidemill.cli.records.dead_letters",
+        "list, show, replay and purge the records that applications gave up on",
+    ),
     "groups": ("tidemill.cli.groups.groups", "list, describe, reset and delete consumer groups"),
     "queues": ("tidemill.cli.groups.queues", "list, describe, reset and delete share groups"),
     "transactions": (
