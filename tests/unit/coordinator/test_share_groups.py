@@ -89,6 +89,17 @@ def test_partitions_are_assigned_when_their_state_is_initialised() -> None:
     assert world.wanted == []
 
 
+def test_an_assignment_while_partitions_are_initialised_leaves_them_out() -> None:
+    world = world_with(partitions=2)
+    first, second = consumers(world, 2)
+    first.heartbeat()
+    world.advance(5_000)
+    second.heartbeat()
+    first.heartbeat()
+    assert world.share_group().assignment_epoch == world.share_group().group_epoch
+    assert (first.held, second.held) == (set(), set())
+
+
 def test_heartbeats_without_news_write_nothing_and_repeat_no_assignment() -> None:
     world = world_with()
     member = ShareConsumer(world, "m", ["orders"])
@@ -563,6 +574,18 @@ def test_deleted_offsets_are_initialised_again_by_the_next_member() -> None:
     assert world.request(_delete("orders")).refused
     member.heartbeat()
     assert [*world.wanted[-1].start_offsets] == [topic_id]
+
+
+def test_a_topic_whose_state_is_made_again_is_no_longer_being_deleted() -> None:
+    world = world_with(partitions=2)
+    member = ShareConsumer(world, "m", ["orders"])
+    settle(world, [member])
+    member.leave()
+    world.request(_delete("orders"))
+    assert world.share_group().states.deleting
+    settle(world, [member])
+    assert world.share_group().states.deleting == {}
+    assert member.held == {("orders", 0), ("orders", 1)}
 
 
 def test_a_group_is_deleted_with_all_of_its_state() -> None:
