@@ -19,13 +19,17 @@ from tests.cluster import clusters
 from tests.spark.topics import QUICK_CHECKPOINTS, SMALL_SEGMENTS, FilledTopic, Row
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.producer import Producer
+from tidemill.client.views import ViewAdmin
 from tidemill.errors import StorageError
 from tidemill.log.datadir import parse_checkpoint
+from tidemill.protocol.records import Header
 from tidemill.spark.archive import Archive, ArchiveWork
 from tidemill.spark.options import COLUMNS, Query, SourceOptions
 from tidemill.spark.pipelines.archive import write_share
 from tidemill.spark.segments import SegmentWork
-from tidemill.spark.source import BatchReader
+from tidemill.spark.source import BatchReader, StreamReader
+from tidemill.spark.versions import ReadAllAvailable
 from tidemill.spark.work import BrokerWork, DataLost, Work
 from tidemill.types import TopicPartition, uuid_text
 
@@ -318,15 +322,57 @@ def test_what_an_old_leader_wrote_alone_is_not_read(topic: str, tmp_path: Path) 
         assert rows_of(works) == filled.rows()
 
 
-def test_files_of_a_topic_with_delays_are_left_to_the_broker(
-    start: Callable[..., Broker], topic: str
+def streamed(topic: FilledTopic) -> list[Row]:
+    """What a stream from the beginning reads up to now."""
+    told = {**options_of(topic), "startingOffsets": "earliest"}
+    reader = StreamReader(SourceOptions.parse(told, Query.STREAM))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    works = [each for each in reader.partitions(start, end) if isinstance(each, Work)]
+    reader.stop()
+    return rows_of(works)
+
+
+def check_every_way_reads(
+    topic: FilledTopic, expected: list[Row], data_dir: Path, root: Path, cluster: Cluster
 ) -> None:
-    quick = start(QUICK_CHECKPOINTS)
+    segments = {"scan": "segments", "segmentsPath": str(data_dir)}
+    works = planned(topic, **segments)
+    assert works
+    assert all(isinstance(each, BrokerWork) for each in works), "files hold what readers are not shown"
+    assert rows_of(works) == expected
+    assert rows_of(planned(topic)) == expected
+    assert streamed(topic) == expected
+    archive_up_to_now(topic, root, cluster)
+    works = planned(topic, archive=str(root), **segments)
+    assert any(isinstance(each, ArchiveWork) for each in works)
+    assert rows_of(works) == expected
+
+
+def test_delayed_records_that_wait_are_read_by_no_way(
+    quick: Broker, cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
     configs = {"tidemill.delays.enable": "true", **SMALL_SEGMENTS}
     filled = FilledTopic(quick.bootstrap, topic, partition_count=1, configs=configs)
+    producer = Producer(cluster)
+    for _ in range(3):
+        filled.write(100)
+        for _ in range(50):
+            producer.add(topic, b"waits", partition=0, headers=[Header("tidemill-delay", b"1d")])
+        producer.flush()
+    filled.write(100)
+    await_sealed_synced(quick.data_dir, filled)
+    check_every_way_reads(filled, filled.rows(), quick.data_dir, tmp_path, cluster)
+
+
+def test_a_view_is_read_like_a_topic(quick: Broker, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    filled = FilledTopic(quick.bootstrap, topic, partition_count=1, configs=SMALL_SEGMENTS)
     filled.write(300)
     await_sealed_synced(quick.data_dir, filled)
-    works = planned(filled, scan="segments", segmentsPath=str(quick.data_dir))
-    assert works
-    assert all(isinstance(each, BrokerWork) for each in works)
-    assert rows_of(works) == filled.rows()
+    key = next(row.key for row in filled.rows() if row.key is not None).decode()
+    view = copy.copy(filled)
+    view.name = f"{topic}-view"
+    ViewAdmin(Admin(cluster)).create(view.name, topic, f"key = '{key}'")
+    expected = [row for row in filled.rows() if row.key == key.encode()]
+    assert 0 < len(expected) < 300
+    check_every_way_reads(view, expected, quick.data_dir, tmp_path, cluster)

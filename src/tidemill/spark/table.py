@@ -18,11 +18,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster, PartitionAnswer
 from tidemill.client.connection import Connection
 from tidemill.config import DELAYS_ENABLE
-from tidemill.errors import ConfigError, StorageError
+from tidemill.errors import ApiError, ConfigError, StorageError
 from tidemill.protocol.api.data import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -68,6 +68,20 @@ def plan_files(options: SourceOptions) -> list[Work]:
     return planner.plan([planner.held_range(each) for each in partitions])
 
 
+def _topics_that_hide(cluster: Cluster, names: set[str]) -> set[str]:
+    """Those whose files hold delayed records that wait, which only the broker leaves out; or may hold them."""
+    admin = Admin(cluster)
+    values = admin.topic_values(sorted(names), DELAYS_ENABLE)
+    hiding = {name for name, value in values.items() if value == "true"}
+    for name in names - values.keys():
+        # A broker without this key has no delayed records; one that does not show it may have.
+        try:
+            admin.describe_configs(ResourceType.TOPIC, name)
+        except ApiError:
+            hiding.add(name)
+    return hiding
+
+
 class _Planner:
     def __init__(
         self,
@@ -83,10 +97,8 @@ class _Planner:
         self._manifests = dict(self._open_manifests(self._archive)) if self._archive else {}
         if cluster is not None and options.scan == "segments" and partitions:
             folders = SegmentFolders(options.segments_path or _data_dirs(cluster))
-            # Files hold delayed records that wait; only the broker leaves them out.
-            names = sorted({each.topic for each in partitions})
-            values = Admin(cluster).topic_values(names, DELAYS_ENABLE)
-            self._partitions = [each for each in partitions if values.get(each.topic) != "true"]
+            hiding = _topics_that_hide(cluster, {each.topic for each in partitions})
+            self._partitions = [each for each in partitions if each.topic not in hiding]
         self._replicas = dict(self._open_replicas(folders)) if folders else {}
         # Only who leaves a range to the archive needs to know where the log begins.
         self._log_starts = (
