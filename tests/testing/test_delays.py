@@ -12,9 +12,11 @@ from confluent_kafka import Producer
 from tidemill.broker.partitions import delivery
 from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.cluster import Cluster
+from tidemill.client.delays import DelayAdmin, NotPending
 from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, TidemillError
 from tidemill.log.delay_snapshots import DelaySnapshots
+from tidemill.protocol.records import Header, Record
 from tidemill.protocol.steps import Steps
 from tidemill.testing import InProcessBroker, InProcessCluster, StoredRecord
 from tidemill.types import TopicPartition
@@ -281,3 +283,22 @@ def test_what_is_due_in_a_cluster_is_there_when_advance_returns() -> None:
         assert cluster.records(topic) == []
         cluster.clock.advance(days=1)
         assert [record.value for record in cluster.records(topic)] == [b"0", b"1", b"2"]
+
+
+def test_a_record_that_is_delivered_while_it_gets_another_time_comes_once(
+    shared: InProcessBroker, topic: str
+) -> None:
+    class Late(DelayAdmin):
+        """The record becomes due between the look at it and the append."""
+
+        def _waiting_record(self, topic: str, partition: int, offset: int) -> Record:
+            record = super()._waiting_record(topic, partition, offset)
+            shared.clock.advance(hours=2)
+            return record
+
+    shared.produce(topic, "once", headers={"tidemill-delay": "1h"})
+    with Cluster(shared.bootstrap) as cluster, pytest.raises(NotPending, match="delivered meanwhile"):
+        Late(cluster).reschedule(topic, 0, 0, [Header("tidemill-delay", b"3h")])
+    assert shared.waiting(topic) == []
+    shared.clock.advance(hours=4)
+    assert shown(shared, topic) == ["once"]
