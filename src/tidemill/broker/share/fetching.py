@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidemill.broker.share.led_partition import LedSharePartition
-from tidemill.broker.share.reading import Part, SharedRead
+from tidemill.broker.share.reading import Part, Shared
 from tidemill.errors import ApiError, ErrorCode, StorageError
 from tidemill.replication.share_partition import Acquired
 
@@ -68,7 +68,7 @@ class DelayedShareFetch:
     def try_complete(self) -> bool:
         if self.result.done():
             return True
-        found: list[tuple[LedSharePartition, SharedRead]] = []
+        found: list[tuple[LedSharePartition, Shared]] = []
         failed: list[SharedRecords] = []
         left = self._wanted.max_bytes
         for source in self._sources:
@@ -94,7 +94,7 @@ class DelayedShareFetch:
         return True
 
     def _acquire(
-        self, found: Sequence[tuple[LedSharePartition, SharedRead]], failed: list[SharedRecords]
+        self, found: Sequence[tuple[LedSharePartition, Shared]], failed: list[SharedRecords]
     ) -> list[SharedRecords]:
         results = list(failed)
         left = self._wanted.max_records
@@ -103,6 +103,7 @@ class DelayedShareFetch:
                 break
             machine = source.machine
             assert machine is not None, "it was read in this turn of the loop"
+            before = machine.next_fetch_offset(source.steady_ms())
             try:
                 acquired = machine.acquire(
                     self._wanted.member_id, read.spans(), left, self._wanted.batch_size, source.steady_ms()
@@ -115,6 +116,9 @@ class DelayedShareFetch:
                 source.locked()
                 left -= sum(each.end_offset - each.first_offset for each in acquired)
                 results.append(SharedRecords(source, read.parts_with(acquired), acquired))
+            elif machine.next_fetch_offset(source.steady_ms()) != before:
+                # There was nothing to deliver, and there may be behind it.
+                source.wake()
         return results
 
     def _finish(self, records: list[SharedRecords]) -> None:

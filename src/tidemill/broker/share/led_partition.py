@@ -21,11 +21,12 @@ from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.machine_host import DeadlineTimer
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.share.dead_letters import DeadLetters
-from tidemill.broker.share.reading import SharedRead, read_shared
+from tidemill.broker.share.reading import FilteredShare, Shared, read_filtered, read_shared
 from tidemill.broker.share.settings import ShareSettings
 from tidemill.config.share_groups import OffsetReset
-from tidemill.errors import ApiError, ErrorCode
-from tidemill.log.log import OffsetOutOfRange
+from tidemill.errors import ApiError, ErrorCode, StorageError
+from tidemill.log.filtered_read import FilteredRead
+from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.log.time_search import search_time
 from tidemill.protocol.share_state import (
     NO_START_OFFSET,
@@ -48,6 +49,11 @@ _SLICE_S = 0.0005
 _RETRY_S = 1.0
 # How many dead letters are written before the archived records are marked.
 _LETTERS_AT_ONCE = 100
+# How much of a view's source is looked through at once.
+_PREPARED_BYTES = 1 << 20
+
+# Begins a read of what is shown of a log: from an offset on, with so many bytes at most.
+ShownRecords = Callable[[Log, int, int], FilteredRead]
 # The share coordinator knows another leader or another state: this one is over.
 _FENCED = {
     ErrorCode.FENCED_LEADER_EPOCH,
@@ -70,6 +76,8 @@ class ShareHost(Protocol):
 
     @property
     def long_work(self) -> LongWork: ...
+    @property
+    def filtered_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
     def report_damage(self, partition: Partition, reason: str) -> None: ...
 
@@ -100,6 +108,10 @@ class LedSharePartition:
         self._clock = clock
         self._host = host
         self._letters = letters
+        # For views, and topics with delayed records.
+        self.filter: ShownRecords | None = None
+        self._prepared: FilteredShare | None = None
+        self._is_preparing = False
         # Writes dead letters, while any are owed.
         self._burying: asyncio.Task[None] | None = None
         self._on_over = on_over
@@ -232,7 +244,7 @@ class LedSharePartition:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def read(self, max_bytes: int, *, at_least_one: bool) -> SharedRead | None:
+    def read(self, max_bytes: int, *, at_least_one: bool) -> Shared | None:
         """Where the next member reads, and what is there; None when there is nothing to acquire."""
         machine, log = self.machine, self.partition.log
         if machine is None or self.is_over or log is None:
@@ -242,6 +254,8 @@ class LedSharePartition:
         offset = machine.next_fetch_offset(self._clock.steady_ms())
         if offset is None or offset >= self.visible_end:
             return None
+        if self.filter is not None:
+            return self._read_filtered(log, offset, self.filter)
         try:
             return read_shared(
                 log,
@@ -250,10 +264,48 @@ class LedSharePartition:
                 self.visible_end,
                 at_least_one=at_least_one,
                 is_committed=self.settings.is_read_committed,
-                has_delays=self.partition.config.tidemill_delays_enable,
             )
         except OffsetOutOfRange:
             return None
+
+    def _read_filtered(self, log: Log, offset: int, shown: ShownRecords) -> FilteredShare | None:
+        """What is shown from an offset on, when that is known already. Otherwise it is looked up, and fetches are woken."""
+        prepared = self._prepared
+        if (
+            prepared is not None
+            and prepared.read.is_of(log)
+            and prepared.offset <= offset < prepared.end_offset
+        ):
+            return prepared.since(offset)
+        self._prepared = None
+        if not self._is_preparing:
+            self._is_preparing = True
+            begin = partial(
+                read_filtered,
+                shown(log, offset, _PREPARED_BYTES),
+                offset,
+                self.visible_end,
+                _PREPARED_BYTES,
+                is_committed=self.settings.is_read_committed,
+            )
+            self._host.filtered_work.submit(begin, self._did_prepare)
+        return None
+
+    def _did_prepare(self, prepared: FilteredShare | None, error: Exception | None) -> None:
+        self._is_preparing = False
+        machine = self.machine
+        if isinstance(error, StorageError):
+            self.report_damage(str(error))
+        elif error is not None:
+            logger.error("share partition %s could not be read", self.key, exc_info=error)
+        if prepared is None or machine is None or self.is_over or prepared.end_offset == prepared.offset:
+            return
+        if any(span.has_records for span in prepared.spans()):
+            self._prepared = prepared
+        else:
+            # Nothing to acquire: go past it.
+            machine.acquire("", prepared.spans(), 1, 1, self._clock.steady_ms())
+        self.wake()
 
     @property
     def visible_end(self) -> int:

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 from tidemill.broker.clock import Clock, SteadyClock
 from tidemill.broker.net.channel import Channels
+from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.partitions.views import View
 from tidemill.broker.share.dead_letters import DeadLetters
-from tidemill.broker.share.led_partition import LedSharePartition, ShareStates
+from tidemill.broker.share.led_partition import LedSharePartition, ShareStates, ShownRecords
 from tidemill.broker.share.sessions import SessionKey, ShareSessions
 from tidemill.broker.share.settings import ShareSettings, share_settings
 from tidemill.config import BrokerConfig, share_group_config
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
 from tidemill.errors import ApiError, ErrorCode
+from tidemill.log.filtered_read import FilteredRead, Select, Skipping, both
+from tidemill.log.hidden_records import select_shown
+from tidemill.log.log import Log
 from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.types import TopicId
 
@@ -58,10 +64,11 @@ class SharePartitions:
     def get(self, group_id: str, topic_id: bytes, index: int, settings: ShareSettings) -> LedSharePartition:
         """The share partition, which may begin now. `ApiError` when this broker does not lead the partition."""
         led = self.find(group_id, topic_id, index)
+        partition, view, error = self._replicas.find_readable((topic_id, index))
         if led is not None:
             led.configure(settings)
+            led.filter = self._filter_of(led.partition, view)
             return led
-        partition, error = self._replicas.find((topic_id, index))
         if partition is None:
             raise ApiError(error)
         if partition.log is None:
@@ -72,7 +79,14 @@ class SharePartitions:
         led = self._led[key] = LedSharePartition(
             key, partition, settings, self._states, self._clock, self._replicas, self._letters, self._ended
         )
+        led.filter = self._filter_of(partition, view)
         return led
+
+    def _filter_of(self, partition: Partition, view: View | None) -> ShownRecords | None:
+        """What is shown of the partition; None when that is everything."""
+        if view is None and not partition.config.tidemill_delays_enable:
+            return None
+        return partial(_shown, self._replicas, partition, view)
 
     def _of_group(self, group_id: str) -> Iterator[LedSharePartition]:
         return (led for key, led in list(self._led.items()) if key.group_id == group_id)
@@ -107,3 +121,21 @@ class SharePartitions:
         for led in list(self._led.values()):
             led.close()
             led.cancel()
+
+
+def _shown(
+    replicas: Replicas, partition: Partition, view: View | None, log: Log, offset: int, max_bytes: int
+) -> FilteredRead:
+    select: Select = select_shown
+    if view is not None:
+        hides = partition.config.tidemill_delays_enable
+        select = both(select_shown, view.select) if hides else view.select
+    return FilteredRead(
+        log,
+        offset,
+        select,
+        max_bytes,
+        partial(replicas.report_undecodable, partition),
+        None if view is None else Skipping(view.probe, replicas.tag_indexes, select is view.select),
+        partial(partition.delivery.plain_end, log) if view is None else None,
+    )

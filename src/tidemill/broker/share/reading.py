@@ -2,20 +2,24 @@
 
 Batches are walked by their headers only, as far as the share partition needs them, and go out as slices of the file.
 A gap of compaction, a batch without records, a control batch and, where only committed records are delivered, an aborted
-batch are spans without records. So are delayed records of a topic with delays, which are hidden; only there batches are
-decoded as they are walked.
+batch are spans without records.
+
+Views, and topics with delayed records, show less than the log holds. `log/filtered_read.py` reads them, in steps: what
+is not shown does not leave the broker, and is a span without records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from tidemill.delays.requests import delay_records, is_hidden, meaning_of
 from tidemill.errors import StorageError
 from tidemill.log.files import FileSlice
+from tidemill.log.filtered_read import FilteredRead
 from tidemill.log.log import Log
 from tidemill.log.transactions import AbortedTransaction
-from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at, is_plausible
+from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at, is_plausible, iterate_records
+from tidemill.protocol.steps import Steps
 from tidemill.replication.share_partition import Acquired, Span
 
 _CHUNK_BYTES = 16 * 1024
@@ -23,21 +27,22 @@ _CHUNK_BYTES = 16 * 1024
 Part = FileSlice | bytearray
 
 
+class Shared(Protocol):
+    """What was read for a member."""
+
+    @property
+    def length(self) -> int: ...
+    def spans(self) -> Iterator[Span]: ...
+    def parts_with(self, acquired: Sequence[Acquired]) -> list[Part]: ...
+
+
 class SharedRead:
     """A slice of the log from one offset on, walked once."""
 
-    __slots__ = ("_aborted", "_batches", "_has_delays", "_offset", "_slice")
+    __slots__ = ("_aborted", "_batches", "_offset", "_slice")
 
-    def __init__(
-        self,
-        found: FileSlice,
-        offset: int,
-        aborted: Sequence[AbortedTransaction] = (),
-        *,
-        has_delays: bool = False,
-    ) -> None:
+    def __init__(self, found: FileSlice, offset: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
         self._slice = found
-        self._has_delays = has_delays
         self._offset = offset
         self._aborted = aborted
         # (first offset, end offset, position, size) of the batches that were walked and have records.
@@ -54,35 +59,11 @@ class SharedRead:
             first_offset, end_offset = max(header.base_offset, expected), header.next_offset
             if first_offset > expected:
                 yield Span(expected, first_offset, has_records=False)
-            has_records = bool(header.record_count) and not header.is_control and not self._is_aborted(header)
+            has_records = _has_records(header, self._aborted)
             if has_records:
                 self._batches.append((first_offset, end_offset, position, header.size))
-            if has_records and self._has_delays:
-                yield from self._shown_spans(position, header, first_offset)
-            else:
-                yield Span(first_offset, end_offset, has_records)
+            yield Span(first_offset, end_offset, has_records)
             expected = end_offset
-
-    def _shown_spans(self, position: int, header: BatchHeader, first_offset: int) -> Iterator[Span]:
-        """The spans of one batch around its hidden records."""
-        batch = memoryview(self._slice.file.read(header.size, position))
-        expected = first_offset
-        for record in delay_records(batch, header):
-            if record.offset < expected or not is_hidden(meaning_of(record)):
-                continue
-            if record.offset > expected:
-                yield Span(expected, record.offset, has_records=True)
-            yield Span(record.offset, record.offset + 1, has_records=False)
-            expected = record.offset + 1
-        if expected < header.next_offset:
-            yield Span(expected, header.next_offset, has_records=True)
-
-    def _is_aborted(self, header: BatchHeader) -> bool:
-        return header.is_transactional and any(
-            each.producer_id == header.producer_id
-            and each.first_offset <= header.base_offset <= each.last_offset
-            for each in self._aborted
-        )
 
     def parts_with(self, acquired: Sequence[Acquired]) -> list[Part]:
         """The whole batches that hold what was acquired; neighbours in the file are one slice."""
@@ -108,21 +89,13 @@ class SharedRead:
 
 
 def read_shared(
-    log: Log,
-    offset: int,
-    max_bytes: int,
-    end_offset: int,
-    *,
-    at_least_one: bool,
-    is_committed: bool,
-    has_delays: bool = False,
+    log: Log, offset: int, max_bytes: int, end_offset: int, *, at_least_one: bool, is_committed: bool
 ) -> SharedRead | None:
     """Read whole batches below `end_offset`; None when there are none. `OffsetOutOfRange`, `StorageError` as `Log.read`."""
     found = log.read(offset, max_bytes, end_offset, at_least_one=at_least_one)
     if found is None or not found.length:
         return None
-    aborted = log.aborted_between(offset, end_offset) if is_committed else ()
-    return SharedRead(found, offset, aborted, has_delays=has_delays)
+    return SharedRead(found, offset, log.aborted_between(offset, end_offset) if is_committed else ())
 
 
 def _headers(found: FileSlice) -> Iterator[tuple[int, BatchHeader]]:
@@ -140,3 +113,103 @@ def _headers(found: FileSlice) -> Iterator[tuple[int, BatchHeader]]:
             raise StorageError(f"no batch at position {position}")
         yield position, header
         position += header.size
+
+
+def _has_records(header: BatchHeader, aborted: Sequence[AbortedTransaction]) -> bool:
+    if not header.record_count or header.is_control:
+        return False
+    return not header.is_transactional or not any(
+        each.producer_id == header.producer_id and each.first_offset <= header.base_offset <= each.last_offset
+        for each in aborted
+    )
+
+
+# -- what views and delays leave out -------------------------------------------------------------------------
+
+
+class _ShownBatch(NamedTuple):
+    first_offset: int
+    end_offset: int
+    part: Part
+    spans: Sequence[Span]
+
+
+class FilteredShare:
+    """What is shown of a log between two offsets."""
+
+    __slots__ = ("_batches", "end_offset", "offset", "read")
+
+    def __init__(
+        self, read: FilteredRead, offset: int, end_offset: int, batches: Sequence[_ShownBatch]
+    ) -> None:
+        self.read = read
+        self.offset = offset
+        self.end_offset = end_offset
+        self._batches = batches
+
+    @property
+    def length(self) -> int:
+        parts = (each.part for each in self._batches)
+        return sum(part.length if isinstance(part, FileSlice) else len(part) for part in parts)
+
+    def since(self, offset: int) -> FilteredShare:
+        """The part of it from an offset on."""
+        batches = [each for each in self._batches if each.end_offset > offset]
+        return FilteredShare(self.read, offset, self.end_offset, batches)
+
+    def spans(self) -> Iterator[Span]:
+        expected = self.offset
+        for each in self._batches:
+            for span in each.spans:
+                if span.end_offset <= expected:
+                    continue
+                if span.first_offset > expected:
+                    yield Span(expected, span.first_offset, has_records=False)
+                yield span._replace(first_offset=max(span.first_offset, expected))
+                expected = span.end_offset
+        if expected < self.end_offset:
+            yield Span(expected, self.end_offset, has_records=False)
+
+    def parts_with(self, acquired: Sequence[Acquired]) -> list[Part]:
+        return [
+            batch.part
+            for batch in self._batches
+            if any(
+                each.first_offset < batch.end_offset and each.end_offset > batch.first_offset
+                for each in acquired
+            )
+        ]
+
+
+def read_filtered(
+    read: FilteredRead, offset: int, end_offset: int, scan_bytes: int, *, is_committed: bool
+) -> Steps[FilteredShare]:
+    """Look through the log from `offset` on, which is where `read` begins."""
+    yield from read.advance(end_offset, scan_bytes)
+    result = read.result()
+    aborted = read.log.aborted_between(offset, end_offset) if is_committed else ()
+    batches: list[_ShownBatch] = []
+    for part in () if result is None else result.parts:
+        if isinstance(part, FileSlice):
+            for position, header in _headers(part):
+                if _has_records(header, aborted):
+                    span = Span(header.base_offset, header.next_offset)
+                    whole = FileSlice(part.file, position, header.size)
+                    batches.append(_ShownBatch(span.first_offset, span.end_offset, whole, (span,)))
+            continue
+        header = header_at(part)
+        if _has_records(header, aborted):
+            yield None
+            offsets = [record.offset for record in iterate_records(memoryview(part), header)]
+            batches.append(_ShownBatch(header.base_offset, header.next_offset, part, _runs(offsets)))
+    return FilteredShare(read, offset, max(offset, read.next_offset), batches)
+
+
+def _runs(offsets: Sequence[int]) -> list[Span]:
+    spans: list[Span] = []
+    for offset in offsets:
+        if spans and spans[-1].end_offset == offset:
+            spans[-1] = spans[-1]._replace(end_offset=offset + 1)
+        else:
+            spans.append(Span(offset, offset + 1))
+    return spans
