@@ -37,6 +37,10 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
+# The bits that Kafka does not use name the partition that a producer sent a batch to, when another one stores it.
+_NAMED_PARTITION_SHIFT = 7
+NAMED_PARTITION_MAX = 0x1FF
+NAMED_PARTITION = ~((1 << _NAMED_PARTITION_SHIFT) - 1)
 
 NO_SEQUENCE = -1
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -101,6 +105,11 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> int:
         return self.attributes & COMPRESSION_MASK
+
+    @property
+    def named_partition(self) -> int:
+        """The decommissioned partition that the producer named; 0 when it named the one that stores the batch."""
+        return self.attributes >> _NAMED_PARTITION_SHIFT & NAMED_PARTITION_MAX
 
     @property
     def is_log_append_time(self) -> bool:
@@ -396,6 +405,13 @@ def restamp(batch: memoryview, header: BatchHeader) -> BatchHeader:
     crc = crc32c(batch[_CRC_START : header.size])
     _UINT32.pack_into(batch, _CRC_POSITION, crc)
     return header._replace(crc=crc)
+
+
+def with_named_partition(attributes: int, partition: int) -> int:
+    """The attributes of a batch that a producer sent to `partition`; of one for the partition that stores it, with 0."""
+    assert 0 <= partition <= NAMED_PARTITION_MAX, partition
+    named = (attributes & ~NAMED_PARTITION) | partition << _NAMED_PARTITION_SHIFT
+    return named - 0x10000 if named > 0x7FFF else named
 
 
 def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytearray:

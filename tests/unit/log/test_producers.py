@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,13 @@ from tests.unit.log.batches import T0, append, batch, castagnoli, small_segments
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.log import Log
 from tidemill.log.producer_state.producers import Producers
-from tidemill.protocol.records import InvalidBatch, header_at
+from tidemill.protocol.records import (
+    NAMED_PARTITION_MAX,
+    InvalidBatch,
+    header_at,
+    restamp,
+    with_named_partition,
+)
 from tidemill.sim.disk import SimulatedDisk
 
 LARGEST = 0x7FFFFFFF
@@ -23,16 +30,29 @@ def log() -> Log:
     return Log(disk, "/d", small_segments(), wall_ms=T0)
 
 
-def _produce(log: Log, count: int, sequence: int, *, pid: int = 7, epoch: int = 0) -> int:
+def _produce(
+    log: Log,
+    count: int,
+    sequence: int,
+    *,
+    pid: int = 7,
+    epoch: int = 0,
+    named: int = 0,
+    first_sequence: int | None = None,
+) -> int:
     """Append as the partition does. Returns the offset of the batch, or of the one that it repeats."""
     data = batch(count, producer=(pid, epoch, sequence))
-    duplicate = log.producers.duplicate_of(header_at(data))
+    header = header_at(data)
+    header = restamp(
+        memoryview(data), header._replace(attributes=with_named_partition(header.attributes, named))
+    )
+    duplicate = log.producers.duplicate_of(header, first_sequence)
     return duplicate.base_offset if duplicate is not None else append(log, data)
 
 
-def _refusal(log: Log, count: int, sequence: int, *, pid: int = 7, epoch: int = 0) -> ErrorCode:
+def _refusal(log: Log, count: int, sequence: int, **named: Any) -> ErrorCode:
     with pytest.raises(InvalidBatch) as raised:
-        _produce(log, count, sequence, pid=pid, epoch=epoch)
+        _produce(log, count, sequence, **named)
     return raised.value.code
 
 
@@ -52,7 +72,51 @@ def _without_snapshots(log: Log) -> Log:
     return _restarted(log, is_clean=False)
 
 
-@pytest.mark.parametrize("restart", ["none", "clean", "crash", "crash without snapshots"])
+RESTARTS = ["none", "clean", "crash", "crash without snapshots"]
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+@pytest.mark.parametrize("named", [4, 300, NAMED_PARTITION_MAX])
+def test_each_named_partition_has_its_own_sequence(log: Log, restart: str, named: int) -> None:
+    own = {sequence: _produce(log, 3, sequence) for sequence in range(0, 9, 3)}
+    passed_on = {sequence: _produce(log, 3, sequence, named=named) for sequence in range(30, 60, 3)}
+    other = _produce(log, 3, 100, named=1)
+    if restart == "crash without snapshots":
+        log = _without_snapshots(log)
+    elif restart != "none":
+        log = _restarted(log, is_clean=restart == "clean")
+    assert {sequence: _produce(log, 3, sequence) for sequence in own} == own
+    last = {sequence: passed_on[sequence] for sequence in range(45, 60, 3)}
+    assert {sequence: _produce(log, 3, sequence, named=named) for sequence in last} == last
+    assert _produce(log, 3, 100, named=1) == other
+    assert _refusal(log, 3, 63, named=named) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    end_offset = log.log_end_offset
+    assert _produce(log, 3, 60, named=named) == end_offset
+    assert _produce(log, 3, 9) == end_offset + 3
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_named_partition_begins_with_the_sequence_that_is_stated(log: Log, is_known: bool) -> None:
+    if is_known:
+        _produce(log, 3, 0)
+    assert _refusal(log, 3, 15, named=4, first_sequence=12) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    _produce(log, 3, 12, named=4, first_sequence=12)
+    # From here on the log knows: a leader that states an older sequence changes nothing.
+    _produce(log, 3, 15, named=4, first_sequence=12)
+    assert _refusal(log, 3, 21, named=4, first_sequence=21) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_new_epoch_begins_anew_in_all_named_partitions(log: Log) -> None:
+    _produce(log, 3, 0)
+    _produce(log, 3, 0, named=4)
+    _produce(log, 3, 0, named=4, epoch=1)
+    assert _refusal(log, 3, 3, named=4) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert _refusal(log, 3, 3, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    _produce(log, 3, 0, epoch=1)
+    _produce(log, 3, 3, named=4, epoch=1)
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
 def test_failure_09_each_of_the_last_five_batches_is_known_again_and_keeps_its_offset(
     log: Log, restart: str
 ) -> None:

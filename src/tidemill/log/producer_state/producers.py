@@ -12,6 +12,10 @@ Offsets are unstable from the first offset of an open transaction on, or of one 
 watermark. Among those ended transactions only the ones that no later marker covers are kept. They are few and rise in
 both offsets, so the first one decides.
 
+A partition may store batches that producers sent to a decommissioned partition (decision 18). Their sequence is that of
+the partition which the producer named, so each named partition has its own last five batches. Epoch and transaction are
+those of the producer id.
+
 The state is a function of the log. Snapshots (`<offset>.snapshot`, in Kafka's format) only shorten the replay; one is
 written at each roll and at a clean shutdown. Kafka's entry holds a producer's last batch. The other batches follow in
 a section that Kafka does not read, so a restart forgets none.
@@ -30,7 +34,7 @@ from crc32c import crc32c
 
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.transactions import AbortedTransaction, TransactionEnd
-from tidemill.protocol.records import TRANSACTIONAL, BatchHeader, InvalidBatch
+from tidemill.protocol.records import NAMED_PARTITION, TRANSACTIONAL, BatchHeader, InvalidBatch
 
 BATCHES_REMEMBERED = 5
 _LARGEST_SEQUENCE = 0x7FFFFFFF
@@ -45,6 +49,8 @@ _ENTRY = struct.Struct(">qhiqiqiq")
 _BATCH = struct.Struct(">qiiqq")
 # Marks an ended transaction in the section of batches: its first offset and its marker's offset.
 _NO_PRODUCER = -1
+# Marks a batch in that section whose producer named another partition; the batch itself is the next entry.
+_NAMED = -2
 
 
 class AppendedBatch(NamedTuple):
@@ -64,6 +70,8 @@ class ProducerState:
     producer_id: int
     epoch: int
     batches: list[AppendedBatch] = field(default_factory=list)
+    # The batches for which the producer named another partition, by that partition.
+    named: dict[int, list[AppendedBatch]] = field(default_factory=dict)
     coordinator_epoch: int = -1
     # The first offset of the open transaction; -1 when there is none.
     txn_first_offset: int = -1
@@ -73,6 +81,11 @@ class ProducerState:
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else -1
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches = []
+        self.named = {}
 
 
 class Producers:
@@ -105,13 +118,23 @@ class Producers:
         state = self._states.get(producer_id)
         return state is not None and state.txn_first_offset >= 0 and state.epoch == epoch
 
+    def is_open_for(self, producer_id: int) -> bool:
+        """Whether a transaction of this producer is open."""
+        state = self._states.get(producer_id)
+        return state is not None and state.txn_first_offset >= 0
+
     # -- what may be appended --------------------------------------------------------------------------------
 
-    def duplicate_of(self, header: BatchHeader) -> AppendedBatch | None:
-        """Returns the batch that this one repeats. Raises `InvalidBatch` when it must not be appended."""
+    def duplicate_of(self, header: BatchHeader, first_sequence: int | None = None) -> AppendedBatch | None:
+        """Returns the batch that this one repeats. Raises `InvalidBatch` when it must not be appended.
+
+        `first_sequence` is the one with which the producer must start, if it starts here.
+        """
         state = self._states.get(header.producer_id)
         if state is None:
             # A new producer, or one whose state has expired. Both may start at any sequence number.
+            if first_sequence is not None and header.base_sequence != first_sequence:
+                raise _out_of_order(header, first_sequence)
             return None
         if header.producer_epoch < state.epoch:
             raise _old_epoch(header.producer_id, header.producer_epoch, state.epoch)
@@ -124,15 +147,14 @@ class Producers:
                 )
         else:
             last_sequence = header.last_sequence
-            for batch in state.batches:
+            is_named = header.attributes & NAMED_PARTITION
+            batches = state.named.get(header.named_partition, []) if is_named else state.batches
+            for batch in batches:
                 if batch.base_sequence == header.base_sequence and batch.last_sequence == last_sequence:
                     return batch
-            expected = 0 if state.last_sequence == _LARGEST_SEQUENCE else state.last_sequence + 1
-            if header.base_sequence != expected:
-                raise InvalidBatch(
-                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"producer {header.producer_id} sent sequence {header.base_sequence} where {expected} is next",
-                )
+            expected = first_sequence if is_named and not batches else next_sequence(batches)
+            if header.base_sequence != expected and expected is not None:
+                raise _out_of_order(header, expected)
         if state.txn_first_offset >= 0 and not header.attributes & TRANSACTIONAL:
             raise InvalidBatch(
                 ErrorCode.INVALID_TXN_STATE,
@@ -140,6 +162,12 @@ class Producers:
                 f"{state.txn_first_offset}",
             )
         return None
+
+    def check_epoch(self, header: BatchHeader) -> None:
+        """Raise `InvalidBatch` when a newer epoch of the producer is known."""
+        state = self._states.get(header.producer_id)
+        if state is not None and header.producer_epoch < state.epoch:
+            raise _old_epoch(header.producer_id, header.producer_epoch, state.epoch)
 
     def check_marker(self, end: TransactionEnd) -> None:
         """Raise `InvalidBatch` when a newer producer epoch or coordinator epoch is known."""
@@ -173,10 +201,12 @@ class Producers:
                 header.producer_id, header.producer_epoch
             )
         elif header.producer_epoch != state.epoch:
-            state.epoch = header.producer_epoch
-            state.batches = []
+            state.begin_epoch(header.producer_epoch)
         timestamp = state.last_timestamp = header.max_timestamp
-        state.batches.append(
+        batches = state.batches
+        if header.attributes & NAMED_PARTITION:
+            batches = state.named.setdefault(header.named_partition, [])
+        batches.append(
             AppendedBatch(
                 header.base_sequence,
                 header.last_sequence,
@@ -185,8 +215,8 @@ class Producers:
                 timestamp,
             )
         )
-        if len(state.batches) > BATCHES_REMEMBERED:
-            del state.batches[0]
+        if len(batches) > BATCHES_REMEMBERED:
+            del batches[0]
         if header.attributes & TRANSACTIONAL and state.txn_first_offset < 0:
             state.txn_first_offset = header.base_offset
             self._open[header.base_offset] = state
@@ -222,8 +252,7 @@ class Producers:
         if state is None:
             state = self._states[producer_id] = ProducerState(producer_id, epoch)
         elif epoch != state.epoch:
-            state.epoch = epoch
-            state.batches = []
+            state.begin_epoch(epoch)
         return state
 
     def drop_committed_markers(self, high_watermark: int) -> None:
@@ -285,6 +314,10 @@ class Producers:
             for batch in state.batches:
                 if batch is not last or batch.timestamp != state.last_timestamp:
                     tail += _BATCH.pack(state.producer_id, batch[0], batch[1], batch[2], batch[4])
+            for partition, batches in state.named.items():
+                for batch in batches:
+                    tail += _BATCH.pack(_NAMED, partition, 0, 0, 0)
+                    tail += _BATCH.pack(state.producer_id, batch[0], batch[1], batch[2], batch[4])
         for first_offset, marker_offset in self._ended:
             tail += _BATCH.pack(_NO_PRODUCER, 0, 0, first_offset, marker_offset)
         body += tail
@@ -310,7 +343,7 @@ class Producers:
                 base_sequence = (sequence - delta) & _LARGEST_SEQUENCE if sequence >= 0 else sequence
                 batches.append(AppendedBatch(base_sequence, sequence, offset - delta, offset, timestamp))
             self._states[producer_id] = ProducerState(
-                producer_id, epoch, batches, coordinator_epoch, txn, timestamp
+                producer_id, epoch, batches, {}, coordinator_epoch, txn, timestamp
             )
         self._restore_others(others)
         open_states = [state for state in self._states.values() if state.txn_first_offset >= 0]
@@ -319,12 +352,20 @@ class Producers:
 
     def _restore_others(self, others: list[tuple[int, int, int, int, int]]) -> None:
         """Restore the batches before each producer's last one, and the ended transactions."""
+        named_partition = 0
         for producer_id, base_sequence, last_sequence, base_offset, timestamp in others:
             if producer_id == _NO_PRODUCER:
                 self._ended.append((base_offset, timestamp))
                 continue
+            if producer_id == _NAMED:
+                named_partition = base_sequence
+                continue
             span = (last_sequence - base_sequence) & _LARGEST_SEQUENCE
             batch = AppendedBatch(base_sequence, last_sequence, base_offset, base_offset + span, timestamp)
+            if named_partition:
+                self._states[producer_id].named.setdefault(named_partition, []).append(batch)
+                named_partition = 0
+                continue
             batches = self._states[producer_id].batches
             if batches[-1].base_offset == base_offset:
                 batches[-1] = batch  # the last batch, whose entry has the timestamp of a later marker
@@ -333,6 +374,19 @@ class Producers:
 
 
 _NO_BATCH = AppendedBatch(-1, -1, -1, -1, -1)
+
+
+def next_sequence(batches: list[AppendedBatch]) -> int:
+    """Returns the sequence number that follows these batches. Numbers wrap to zero after the largest one."""
+    last_sequence = batches[-1].last_sequence if batches else -1
+    return 0 if last_sequence == _LARGEST_SEQUENCE else last_sequence + 1
+
+
+def _out_of_order(header: BatchHeader, expected: int) -> InvalidBatch:
+    return InvalidBatch(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"producer {header.producer_id} sent sequence {header.base_sequence} where {expected} is next",
+    )
 
 
 def _old_epoch(producer_id: int, epoch: int, seen_epoch: int) -> InvalidBatch:
