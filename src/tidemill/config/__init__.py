@@ -36,7 +36,16 @@ from tidemill.config.describe import (
 )
 from tidemill.config.group_configs import describe_group_configs, validate_group_configs
 from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
-from tidemill.config.keys.topics import DELAYS_ENABLE, VIEW_FILTER, VIEW_SOURCE
+from tidemill.config.keys.topics import (
+    DELAYS_ENABLE,
+    PARTITIONS_ACTIVE,
+    PARTITIONS_EPOCH,
+    PARTITIONS_FORMER,
+    PARTITIONS_TOTAL,
+    PARTITIONS_UNKEYED,
+    VIEW_FILTER,
+    VIEW_SOURCE,
+)
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts, unknown_key_warning
 from tidemill.config.listeners import Listener
 from tidemill.config.network import NetworkConfig
@@ -63,6 +72,11 @@ from tidemill.config.transactions import TransactionsConfig
 __all__ = [
     "BROKER_KEYS",
     "DELAYS_ENABLE",
+    "PARTITIONS_ACTIVE",
+    "PARTITIONS_EPOCH",
+    "PARTITIONS_FORMER",
+    "PARTITIONS_TOTAL",
+    "PARTITIONS_UNKEYED",
     "TOPIC_KEYS_BY_NAME",
     "VIEW_FILTER",
     "VIEW_SOURCE",

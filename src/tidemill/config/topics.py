@@ -54,6 +54,8 @@ class TopicConfig:
     tidemill_delays_enable: bool = False
     tidemill_delays_interval_min_ms: int = 1000
     tidemill_delays_max_ms: int = 31_622_400_000
+    tidemill_partitions_active: int = 0
+    tidemill_partitions_former: int = 0
     unclean_leader_election_enable: bool = False
 
     @property

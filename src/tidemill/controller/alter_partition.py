@@ -4,12 +4,15 @@ A proposal carries the epochs that the leader knows. One with older epochs than 
 that names a replica which may not be in sync: its broker is fenced, is shutting down, or has registered again since
 its last fetch (KIP-903) and may have returned with an empty disk. Newer epochs mean that the controller is out of
 date.
+
+The leader of a decommissioned partition that is empty proposes an empty ISR: the partition is removed (decision 18).
 """
 
 from __future__ import annotations
 
 from tidemill.controller.brokers import check_broker_epoch
 from tidemill.controller.delta import merge_change
+from tidemill.controller.fewer_partitions import is_removable, removal_records
 from tidemill.controller.image import MetadataImage, PartitionImage, TopicImage
 from tidemill.controller.partition_changes import RECOVERED, RECOVERING
 from tidemill.controller.records import Record
@@ -24,7 +27,7 @@ from tidemill.protocol.api.brokers import (
     AlterPartitionResponseTopicData,
     BrokerState,
 )
-from tidemill.types import BrokerId, TopicId
+from tidemill.types import NO_BROKER, BrokerId, TopicId
 
 # A follower whose broker epoch the leader does not know, as in requests before version 3.
 _UNKNOWN_EPOCH = -1
@@ -68,9 +71,15 @@ def _alter(
     isr = proposal.new_isr_with_epochs or [
         BrokerState(broker_id=each, broker_epoch=_UNKNOWN_EPOCH) for each in proposal.new_isr
     ]
-    error = _objection(replication.image, partition, leader, proposal, isr)
+    is_removal = not isr and is_removable(replication.image, topic, index)
+    error = _stale(partition, leader, proposal)
+    if error is ErrorCode.NONE and not is_removal:
+        error = _objection(replication.image, partition, leader, proposal, isr)
     if error is not ErrorCode.NONE:
         return _refused(proposal, error)
+    if is_removal:
+        records += removal_records(replication.image, topic, index)
+        return AlterPartitionResponsePartitionData(partition_index=index, leader_id=NO_BROKER)
     change = replication.change(topic, index)
     change.isr = tuple(BrokerId(each.broker_id) for each in isr)
     change.leader_recovery_state = proposal.leader_recovery_state
@@ -97,14 +106,10 @@ def _refused(
     return AlterPartitionResponsePartitionData(partition_index=proposal.partition_index, error_code=code)
 
 
-def _objection(
-    image: MetadataImage,
-    partition: PartitionImage,
-    leader: BrokerId,
-    proposal: AlterPartitionRequestPartitionData,
-    isr: list[BrokerState],
+def _stale(
+    partition: PartitionImage, leader: BrokerId, proposal: AlterPartitionRequestPartitionData
 ) -> ErrorCode:
-    """Returns the error of a proposal that is refused; NONE otherwise. The order of the checks is Kafka's."""
+    """Returns the error of a proposal with other epochs; NONE otherwise. The order of the checks is Kafka's."""
     if proposal.leader_epoch > partition.leader_epoch or proposal.partition_epoch > partition.partition_epoch:
         return ErrorCode.NOT_CONTROLLER
     if proposal.leader_epoch < partition.leader_epoch:
@@ -113,6 +118,17 @@ def _objection(
         return ErrorCode.INVALID_REQUEST
     if proposal.partition_epoch < partition.partition_epoch:
         return ErrorCode.INVALID_UPDATE_VERSION
+    return ErrorCode.NONE
+
+
+def _objection(
+    image: MetadataImage,
+    partition: PartitionImage,
+    leader: BrokerId,
+    proposal: AlterPartitionRequestPartitionData,
+    isr: list[BrokerState],
+) -> ErrorCode:
+    """Returns the error of an ISR that is refused; NONE otherwise. The order of the checks is Kafka's."""
     ids = [each.broker_id for each in isr]
     if len(set(ids)) != len(ids) or leader not in ids or not set(ids) <= set(partition.replicas):
         return ErrorCode.INVALID_REQUEST

@@ -20,11 +20,13 @@ from tidemill.config import (
     ConfigType,
     UpdateMode,
     check_dynamic_protection,
+    resolve_topic_config,
     validate_client_metrics,
     validate_group_configs,
     validate_topic_configs,
 )
 from tidemill.controller.features import MIN_ISR
+from tidemill.controller.fewer_partitions import check_active, role_changes
 from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
 from tidemill.controller.records import Record
 from tidemill.controller.topic_names import check_topic_name
@@ -117,11 +119,15 @@ def _alter(
             if resource.type == ResourceType.TOPIC:
                 check_changed(image, resource.name, before, after)
                 _check_delays(resource.name, before, after)
+                is_compacted = resolve_topic_config(after, broker).is_compacted
+                check_active(image, resource.name, before, after, is_compacted=is_compacted)
         except ApiError as error:
             response.error_code = error.code
             response.error_message = error.message
         else:
             records += _config_records(resource, before, after, changes)
+            if resource.type == ResourceType.TOPIC:
+                records += role_changes(image.topics_by_name[resource.name], before, after)
         responses.append(response)
     return records, responses
 

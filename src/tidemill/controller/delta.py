@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tidemill.config import PARTITIONS_TOTAL
 from tidemill.controller.image import (
     BrokerImage,
     ConfigResource,
@@ -19,6 +20,7 @@ from tidemill.controller.image import (
     Endpoint,
     MetadataImage,
     PartitionImage,
+    ResourceType,
     TopicImage,
     topic_resource,
 )
@@ -55,6 +57,8 @@ class TopicDelta:
         self.base = base
         self.is_new = is_new
         self.changed: dict[int, PartitionImage] = {}
+        # Partitions that are gone. One with the same number may have been added since.
+        self.removed: dict[int, None] = {}
 
     @property
     def name(self) -> str:
@@ -67,6 +71,13 @@ class TopicDelta:
     def partition(self, index: int) -> PartitionImage:
         changed = self.changed.get(index)
         return self.base.partitions[index] if changed is None else changed
+
+    def cut(self, count: int) -> None:
+        """Remove the partitions from `count` on."""
+        last = max([len(self.base.partitions) - 1, *self.changed])
+        self.removed.update(dict.fromkeys(range(count, last + 1)))
+        self.base = replace(self.base, partitions=self.base.partitions[:count])
+        self.changed = {index: each for index, each in self.changed.items() if index < count}
 
     def apply(self) -> TopicImage:
         partitions = list(self.base.partitions)
@@ -149,6 +160,9 @@ class MetadataDelta:
             self.changed_topics[topic_id] = delta
         return delta
 
+    def _topic_id(self, name: str) -> TopicId:
+        return self._names.get(name) or self.image.topics_by_name[name].id
+
     def _replay_topic(self, record: TopicRecord) -> None:
         topic_id = TopicId(record.topic_id)
         self.changed_topics[topic_id] = TopicDelta(TopicImage(record.name, topic_id), is_new=True)
@@ -187,8 +201,7 @@ class MetadataDelta:
     def _replay_clear_elr(self, record: ClearElrRecord) -> None:
         names = [record.topic_name] if record.topic_name else list(self.image.topics_by_name)
         for name in names:
-            topic_id = self._names.get(name) or self.image.topics_by_name[name].id
-            topic = self._topic(topic_id)
+            topic = self._topic(self._topic_id(name))
             count = max(len(topic.base.partitions), len(topic.changed))
             for index in range(count):
                 before = topic.partition(index)
@@ -209,6 +222,8 @@ class MetadataDelta:
             configs.pop(record.name, None)
         else:
             configs[record.name] = record.value
+            if record.name == PARTITIONS_TOTAL and resource.type == ResourceType.TOPIC:
+                self._topic(self._topic_id(resource.name)).cut(int(record.value))
 
     def _replay_register_broker(self, record: RegisterBrokerRecord) -> None:
         broker_id = BrokerId(record.broker_id)

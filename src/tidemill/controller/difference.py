@@ -36,5 +36,6 @@ def _compare_partitions(delta: MetadataDelta, before: TopicImage | None, topic: 
     for index, partition in enumerate(topic.partitions):
         if index >= len(known) or known[index] != partition:
             change.changed[index] = partition
-    if change.is_new or change.changed:
+    change.removed.update(dict.fromkeys(range(len(topic.partitions), len(known))))
+    if change.is_new or change.changed or change.removed:
         delta.changed_topics[topic.id] = change

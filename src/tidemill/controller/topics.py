@@ -7,6 +7,7 @@ Kafka's, because it decides which of several errors a client sees.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tidemill.config import (
     effective_topic_configs,
     validate_topic_configs,
 )
+from tidemill.controller.fewer_partitions import active_partitions, first_leader_epoch
 from tidemill.controller.image import (
     NO_DIRECTORY,
     MetadataImage,
@@ -474,6 +476,11 @@ def _added_partitions(image: MetadataImage, wanted: CreatePartitionsTopic) -> li
             f"'{topic.name}' is a view and has the partitions of '{source.name}': add them there",
         )
     current = len(topic.partitions)
+    if active_partitions(image.topic_config(topic.name)):
+        raise ApiError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"'{topic.name}' is getting fewer partitions: wait until that is done, or take it back first",
+        )
     if wanted.count <= current:
         raise ApiError(
             ErrorCode.INVALID_PARTITIONS,
@@ -497,6 +504,8 @@ def _added_partitions(image: MetadataImage, wanted: CreatePartitionsTopic) -> li
             _assigned_partition(image, current + index, assignment.broker_ids, factor)
             for index, assignment in enumerate(wanted.assignments)
         ]
+    epoch = first_leader_epoch(image, topic)
     return [
-        partition_record(topic.id, current + index, partition) for index, partition in enumerate(partitions)
+        partition_record(topic.id, current + index, dataclasses.replace(partition, leader_epoch=epoch))
+        for index, partition in enumerate(partitions)
     ]

@@ -194,8 +194,11 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
         super().apply(delta, image)
         names = frozenset(topic.name for topic in delta.changed_topics.values())
         deleted = {topic.name: topic.id for topic in delta.deleted_topics.values()}
+        removed = {
+            topic.name: frozenset(topic.removed) for topic in delta.changed_topics.values() if topic.removed
+        }
         if names or deleted:
-            self.tell_all(TopicsChanged(names, deleted))
+            self.tell_all(TopicsChanged(names, deleted, removed))
 
     # -- the machines ----------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         super().apply(delta, image)
-        if delta.deleted_topics:
+        if delta.deleted_topics or any(topic.removed for topic in delta.changed_topics.values()):
             self.tell_all(TopicsDeleted())
 
     # -- the machines ----------------------------------------------------------------------------------------

@@ -30,6 +30,11 @@ HOUR_MS = 3_600_000
 
 DELAYS_ENABLE = "tidemill.delays.enable"
 DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
+PARTITIONS_ACTIVE = "tidemill.partitions.active"
+PARTITIONS_EPOCH = "tidemill.partitions.epoch"
+PARTITIONS_FORMER = "tidemill.partitions.former"
+PARTITIONS_TOTAL = "tidemill.partitions.total"
+PARTITIONS_UNKEYED = "tidemill.partitions.unkeyed"
 VIEW_SOURCE = "tidemill.view.source"
 VIEW_FILTER = "tidemill.view.filter"
 
@@ -325,6 +330,47 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         "31622400000",
         "The longest delay that is accepted; the default is 366 days.",
         at_least(1),
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_ACTIVE,
+        INT,
+        "0",
+        "How many partitions store new records, while the topic gets fewer; 0: all. Partition p passes its records on to "
+        "p modulo this number, and disappears when retention has emptied it.",
+        at_least(0),
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_EPOCH,
+        INT,
+        "0",
+        "The highest leader epoch of the partitions that were removed. Written by the controller.",
+        at_least(0),
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_FORMER,
+        INT,
+        "0",
+        "How many partitions the topic has had. Producers that know the old number are served. Written by the controller.",
+        at_least(0),
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_TOTAL,
+        INT,
+        "0",
+        "How many partitions are left, while the topic gets fewer. Written by the controller.",
+        at_least(0),
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_UNKEYED,
+        BOOLEAN,
+        "false",
+        "Whether the topic may get a number of partitions that does not divide the old one: records with the same key may "
+        "go to another partition then.",
         is_internal=True,
     ),
     ConfigKey(

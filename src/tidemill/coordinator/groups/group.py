@@ -86,10 +86,14 @@ class GroupCall:
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged:
-    """The cluster's metadata changed: topics were created, got partitions, or were deleted (with the id that they had)."""
+    """The cluster's metadata changed: topics were created, got partitions, or were deleted (with the id that they had).
+
+    `removed` are the partitions that topics have lost, by topic.
+    """
 
     names: frozenset[str] = frozenset()
     deleted: Mapping[str, TopicId] = field(default_factory=dict)
+    removed: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

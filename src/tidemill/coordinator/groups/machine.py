@@ -314,6 +314,7 @@ class Groups:
 
     def _topics_changed(self, change: TopicsChanged, steady_ms: int) -> Decision:
         written = self.offsets.topics_deleted(change.deleted.items())
+        written += self.offsets.partitions_removed(change.removed)
         if self.share is not None:
             written += self.share.topics_changed(change)
         if self.consumer is None:

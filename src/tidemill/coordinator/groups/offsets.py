@@ -16,7 +16,7 @@ Before its marker it is removed only together with its offset, group or topic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tidemill.coordinator.groups.group import Committer, Decision, Environment, Group
@@ -404,6 +404,20 @@ class Offsets:
                 offset_commit_tombstone(*place) for place in places if self._goes_with_topic(place, topic_id)
             ]
         return records
+
+    def partitions_removed(self, removed: Mapping[str, Collection[int]]) -> list[Record]:
+        """Returns tombstones for every offset of these partitions. One with the same number may be added later."""
+        places = {
+            Place(group_id, topic, partition): None
+            for topic, partitions in removed.items()
+            for group_id, topics in self._by_group.items()
+            for partition in topics.get(topic, ())
+            if partition in partitions
+        }
+        for place in self._pending.places():
+            if place.partition in removed.get(place.topic, ()):
+                places[place] = None
+        return [offset_commit_tombstone(*place) for place in places]
 
     def _goes_with_topic(self, place: Place, topic_id: TopicId) -> bool:
         # An offset without a topic id is older than topic ids, and so older than any new topic of that name.

@@ -1,0 +1,134 @@
+"""Decisions about topics that get fewer partitions (decision 18).
+
+`tidemill.partitions.active` says how many partitions store new records. The others are decommissioned: each passes its
+records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an empty
+ISR. The controller keeps three more settings: how many partitions are left, which cuts the list of the image; how many
+there were, because some clients never learn of fewer; and the highest leader epoch of those that are gone, so that a
+partition which is added later is not taken for one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemill.config import (
+    PARTITIONS_ACTIVE,
+    PARTITIONS_EPOCH,
+    PARTITIONS_FORMER,
+    PARTITIONS_TOTAL,
+    PARTITIONS_UNKEYED,
+)
+from tidemill.controller.image import MetadataImage, TopicImage, topic_resource
+from tidemill.controller.records import Record
+from tidemill.errors import ApiError, ErrorCode
+from tidemill.internal_topics import INTERNAL_TOPICS
+from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord
+from tidemill.protocol.records import NAMED_PARTITION_MAX
+from tidemill.types import LeaderEpoch
+
+_OF_THE_CONTROLLER = (PARTITIONS_EPOCH, PARTITIONS_FORMER, PARTITIONS_TOTAL)
+
+
+def active_partitions(configs: Mapping[str, str]) -> int:
+    """How many partitions of a topic store new records; 0 when all do."""
+    return int(configs.get(PARTITIONS_ACTIVE, 0))
+
+
+def check_active(
+    image: MetadataImage,
+    name: str,
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    *,
+    is_compacted: bool,
+) -> None:
+    """Raise `ApiError` when a topic cannot get as few partitions as a change of its settings says."""
+    for key in _OF_THE_CONTROLLER:
+        if before.get(key) != after.get(key):
+            raise _refused(f"{key} of '{name}' is written by the controller")
+    was, wanted = active_partitions(before), active_partitions(after)
+    if was == wanted:
+        if wanted and before.get(PARTITIONS_UNKEYED) != after.get(PARTITIONS_UNKEYED):
+            raise _refused(
+                f"{PARTITIONS_UNKEYED} of '{name}' cannot be changed while the topic gets fewer partitions"
+            )
+        return
+    if not wanted:
+        # Producers' sequences have gone on in other partitions.
+        raise _refused(f"'{name}' is getting {was} partition(s): that cannot be taken back yet")
+    if was:
+        raise _refused(f"'{name}' is getting {was} partition(s) already: wait until that is done")
+    topic = image.topics_by_name[name]
+    count = len(topic.partitions)
+    if name in INTERNAL_TOPICS:
+        raise _refused(f"'{name}' is an internal topic and keeps its partitions")
+    if wanted >= count:
+        raise _refused(f"'{name}' has {count} partition(s): {wanted} are not fewer")
+    if count > NAMED_PARTITION_MAX + 1:
+        raise _refused(
+            f"'{name}' has {count} partitions: only topics with at most {NAMED_PARTITION_MAX + 1} can get fewer"
+        )
+    if is_compacted:
+        raise _refused(
+            f"'{name}' is compacted: old values of a key would stay beside the new ones, in another partition"
+        )
+    if count % wanted and after.get(PARTITIONS_UNKEYED, "false").strip().lower() != "true":
+        raise _refused(
+            f"{wanted} does not divide the {count} partitions of '{name}', so records with the same key would go to "
+            f"different partitions. Choose a number that does, or set {PARTITIONS_UNKEYED}=true if keys do not matter"
+        )
+    if any(partition.is_reassigned for partition in topic.partitions):
+        raise _refused(f"partitions of '{name}' are being reassigned: wait until that is done")
+
+
+def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[str, str]) -> list[Record]:
+    """New leader epochs for the partitions that are decommissioned, or are not any more.
+
+    Whoever leads in the new epoch knows the setting that was written with it.
+    """
+    was, wanted = active_partitions(before), active_partitions(after)
+    if was == wanted:
+        return []
+    return [
+        PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=partition.leader)
+        for index, partition in enumerate(topic.partitions)
+        if index >= (wanted or was) and partition.has_leader
+    ]
+
+
+def is_removable(image: MetadataImage, topic: TopicImage, index: int) -> bool:
+    """Whether a partition is decommissioned, the last of its topic, and in sync everywhere."""
+    active = active_partitions(image.topic_config(topic.name))
+    partition = topic.partitions[index]
+    return (
+        0 < active <= index == len(topic.partitions) - 1
+        and set(partition.isr) == set(partition.replicas)
+        and not partition.is_reassigned
+    )
+
+
+def removal_records(image: MetadataImage, topic: TopicImage, index: int) -> list[Record]:
+    configs = image.topic_config(topic.name)
+    former = max(len(topic.partitions), int(configs.get(PARTITIONS_FORMER, 0)))
+    epoch = max(topic.partitions[index].leader_epoch, int(configs.get(PARTITIONS_EPOCH, 0)))
+    changes = {PARTITIONS_TOTAL: index, PARTITIONS_EPOCH: epoch, PARTITIONS_FORMER: former}
+    records: list[Record] = [_setting(topic, name, str(value)) for name, value in changes.items()]
+    if index == active_partitions(configs):
+        done = [name for name in (PARTITIONS_ACTIVE, PARTITIONS_UNKEYED) if name in configs]
+        records += [_setting(topic, name, None) for name in (*done, PARTITIONS_TOTAL)]
+    return records
+
+
+def first_leader_epoch(image: MetadataImage, topic: TopicImage) -> LeaderEpoch:
+    """The leader epoch of a partition that is added to a topic."""
+    epoch = image.topic_config(topic.name).get(PARTITIONS_EPOCH)
+    return LeaderEpoch(0 if epoch is None else int(epoch) + 1)
+
+
+def _setting(topic: TopicImage, name: str, value: str | None) -> ConfigRecord:
+    resource = topic_resource(topic.name)
+    return ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_CONFIG, message)
