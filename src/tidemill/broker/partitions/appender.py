@@ -7,6 +7,9 @@ whether enough replicas are in sync is the leadership's.
 A batch of a transaction is appended when the transaction is open here already, or with the guard under which its
 coordinator has verified it (`guards.py`). A marker ends the transaction and is a batch like others. Coordinators write their
 own records through `append_internal`.
+
+A decommissioned partition stores nothing new (decision 18). `append` refuses its batches as it does those that take long,
+and `append_later` passes them on (`passing_on.py`). The partition that stores them appends them with `is_passed_on`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.guards import Guard, Guards
 from tidemill.broker.partitions.leadership import Leadership
+from tidemill.broker.partitions.passing_on import PassingOn, PassingOnHost, stored_before, taken_over
 from tidemill.broker.partitions.produce_rules import Inspected, ProduceRules
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.broker.partitions.refusals import Refusals
@@ -31,6 +35,7 @@ from tidemill.log.log import Log
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
+    NAMED_PARTITION,
     TRANSACTIONAL,
     BatchHeader,
     InvalidBatch,
@@ -51,13 +56,12 @@ _NO_SEQUENCE = 0
 _RETRIABLE = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
-class AppenderHost(Protocol):
+class AppenderHost(PassingOnHost, Protocol):
     """What appending needs of the broker."""
 
     @property
     def long_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
-    def steady_ms(self) -> int: ...
 
 
 class Appender:
@@ -73,6 +77,7 @@ class Appender:
         "_refusals",
         "_rules",
         "counts",
+        "passing_on",
     )
 
     def __init__(
@@ -97,15 +102,34 @@ class Appender:
         self._guards = Guards()
         # How many batches wait until their records are inspected, or behind such a batch.
         self._inspecting = 0
+        # Set while the partition is decommissioned. It counts as a batch that waits, so `append` has no test of its own.
+        self.passing_on: PassingOn | None = None
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:
         self._config = config
         self._rules = ProduceRules(self._name.topic, config)
+        active = config.tidemill_partitions_active
+        target = self._name.partition % active if active else self._name.partition
+        before = self.passing_on
+        if before is not None and before.target != target:
+            self.passing_on = None
+            self._inspecting -= 1
+            before.close()
+        if self.passing_on is None and target != self._name.partition:
+            self.passing_on = PassingOn(self._name, target, self._host, self._refusals)
+            self._inspecting += 1
+
+    @property
+    def is_decommissioned(self) -> bool:
+        return self.passing_on is not None
 
     def resigned(self) -> None:
         """This broker stopped leading: what coordinators verified here is void."""
         self._guards.clear()
+        if self.passing_on is not None:
+            self.passing_on.close()
+            self.passing_on = PassingOn(self._name, self.passing_on.target, self._host, self._refusals)
 
     # -- producing -------------------------------------------------------------------------------------------
 
@@ -119,6 +143,7 @@ class Appender:
         allows_transactions: bool = False,
         guard: Guard | None = None,
         inspected: Inspected | Exception | None = None,
+        is_passed_on: bool | None = None,
     ) -> ProduceResult:
         """Append one batch. `guard` is that of a transaction that its coordinator has verified and is not open here yet.
 
@@ -134,9 +159,12 @@ class Appender:
             return self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, self._too_few_in_sync())
         rules = self._rules
         try:
-            header = rules.received(data, allows_zstd, allows_transactions)
+            header = rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
         except InvalidBatch as error:
             return self._refused(error.code, error.reason)
+        first_sequence = None
+        if header.attributes & NAMED_PARTITION:
+            header, first_sequence = taken_over(header)
         try:
             check_produced(header)
             if isinstance(inspected, Exception):
@@ -147,9 +175,9 @@ class Appender:
                 data, header = run_first_step(rules.inspect(data, header, wall_ms))
             if header.producer_id >= 0:
                 if header.attributes & TRANSACTIONAL:
-                    duplicate = self._guards.duplicate_of(log.producers, header, guard)
+                    duplicate = self._guards.duplicate_of(log.producers, header, guard, first_sequence)
                 else:
-                    duplicate = log.producers.duplicate_of(header)
+                    duplicate = log.producers.duplicate_of(header, first_sequence)
                 if duplicate is not None:
                     end_offset = duplicate.last_offset + 1
                     return self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks)
@@ -190,14 +218,19 @@ class Appender:
         allows_zstd: bool = True,
         allows_transactions: bool = False,
         guard: Guard | None = None,
+        transactional_id: str | None = None,
+        is_passed_on: bool = False,
     ) -> None:
-        """Append a batch for which `append` raised `NotAtOnce`. Nothing else may change `data`; batches keep their order."""
+        """Append a batch for which `append` raised `NotAtOnce`, or pass it on where the partition is decommissioned.
+
+        Nothing else may change `data`; batches keep their order. `is_passed_on` says that a node sent the batch.
+        """
         self._inspecting += 1
 
         def inspect() -> Steps[Inspected]:
             # A batch without a valid header is refused by `append`.
-            header = self._rules.received(data, allows_zstd, allows_transactions)
-            check_produced(header)
+            header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
+            check_produced(taken_over(header)[0])
             wall_ms = self._host.wall_ms()
             if self._rules.looks_inside(header, wall_ms):
                 return (yield from self._rules.inspect(data, header, wall_ms))
@@ -209,6 +242,9 @@ class Appender:
                 logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
                 settled(self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
                 return
+            if self.passing_on is not None:
+                self._pass_on(self.passing_on, found, error, acks, transactional_id, settled)
+                return
             settled(
                 self.append(
                     data,
@@ -218,10 +254,45 @@ class Appender:
                     allows_transactions=allows_transactions,
                     guard=guard,
                     inspected=found if error is None else error,
+                    is_passed_on=is_passed_on,
                 )
             )
 
         self._host.long_work.submit(inspect, inspected)
+
+    def _pass_on(
+        self,
+        passing_on: PassingOn,
+        found: Inspected,
+        error: Exception | None,
+        acks: int,
+        transactional_id: str | None,
+        settled: Callable[[ProduceResult], None],
+    ) -> None:
+        """Answer a batch that this log holds already. Pass any other one on."""
+        log = self._leadership.writable_log
+        if log is None:
+            settled(self._refused(*self._not_writable()))
+            return
+        try:
+            if error is not None:
+                raise error
+            data, header = found
+            if header.attributes & NAMED_PARTITION:
+                # On its way while the number of partitions changed: its sender finds the right place.
+                raise InvalidBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self._name} is decommissioned")
+            duplicate, first_sequence = stored_before(log.producers, header)
+        except InvalidBatch as refused:
+            settled(self._refused(refused.code, refused.reason, log.log_start_offset, refused.record_errors))
+            return
+        except ProtocolError as refused:
+            settled(self._refused(ErrorCode.INVALID_RECORD, str(refused), log.log_start_offset))
+            return
+        if duplicate is not None:
+            end_offset = duplicate.last_offset + 1
+            settled(self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks))
+            return
+        passing_on.submit(header, data, acks, transactional_id, first_sequence, settled)
 
     def _appended(self, log: Log, size: int) -> None:
         if self._leadership.commits_at_once:
@@ -230,7 +301,7 @@ class Appender:
             self._leadership.appended(log, size)
 
     def _refused_for_now(self, data: memoryview, code: ErrorCode, message: str) -> ProduceResult:
-        with contextlib.suppress(InvalidBatch):
+        with contextlib.suppress(InvalidBatch, NotAtOnce):
             header = self._rules.received(data, allows_zstd=True, allows_transactions=True)
             self._refusals.note(header, code, self._host.steady_ms())
         return self._refused(code, message)
@@ -365,6 +436,10 @@ class Appender:
         What the coordinator verified for that producer before is void from here on (failure 6).
         """
         log = self._writable_with_enough_in_sync()
+        if self.passing_on is not None and not log.producers.is_open_for(end.producer_id):
+            # Its records are elsewhere, if it has any. A marker would keep this partition from getting empty.
+            self._guards.ended(end)
+            return log.log_end_offset
         size_before = log.size
         try:
             end_offset = log.append_marker(end, self._leadership.leader_epoch, timestamp_ms)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tidemill.errors import ErrorCode
 from tidemill.log.producer_state.producers import AppendedBatch, Producers
 from tidemill.log.transactions import TransactionEnd
-from tidemill.protocol.records import BatchHeader, InvalidBatch
+from tidemill.protocol.records import NAMED_PARTITION, BatchHeader, InvalidBatch
 
 _GUARDS_MAX = 1_000
 # Version 2 of transactions (KIP-890).
@@ -90,14 +90,18 @@ class Guards:
         self._guards.clear()
 
     def duplicate_of(
-        self, producers: Producers, header: BatchHeader, guard: Guard | None
+        self,
+        producers: Producers,
+        header: BatchHeader,
+        guard: Guard | None,
+        first_sequence: int | None = None,
     ) -> AppendedBatch | None:
         """As `Producers.duplicate_of`, for a transactional batch: `InvalidBatch` also when the transaction may not begin."""
         if producers.is_open(header.producer_id, header.producer_epoch):
-            return producers.duplicate_of(header)
+            return producers.duplicate_of(header, first_sequence)
         refused: InvalidBatch | None = None
         try:
-            duplicate = producers.duplicate_of(header)
+            duplicate = producers.duplicate_of(header, first_sequence)
         except InvalidBatch as error:
             duplicate, refused = None, error
         if duplicate is not None:
@@ -108,6 +112,9 @@ class Guards:
             )
         if refused is not None:
             raise refused
+        if header.attributes & NAMED_PARTITION:
+            # The partition that passed it on keeps the order, and has stated the first sequence.
+            return None
         is_unknown = guard.adds and producers.get(header.producer_id) is None and header.base_sequence != 0
         if is_unknown or header.base_sequence > guard.lowest_sequence:
             raise InvalidBatch(

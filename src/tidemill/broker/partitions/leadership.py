@@ -240,6 +240,17 @@ class Leadership:
                 machine, machine.isr_committed(proposal, isr, epochs[1], self._host.steady_ms())
             )
 
+    def retirement(self) -> ProposeIsr | None:
+        """The proposal to remove this partition; None unless it is empty here and all replicas are in sync."""
+        machine, log = self.machine, self.writable_log
+        if machine is None or log is None or set(machine.isr) != set(machine.replicas):
+            return None
+        if not log.log_start_offset == self._reader.high_watermark == log.log_end_offset:
+            return None
+        if log.producers.open_transactions():
+            return None
+        return ProposeIsr((), machine.leader_epoch, machine.partition_epoch)
+
     def isr_refused(self, proposal: ProposeIsr, code: ErrorCode) -> None:
         machine = self.machine
         if machine is not None:

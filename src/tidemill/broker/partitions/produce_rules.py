@@ -20,6 +20,7 @@ from tidemill.protocol.records import (
     COMPRESSION_MASK,
     HEADER_SIZE,
     LOG_APPEND_TIME,
+    NAMED_PARTITION,
     TRANSACTIONAL,
     BatchHeader,
     InvalidBatch,
@@ -30,8 +31,9 @@ from tidemill.protocol.records import (
     restamp,
     sole_batch,
     stamp_append_time,
+    with_named_partition,
 )
-from tidemill.protocol.steps import Steps
+from tidemill.protocol.steps import NotAtOnce, Steps
 
 # A batch and its header.
 Inspected: TypeAlias = tuple[memoryview, BatchHeader]
@@ -51,6 +53,7 @@ class ProduceRules:
         "_config",
         "_delays",
         "_is_internal",
+        "_stores_others",
         "_topic",
         "needs_keys",
         "rewrites_timestamps",
@@ -67,21 +70,34 @@ class ProduceRules:
         self._delays = None
         if config.tidemill_delays_enable:
             self._delays = Limits(config.tidemill_delays_max_ms, config.tidemill_delays_interval_min_ms)
+        # Whether other partitions pass batches on to this topic's partitions.
+        self._stores_others = bool(config.tidemill_partitions_active or config.tidemill_partitions_former)
         self._always_looks_inside = (
             self.needs_keys
             or config.tidemill_delays_enable
             or (not self.rewrites_timestamps and config.message_timestamp_before_max_ms != _NEVER)
         )
 
-    def received(self, data: memoryview, allows_zstd: bool, allows_transactions: bool = False) -> BatchHeader:
-        """Check what the header alone shows; returns the header."""
+    def received(
+        self,
+        data: memoryview,
+        allows_zstd: bool,
+        allows_transactions: bool = False,
+        *,
+        is_passed_on: bool | None = None,
+    ) -> BatchHeader:
+        """Check what the header alone shows; returns the header.
+
+        A batch that another partition passed on keeps the number of that partition in its attributes. `NotAtOnce` when it
+        looks like one, and `is_passed_on` does not say whether it is.
+        """
         if self._is_internal:
             raise InvalidBatch(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{self._topic} is written by coordinators only"
             )
         header = sole_batch(data)
         self._check_size(len(data))
-        if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME):
+        if header.attributes & (TRANSACTIONAL | LOG_APPEND_TIME | NAMED_PARTITION):
             if header.is_transactional and not allows_transactions:
                 # As in Kafka: a transactional batch needs a request with a transactional id.
                 code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -89,6 +105,11 @@ class ProduceRules:
             # Only the broker decides whether timestamps are the append time.
             if header.is_log_append_time:
                 header = restamp(data, header._replace(attributes=header.attributes & ~LOG_APPEND_TIME))
+            if header.attributes & NAMED_PARTITION and not is_passed_on:
+                if is_passed_on is None and self._stores_others:
+                    raise NotAtOnce
+                # Kafka accepts bits that have no meaning. Here they have one, so they are cleared.
+                header = restamp(data, header._replace(attributes=with_named_partition(header.attributes, 0)))
         if not allows_zstd and header.codec == compression.CompressionType.ZSTD:
             raise InvalidBatch(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later"

@@ -25,16 +25,19 @@ from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metrics.registry import Metrics, TopicCounts
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
+from tidemill.broker.partitions.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.fetchers import Fetchers
+from tidemill.broker.partitions.former_partition import FormerPartition
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
 from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.passing_on import Settle
 from tidemill.broker.partitions.refusals import EarlyRefusals
 from tidemill.broker.partitions.throttles import Throttles
 from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
-from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.internal_topics import METADATA_TOPIC
@@ -50,6 +53,8 @@ logger = logging.getLogger(__name__)
 _RECONSIDER_S = 0.5
 # How long a stop waits for snapshots of delayed records. Without one the next start replays more of the log.
 _SNAPSHOTS_S_MAX = 20.0
+# How often the leaders of decommissioned partitions look whether these are empty.
+_RETIRE_S = 2.0
 # A follower fetches twice a second, even at rest. Below the shortest session timeout of a group member.
 _SILENCE_MS_MAX = 3_000
 
@@ -57,11 +62,14 @@ _SILENCE_MS_MAX = 3_000
 class HostedTopic(dict[int, Partition]):
     """The hosted partitions of a topic, and the topic's counts."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("counts", "former", "name")
 
-    def __init__(self, counts: TopicCounts) -> None:
+    def __init__(self, name: str, counts: TopicCounts) -> None:
         super().__init__()
+        self.name = name
         self.counts = counts
+        # Partitions that the topic has had, as far as producers have sent to them.
+        self.former: dict[int, FormerPartition] = {}
 
 
 class Replicas:
@@ -100,6 +108,7 @@ class Replicas:
         self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
         self._fetchers = Fetchers(config.replication, channels, self)
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
+        self._transfers = BatchTransfers(channels, self, self._loop.call_soon)
         self._is_closing = False
         self.image: MetadataImage | None = None
         self.by_name: dict[str, HostedTopic] = {}
@@ -218,6 +227,20 @@ class Replicas:
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)
 
+    def pass_on(
+        self,
+        target: TopicPartition,
+        batch: memoryview,
+        acks: int,
+        transactional_id: str | None,
+        settle: Settle,
+    ) -> None:
+        self._transfers.pass_on(target, batch, acks, transactional_id, settle)
+
+    def topic_id_of(self, topic: str) -> bytes | None:
+        image = self.image.topics_by_name.get(topic) if self.image is not None else None
+        return None if image is None else image.id
+
     def reconsider_later(self, partition: Partition) -> None:
         if not self._is_closing:
             self._loop.call_later(_RECONSIDER_S, partition.leadership.reconsider)
@@ -258,6 +281,7 @@ class Replicas:
         for topic in delta.deleted_topics.values():
             self._drop(topic)
         for topic_id, change in delta.changed_topics.items():
+            self._remove_decommissioned(change)
             yield from self._host(image.topics_by_id[topic_id], sorted(change.changed))
         if any(resource.type == ResourceType.BROKER for resource in delta.changed_configs):
             self._configs.clear()
@@ -314,7 +338,7 @@ class Replicas:
         self._note_delays(topic, config)
         hosted = self.by_name.get(topic.name)
         if hosted is None:
-            hosted = self.by_name[topic.name] = HostedTopic(self.metrics.topic(topic.name))
+            hosted = self.by_name[topic.name] = HostedTopic(topic.name, self.metrics.topic(topic.name))
         self.by_wire_name[topic.name.encode()] = hosted
         self.by_wire_id[bytes(topic.id)] = hosted
         for index in indexes:
@@ -331,6 +355,9 @@ class Replicas:
                 self._apply(partition, image)
                 yield
             else:
+                if partition.config is not config:
+                    # Before the partition leads in a new epoch: what it may do there depends on it.
+                    partition.configure(config)
                 self._apply(partition, image)
 
     def _apply(self, partition: Partition, image: PartitionImage) -> None:
@@ -468,6 +495,13 @@ class Replicas:
         for partition in hosted.values():
             self._remove(partition)
 
+    def _remove_decommissioned(self, change: TopicDelta) -> None:
+        hosted = self.by_name.get(change.name)
+        for index in change.removed:
+            partition = hosted.pop(index, None) if hosted is not None else None
+            if partition is not None:
+                self._remove(partition)
+
     def _remove(self, partition: Partition) -> None:
         """Remove a partition that was deleted or moved to other brokers."""
         self._fetchers.unfollow(partition)
@@ -534,12 +568,43 @@ class Replicas:
     def start(self) -> None:
         self._log_manager.start()
         self._log_manager.spawn(self._log_manager.every(self.lag_time_max_ms / 2000, self.reconsider_isrs))
+        self._log_manager.spawn(self._log_manager.every(_RETIRE_S, self.retire_empty))
         self._fetchers.start()
 
     def reconsider_isrs(self) -> None:
         for partition in list(self.partitions()):
             if partition.is_leader and partition.is_replicated:
                 partition.leadership.reconsider()
+
+    def retire_empty(self) -> None:
+        """Propose the removal of decommissioned partitions that are empty, the highest of each topic first."""
+        for partition in list(self.partitions()):
+            passing_on = partition.appender.passing_on
+            topic = self.image.topics_by_name.get(partition.name.topic) if self.image is not None else None
+            if passing_on is None or topic is None or partition.index != len(topic.partitions) - 1:
+                continue
+            proposal = partition.leadership.retirement()
+            if passing_on.may_go(is_empty=proposal is not None) and proposal is not None:
+                self._isr_changes.propose(partition, proposal)
+
+    def former_partition(self, wire_name: bytes, index: int, *, is_id: bool) -> FormerPartition | None:
+        """A partition that the topic has had: producers that know the old number still send to it."""
+        hosted = (self.by_wire_id if is_id else self.by_wire_name).get(wire_name)
+        image = self.image
+        if hosted is None or image is None:
+            return None
+        topic = image.topics_by_name.get(hosted.name)
+        if topic is None or index < len(topic.partitions):
+            return None
+        config = self.topic_config(topic.name)
+        if index >= config.tidemill_partitions_former:
+            return None
+        former = hosted.former.get(index)
+        target = index % (config.tidemill_partitions_active or len(topic.partitions))
+        if former is None or former.target != target:
+            name = TopicPartition(topic.name, index)
+            former = hosted.former[index] = FormerPartition(name, target, config, self)
+        return former
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """Delete the records before an offset (DeleteRecords)."""

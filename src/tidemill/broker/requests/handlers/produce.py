@@ -35,10 +35,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Waiter
+from tidemill.broker.partitions.former_partition import FormerPartition
 from tidemill.broker.partitions.guards import Guard
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.access import Access
 from tidemill.broker.requests.dispatch import Call, serves_raw
+from tidemill.broker.requests.node_proof import is_authenticated_node
 from tidemill.broker.requests.replica_fetch import node_endpoints
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
@@ -109,7 +111,12 @@ def produce(broker: Broker, call: Call) -> None:
         topic_results: list[ProduceResult] = []
         for index, start, end in partitions:
             partition = hosted.get(index) if hosted is not None else None
-            if partition is None or start < 0:
+            former = _former(broker, version, wire_name, index) if partition is None and start >= 0 else None
+            if former is not None:
+                result = _NOT_YET._replace(partition=index)
+                place = Unsettled(former, topic_results, len(topic_results))
+                later.append((place, memoryview(bytearray(frame[start:end]))))
+            elif partition is None or start < 0:
                 batch = frame[start:end] if start >= 0 else None
                 result = _unappendable(broker, version, (wire_name, index), partition, batch)
             else:
@@ -172,11 +179,15 @@ def _without_denied(broker: Broker, call: Call, walk: ProduceWalk) -> tuple[Prod
     return walk._replace(topics=allowed), denied
 
 
+def _former(broker: Broker, version: int, wire_name: bytes, index: int) -> FormerPartition | None:
+    return broker.replicas.former_partition(wire_name, index, is_id=version >= _TOPIC_IDS_SINCE)
+
+
 def _unappendable(
     broker: Broker,
     version: int,
     wire_key: tuple[bytes, int],
-    partition: Partition | None,
+    partition: object | None,
     batch: memoryview | None,
 ) -> ProduceResult:
     if partition is None:
@@ -204,7 +215,7 @@ def _missing(
 class Unsettled(NamedTuple):
     """The place of a result that is not final yet."""
 
-    partition: Partition
+    partition: Partition | FormerPartition
     results: list[ProduceResult]
     position: int
 
@@ -234,7 +245,11 @@ class DelayedProduce:
         self._timer = broker.loop.call_later(max(0, timeout_ms) / 1000, self._timed_out) if acks else None
         for number, (place, batch) in enumerate(later):
             place.partition.appender.append_later(
-                batch, acks, partial(self._appended, number), allows_zstd=call.version >= _ZSTD_SINCE
+                batch,
+                acks,
+                partial(self._appended, number),
+                allows_zstd=call.version >= _ZSTD_SINCE,
+                is_passed_on=_may_pass_on(broker, call),
             )
         for number in range(len(later), len(self._unsettled)):
             self._wait_for(number)
@@ -249,6 +264,7 @@ class DelayedProduce:
         each = self._unsettled[number]
         result = each.results[each.position]
         if result.sync_to is not None:
+            assert isinstance(each.partition, Partition)
             self._waiters.append(
                 each.partition.flush.when_synced(result.sync_to, partial(self._synced, number))
             )
@@ -261,6 +277,7 @@ class DelayedProduce:
         if code or result.commit_to is None:
             self._settled(number, code)
         else:
+            assert isinstance(each.partition, Partition)
             self._waiters.append(
                 each.partition.leadership.when_committed(result.commit_to, partial(self._settled, number))
             )
@@ -345,8 +362,12 @@ class TransactionalProduce:
             hosted = topics.get(wire_name)
             results: list[ProduceResult] = []
             for index, start, end in partitions:
-                partition = hosted.get(index) if hosted is not None else None
+                partition: Partition | FormerPartition | None = (
+                    hosted.get(index) if hosted is not None else None
+                )
                 batch = frame[start:end] if start >= 0 else None
+                if partition is None and batch is not None:
+                    partition = _former(self._broker, version, wire_name, index)
                 if partition is None or batch is None:
                     key = (wire_name, index)
                     results.append(_unappendable(self._broker, version, key, partition, batch))
@@ -367,7 +388,12 @@ class TransactionalProduce:
     def _take(self, place: Unsettled, batch: memoryview, asked: dict[TopicPartition, Guard]) -> None:
         """Append a batch now, or let it wait for the verification of its transaction."""
         header = _transactional_header(batch)
-        guard = place.partition.appender.guard_for(header, adds=self._adds) if header is not None else None
+        appender = place.partition.appender
+        # The partition that stores the batch is added to the transaction, not the one that passes it on.
+        is_added_elsewhere = self._adds and appender.is_decommissioned
+        guard = None
+        if header is not None and not is_added_elsewhere:
+            guard = appender.guard_for(header, adds=self._adds)
         if header is None or guard is None:
             self._append(place, batch, None)
             return
@@ -409,6 +435,8 @@ class TransactionalProduce:
                 allows_zstd=allows_zstd,
                 allows_transactions=True,
                 guard=guard,
+                transactional_id=self._transactional_id,
+                is_passed_on=_may_pass_on(self._broker, self._call),
             )
             return
         self._appended(place, result)
@@ -434,6 +462,14 @@ class TransactionalProduce:
         else:
             all_good = not any(result.error for _, results in self._results for result in results)
             _answer(self._broker, self._call, acks, self._results, all_good)
+
+
+def _may_pass_on(broker: Broker, call: Call) -> bool:
+    """Whether the connection may be that of a node, which passes batches of other partitions on.
+
+    On a listener without logins nobody can prove it. A client there may write what it likes anyway.
+    """
+    return is_authenticated_node(broker, call.connection) is not False
 
 
 def _transactional_header(batch: memoryview) -> BatchHeader | None:

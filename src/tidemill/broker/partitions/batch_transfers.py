@@ -1,0 +1,99 @@
+"""Produces batches of decommissioned partitions to the leaders of the partitions that store them.
+
+This broker may lead them itself. The batch takes the same way then, over its own listener.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.network import Address
+from tidemill.broker.partitions.passing_on import Settle
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidemill.protocol.produce import ProduceResult
+from tidemill.protocol.schema import decode
+from tidemill.types import NO_BROKER, TopicPartition
+
+_TIMEOUT_S = 30.0
+_NO_ACKS, _LEADER_ACKS = 0, 1
+
+
+class Leaders(Protocol):
+    def leader_of(self, key: tuple[str | bytes, int]) -> tuple[int, int]: ...
+    def address_of(self, broker_id: int) -> Address | None: ...
+    def topic_id_of(self, topic: str) -> bytes | None: ...
+
+
+class BatchTransfers:
+    def __init__(self, channels: Channels, leaders: Leaders, call_soon: Callable[..., object]) -> None:
+        self._channels = channels
+        self._leaders = leaders
+        self._call_soon = call_soon
+
+    def pass_on(
+        self,
+        target: TopicPartition,
+        batch: memoryview,
+        acks: int,
+        transactional_id: str | None,
+        settle: Settle,
+    ) -> None:
+        """Produce a batch to the leader of `target`. `settle` is called once, later."""
+        topic, index = target
+        topic_id = self._leaders.topic_id_of(topic)
+        leader, _ = self._leaders.leader_of((topic, index))
+        address = None if leader == NO_BROKER else self._leaders.address_of(leader)
+
+        def fail(reason: str) -> None:
+            message = f"its records are stored in {target}, whose leader did not answer: {reason}"
+            settle(ProduceResult(index, ErrorCode.NOT_ENOUGH_REPLICAS, message=message))
+
+        if address is None or topic_id is None:
+            self._call_soon(fail, "it has none")
+            return
+
+        def on_body(version: int, body: memoryview) -> None:
+            settle(_result(decode(ProduceResponse, version, bytes(body)), index))
+
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            # An answer is needed in any case: the next batch waits for it.
+            acks=_LEADER_ACKS if acks == _NO_ACKS else acks,
+            timeout_ms=int(_TIMEOUT_S * 1000),
+            topic_data=[
+                TopicProduceData(
+                    name=topic,
+                    topic_id=topic_id,
+                    partition_data=[PartitionProduceData(index=index, records=batch)],
+                )
+            ],
+        )
+        self._channels.to(address, "passing-on").call(request, on_body, fail, timeout_s=_TIMEOUT_S)
+
+
+def _result(response: ProduceResponse, index: int) -> ProduceResult:
+    answers = [each for topic in response.responses for each in topic.partition_responses]
+    if len(answers) != 1:
+        return ProduceResult(index, ErrorCode.UNKNOWN_SERVER_ERROR, message="an answer without a result")
+    return _taken(answers[0])
+
+
+def _taken(answer: PartitionProduceResponse) -> ProduceResult:
+    return ProduceResult(
+        answer.index,
+        ErrorCode(answer.error_code),
+        answer.base_offset,
+        answer.log_append_time_ms,
+        answer.log_start_offset,
+        answer.error_message,
+        [(each.batch_index, each.batch_index_error_message or "") for each in answer.record_errors],
+    )

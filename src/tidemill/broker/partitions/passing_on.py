@@ -1,0 +1,183 @@
+"""Passes batches for a decommissioned partition on to the partition that stores them (decision 18).
+
+The batch names the decommissioned partition in its attributes, and its base offset is the sequence with which the producer
+must start there, if it starts there. The partition that stores it overwrites that field. One batch is under way at a time,
+so none overtakes one that is refused. Every batch is answered once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from tidemill.broker.partitions.refusals import Refusals
+from tidemill.errors import ErrorCode
+from tidemill.log.producer_state.producers import AppendedBatch, Producers, next_sequence
+from tidemill.protocol.produce import ProduceResult
+from tidemill.protocol.records import NAMED_PARTITION, BatchHeader, restamp, with_named_partition
+from tidemill.types import TopicPartition
+
+# The batches of one partition that may wait.
+_WAITING_BYTES_MAX = 64 << 20
+# How long nothing was sent to a partition that is removed, and how long such a pause is waited for.
+_QUIET_MS = 5_000
+_QUIET_AWAITED_MS = 60_000
+# In the place of the base offset: the producer may start at any sequence.
+_ANY_SEQUENCE = -1
+
+Settle = Callable[[ProduceResult], None]
+
+
+class PassingOnHost(Protocol):
+    """What passing batches on needs of the broker."""
+
+    def steady_ms(self) -> int: ...
+    def pass_on(
+        self,
+        target: TopicPartition,
+        batch: memoryview,
+        acks: int,
+        transactional_id: str | None,
+        settle: Settle,
+    ) -> None:
+        """Produce a batch to the leader of `target`. `settle` is called once, later."""
+
+
+class _Waiting(NamedTuple):
+    header: BatchHeader
+    batch: memoryview
+    acks: int
+    transactional_id: str | None
+    settle: Settle
+
+
+class PassingOn:
+    __slots__ = (
+        "_empty_since_ms",
+        "_host",
+        "_is_closed",
+        "_name",
+        "_refusals",
+        "_used_ms",
+        "_waiting",
+        "_waiting_bytes",
+        "target",
+    )
+
+    def __init__(self, name: TopicPartition, target: int, host: PassingOnHost, refusals: Refusals) -> None:
+        self._name = name
+        self.target = target
+        self._host = host
+        self._refusals = refusals
+        # The first one is under way.
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._is_closed = False
+        self._used_ms = host.steady_ms()
+        self._empty_since_ms: int | None = None
+
+    def may_go(self, *, is_empty: bool) -> bool:
+        """Whether the partition may be removed.
+
+        A client that loses a partition from its metadata may fail the records which wait for it in its buffers. So the
+        removal waits for a pause of its producers, if there is one.
+        """
+        now_ms = self._host.steady_ms()
+        if not is_empty:
+            self._empty_since_ms = None
+            return False
+        if self._empty_since_ms is None:
+            self._empty_since_ms = now_ms
+        is_quiet = now_ms - self._used_ms >= _QUIET_MS
+        return is_quiet or now_ms - self._empty_since_ms >= _QUIET_AWAITED_MS
+
+    def submit(
+        self,
+        header: BatchHeader,
+        batch: memoryview,
+        acks: int,
+        transactional_id: str | None,
+        first_sequence: int | None,
+        settle: Settle,
+    ) -> None:
+        """Pass a checked batch on. `first_sequence` is the one that follows the producer's last one in this log."""
+        self._used_ms = self._host.steady_ms()
+        if self._waiting_bytes + len(batch) > _WAITING_BYTES_MAX:
+            self._refuse(
+                header, ErrorCode.NOT_ENOUGH_REPLICAS, f"too many batches wait for {self._name}", settle
+            )
+            return
+        marked = header._replace(
+            base_offset=_ANY_SEQUENCE if first_sequence is None else first_sequence,
+            attributes=with_named_partition(header.attributes, self._name.partition),
+        )
+        restamp(batch, marked)
+        self._waiting.append(_Waiting(header, batch, acks, transactional_id, settle))
+        self._waiting_bytes += len(batch)
+        if len(self._waiting) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        first = self._waiting[0]
+        target = TopicPartition(self._name.topic, self.target)
+        self._host.pass_on(target, first.batch, first.acks, first.transactional_id, self._settled)
+
+    def _settled(self, result: ProduceResult) -> None:
+        if self._is_closed:
+            return
+        waiting = self._waiting.popleft()
+        self._waiting_bytes -= len(waiting.batch)
+        if result.error:
+            code = result.error
+            if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                code = self._refusals.before(waiting.header, self._host.steady_ms()) or code
+            self._refuse(waiting.header, code, result.message or code.message, waiting.settle)
+        else:
+            # An offset of the target would be wrong for the partition that the producer named.
+            waiting.settle(result._replace(partition=self._name.partition, base_offset=-1))
+        if self._waiting and not self._is_closed:
+            self._send()
+
+    def _refuse(self, header: BatchHeader, code: ErrorCode, message: str, settle: Settle) -> None:
+        if code.retriable:
+            self._refusals.note(header, code, self._host.steady_ms())
+        settle(ProduceResult(self._name.partition, code, message=message))
+
+    def close(self) -> None:
+        """The partition is not decommissioned any more, or not led here: producers try again."""
+        self._is_closed = True
+        for waiting in self._waiting:
+            self._refuse(
+                waiting.header,
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"{self._name} has just changed its role",
+                waiting.settle,
+            )
+        self._waiting.clear()
+
+
+def stored_before(producers: Producers, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
+    """What the log of a decommissioned partition knows: the batch that this one repeats, and the sequence to start with.
+
+    `InvalidBatch` when the producer is fenced here.
+    """
+    state = producers.get(header.producer_id) if header.producer_id >= 0 else None
+    if state is None:
+        return None, None
+    producers.check_epoch(header)
+    if header.producer_epoch > state.epoch:
+        return None, 0
+    for batch in state.batches:
+        if (batch.base_sequence, batch.last_sequence) == (header.base_sequence, header.last_sequence):
+            return batch, None
+    # Markers leave a producer without batches: it may start at any sequence.
+    return None, next_sequence(state.batches) if state.batches else None
+
+
+def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:
+    """The header as a producer's, and the sequence with which the producer must start, for a batch that was passed on."""
+    if not header.attributes & NAMED_PARTITION:
+        return header, None
+    first_sequence = None if header.base_offset == _ANY_SEQUENCE else header.base_offset
+    return header._replace(base_offset=0), first_sequence

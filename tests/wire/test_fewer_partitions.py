@@ -1,0 +1,222 @@
+"""Topics that get fewer partitions: where records go, what repeats, and what is left when partitions are gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.brokers import RunningBroker, eventually
+from tests.wire.batches import Header, encode
+from tests.wire.connection import Connection, read_all
+from tests.wire.transactional import Producer, fetch, kinds
+
+OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+INVALID_PARTITIONS = 37
+INVALID_CONFIG = 40
+UNKNOWN_TOPIC_OR_PARTITION = 3
+ACTIVE = "tidemill.partitions.active"
+PRODUCER_ID = 7_000
+
+
+def alter(connection: Connection, topic: str, **changes: str | None) -> Any:
+    configs = [
+        {"name": name, "config_operation": 1 if value is None else 0, "value": value}
+        for name, value in changes.items()
+    ]
+    resource = {"resource_type": 2, "resource_name": topic, "configs": configs}
+    answer = connection.request("incremental_alter_configs", 1, resources=[resource], validate_only=False)
+    return answer.responses[0]
+
+
+def shrink(connection: Connection, topic: str, active: int) -> None:
+    before = [each.leader_epoch for each in connection.metadata(topic).partitions]
+    answer = alter(connection, topic, **{ACTIVE: str(active)})
+    assert answer.error_code == 0, answer
+
+    def leads_in_new_epoch() -> bool:
+        after = {each.partition_index: each.leader_epoch for each in connection.metadata(topic).partitions}
+        return all(after[index] > before[index] for index in range(active, len(before)))
+
+    eventually(leads_in_new_epoch, "a new leader epoch of the decommissioned partitions")
+
+
+def batch(*values: bytes, sequence: int, producer_id: int = PRODUCER_ID) -> bytes:
+    return encode(values, Header(producer_id=producer_id, producer_epoch=0, base_sequence=sequence))
+
+
+def ends(connection: Connection, topic: str, count: int) -> list[int]:
+    return [connection.end_offset(topic, index) for index in range(count)]
+
+
+def values(target: RunningBroker, topic: str, partition: int) -> list[bytes | None]:
+    return [value for each in read_all(target, topic, partition) for value in each.values()]
+
+
+def empty(connection: Connection, topic: str, partition: int) -> None:
+    topics = [{"name": topic, "partitions": [{"partition_index": partition, "offset": -1}]}]
+    answer = connection.request("delete_records", 2, topics=topics, timeout=20_000)
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+@pytest.fixture
+def orders(connection: Connection, topic: str) -> str:
+    """Four partitions with one record each."""
+    connection.create_topic(topic, partitions=4)
+    for partition in range(4):
+        assert connection.produce(topic, encode([b"old"]), partition=partition).error_code == 0
+    return topic
+
+
+def test_decommissioned_partition_takes_no_new_records_and_stays_readable(
+    connection: Connection, target: RunningBroker, orders: str
+) -> None:
+    """The mission's sentence."""
+    shrink(connection, orders, 2)
+    for partition in range(4):
+        produced = connection.produce(orders, encode([b"new %d" % partition]), partition=partition)
+        assert produced.error_code == 0
+        # An offset of another partition would be wrong here.
+        assert produced.base_offset == (1 if partition < 2 else -1)
+    assert ends(connection, orders, 4) == [3, 3, 1, 1]
+    assert values(target, orders, 0) == [b"old", b"new 0", b"new 2"]
+    for partition in (2, 3):
+        assert values(target, orders, partition) == [b"old"]
+
+
+def test_failure_43_a_retry_into_a_decommissioned_partition_is_found_where_it_was_stored(
+    connection: Connection, orders: str
+) -> None:
+    before = batch(b"a", b"b", sequence=0)
+    stored = connection.produce(orders, before, partition=3)
+    shrink(connection, orders, 2)
+    again = connection.produce(orders, before, partition=3)
+    assert (again.error_code, again.base_offset) == (0, stored.base_offset)
+    after = batch(b"c", sequence=2)
+    for _ in range(3):
+        assert connection.produce(orders, after, partition=3).error_code == 0
+    assert ends(connection, orders, 4) == [1, 2, 1, 3]
+    assert connection.read(orders, 1, partition=1)[0].values() == [b"c"]
+
+
+def test_sequence_continues_from_the_decommissioned_partition(
+    connection: Connection, target: RunningBroker, orders: str
+) -> None:
+    connection.produce(orders, batch(b"a", sequence=0), partition=3)
+    connection.produce(orders, batch(b"own", sequence=0), partition=1)
+    shrink(connection, orders, 2)
+    gap = connection.produce(orders, batch(b"c", sequence=2), partition=3)
+    assert gap.error_code == OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert connection.produce(orders, batch(b"b", sequence=1), partition=3).error_code == 0
+    assert connection.produce(orders, batch(b"c", sequence=2), partition=3).error_code == 0
+    # The partition that stores them has a sequence of its own for the same producer.
+    assert connection.produce(orders, batch(b"own 2", sequence=1), partition=1).error_code == 0
+    assert values(target, orders, 1) == [b"old", b"own", b"b", b"c", b"own 2"]
+
+
+def test_attributes_that_have_no_meaning_for_kafka_are_cleared(connection: Connection, orders: str) -> None:
+    header = Header(attributes=3 << 7, producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=0)
+    assert connection.produce(orders, encode([b"x"], header)).error_code == 0
+    (stored,) = connection.read(orders, 1)
+    assert stored.attributes == 0
+    assert connection.produce(orders, batch(b"y", sequence=1)).error_code == 0
+
+
+@pytest.mark.parametrize("produce_version", [11, 12])
+def test_transaction_across_a_shrink_ends_everywhere(
+    connection: Connection, orders: str, produce_version: int
+) -> None:
+    producer = Producer(connection, f"{orders}-{produce_version}", produce_version)
+    producer.init()
+    for number, is_commit in enumerate((True, False, True)):
+        assert producer.send(orders, b"%d a" % number, partition=3) == 0
+        if number == 0:
+            shrink(connection, orders, 2)
+        assert producer.send(orders, b"%d b" % number, partition=3) == 0
+        assert producer.end(commit=is_commit) == 0
+
+    def stored(partition: int) -> list[str]:
+        return kinds(fetch(connection, orders, partition=partition))
+
+    eventually(lambda: stored(3) == ["old", "0 a", "commit"], "the end of the first transaction")
+    everything = ["old", "0 b", "commit", "1 a", "1 b", "abort", "2 a", "2 b", "commit"]
+    eventually(lambda: stored(1) == everything, "the ends of all transactions")
+
+
+def test_partitions_disappear_in_descending_order_and_stale_producers_are_served(
+    connection: Connection, target: RunningBroker, orders: str
+) -> None:
+    assert connection.produce(orders, batch(b"a", sequence=0), partition=3).error_code == 0
+    shrink(connection, orders, 2)
+    assert connection.produce(orders, batch(b"b", sequence=1), partition=3).error_code == 0
+
+    def count() -> int:
+        return len(connection.metadata(orders).partitions)
+
+    empty(connection, orders, 2)
+    empty(connection, orders, 3)
+    eventually(lambda: count() == 2, "the removal of both", limit_s=60)
+    # A client that still knows four partitions.
+    repeated = connection.produce(orders, batch(b"b", sequence=1), partition=3)
+    assert repeated.error_code == 0
+    assert connection.produce(orders, batch(b"c", sequence=2), partition=3).error_code == 0
+    assert connection.produce(orders, encode([b"d"]), partition=4).error_code == UNKNOWN_TOPIC_OR_PARTITION
+    assert values(target, orders, 1) == [b"old", b"b", b"c"]
+    grown = connection.request(
+        "create_partitions", 3, topics=[{"name": orders, "count": 4}], timeout=20_000, validate_only=False
+    )
+    assert grown.results[0].error_code == 0
+    eventually(lambda: count() == 4, "four partitions again")
+    eventually(
+        lambda: connection.produce(orders, encode([b"e"]), partition=3).error_code == 0,
+        "a leader of the new one",
+    )
+    assert values(target, orders, 3)[0] == b"e"
+
+
+@pytest.mark.parametrize(
+    ("active", "reason"),
+    [
+        ("4", "not fewer"),
+        ("5", "not fewer"),
+        ("3", "does not divide"),
+        ("-1", "at least 0"),
+        ("two", "at least 0"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(
+    connection: Connection, orders: str, active: str, reason: str
+) -> None:
+    answer = alter(connection, orders, **{ACTIVE: active})
+    assert answer.error_code == INVALID_CONFIG
+    assert reason in answer.error_message
+    assert connection.produce(orders, encode([b"x"]), partition=3).base_offset == 1
+
+
+def test_a_number_that_does_not_divide_is_for_topics_without_keys(
+    connection: Connection, orders: str
+) -> None:
+    answer = alter(connection, orders, **{ACTIVE: "3", "tidemill.partitions.unkeyed": "true"})
+    assert answer.error_code == 0
+    eventually(
+        lambda: connection.produce(orders, encode([b"x"]), partition=3).base_offset == -1, "the decommission"
+    )
+
+
+def test_one_shrink_at_a_time_and_none_taken_back_or_grown(connection: Connection, orders: str) -> None:
+    shrink(connection, orders, 2)
+    for active in ("1", None):
+        assert alter(connection, orders, **{ACTIVE: active}).error_code == INVALID_CONFIG
+    for key in ("tidemill.partitions.total", "tidemill.partitions.former", "tidemill.partitions.epoch"):
+        assert alter(connection, orders, **{key: "3"}).error_code == INVALID_CONFIG
+    grown = connection.request(
+        "create_partitions", 3, topics=[{"name": orders, "count": 8}], timeout=20_000, validate_only=False
+    )
+    assert grown.results[0].error_code == INVALID_PARTITIONS
+
+
+def test_compacted_topic_keeps_its_partitions(connection: Connection, topic: str) -> None:
+    connection.create_topic(topic, partitions=4, configs={"cleanup.policy": "compact"})
+    answer = alter(connection, topic, **{ACTIVE: "2"})
+    assert answer.error_code == INVALID_CONFIG
+    assert "compacted" in answer.error_message
