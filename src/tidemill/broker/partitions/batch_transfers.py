@@ -6,11 +6,11 @@ This broker may lead them itself. The batch takes the same way then, over its ow
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.passing_on import Settle
+from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     PartitionProduceData,
@@ -27,16 +27,17 @@ _TIMEOUT_S = 30.0
 _NO_ACKS, _LEADER_ACKS = 0, 1
 
 
-class Leaders(Protocol):
-    def leader_of(self, key: tuple[str | bytes, int]) -> tuple[int, int]: ...
-    def address_of(self, broker_id: int) -> Address | None: ...
-    def topic_id_of(self, topic: str) -> bytes | None: ...
-
-
 class BatchTransfers:
-    def __init__(self, channels: Channels, leaders: Leaders, call_soon: Callable[..., object]) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        image: Callable[[], MetadataImage | None],
+        address_of: Callable[[int], Address | None],
+        call_soon: Callable[..., object],
+    ) -> None:
         self._channels = channels
-        self._leaders = leaders
+        self._image = image
+        self._address_of = address_of
         self._call_soon = call_soon
 
     def pass_on(
@@ -49,15 +50,16 @@ class BatchTransfers:
     ) -> None:
         """Produce a batch to the leader of `target`. `settle` is called once, later."""
         topic, index = target
-        topic_id = self._leaders.topic_id_of(topic)
-        leader, _ = self._leaders.leader_of((topic, index))
-        address = None if leader == NO_BROKER else self._leaders.address_of(leader)
+        image = self._image()
+        known = None if image is None else image.topics_by_name.get(topic)
+        leader = known.partitions[index].leader if known and index < len(known.partitions) else NO_BROKER
+        address = None if leader == NO_BROKER else self._address_of(leader)
 
         def fail(reason: str) -> None:
             message = f"its records are stored in {target}, whose leader did not answer: {reason}"
             settle(ProduceResult(index, ErrorCode.NOT_ENOUGH_REPLICAS, message=message))
 
-        if address is None or topic_id is None:
+        if address is None or known is None:
             self._call_soon(fail, "it has none")
             return
 
@@ -72,7 +74,7 @@ class BatchTransfers:
             topic_data=[
                 TopicProduceData(
                     name=topic,
-                    topic_id=topic_id,
+                    topic_id=known.id,
                     partition_data=[PartitionProduceData(index=index, records=batch)],
                 )
             ],

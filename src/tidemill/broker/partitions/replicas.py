@@ -22,17 +22,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.disk.syncer import Syncer
-from tidemill.broker.metrics.registry import Metrics, TopicCounts
+from tidemill.broker.metrics.registry import Metrics
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.fetchers import Fetchers
 from tidemill.broker.partitions.former_partition import FormerPartition
+from tidemill.broker.partitions.hosted_topic import HostedTopic
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
 from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.passing_on import Settle
 from tidemill.broker.partitions.refusals import EarlyRefusals
+from tidemill.broker.partitions.retirement import retirements
 from tidemill.broker.partitions.throttles import Throttles
 from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
@@ -57,19 +58,6 @@ _SNAPSHOTS_S_MAX = 20.0
 _RETIRE_S = 2.0
 # A follower fetches twice a second, even at rest. Below the shortest session timeout of a group member.
 _SILENCE_MS_MAX = 3_000
-
-
-class HostedTopic(dict[int, Partition]):
-    """The hosted partitions of a topic, and the topic's counts."""
-
-    __slots__ = ("counts", "former", "name")
-
-    def __init__(self, name: str, counts: TopicCounts) -> None:
-        super().__init__()
-        self.name = name
-        self.counts = counts
-        # Partitions that the topic has had, as far as producers have sent to them.
-        self.former: dict[int, FormerPartition] = {}
 
 
 class Replicas:
@@ -108,7 +96,9 @@ class Replicas:
         self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
         self._fetchers = Fetchers(config.replication, channels, self)
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
-        self._transfers = BatchTransfers(channels, self, self._loop.call_soon)
+        self.pass_on = BatchTransfers(
+            channels, lambda: self.image, self.address_of, self._loop.call_soon
+        ).pass_on
         self._is_closing = False
         self.image: MetadataImage | None = None
         self.by_name: dict[str, HostedTopic] = {}
@@ -226,20 +216,6 @@ class Replicas:
 
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)
-
-    def pass_on(
-        self,
-        target: TopicPartition,
-        batch: memoryview,
-        acks: int,
-        transactional_id: str | None,
-        settle: Settle,
-    ) -> None:
-        self._transfers.pass_on(target, batch, acks, transactional_id, settle)
-
-    def topic_id_of(self, topic: str) -> bytes | None:
-        image = self.image.topics_by_name.get(topic) if self.image is not None else None
-        return None if image is None else image.id
 
     def reconsider_later(self, partition: Partition) -> None:
         if not self._is_closing:
@@ -577,34 +553,17 @@ class Replicas:
                 partition.leadership.reconsider()
 
     def retire_empty(self) -> None:
-        """Propose the removal of decommissioned partitions that are empty, the highest of each topic first."""
-        for partition in list(self.partitions()):
-            passing_on = partition.appender.passing_on
-            topic = self.image.topics_by_name.get(partition.name.topic) if self.image is not None else None
-            if passing_on is None or topic is None or partition.index != len(topic.partitions) - 1:
-                continue
-            proposal = partition.leadership.retirement()
-            if passing_on.may_go(is_empty=proposal is not None) and proposal is not None:
+        if self.image is not None:
+            for partition, proposal in retirements(self.partitions(), self.image):
                 self._isr_changes.propose(partition, proposal)
 
     def former_partition(self, wire_name: bytes, index: int, *, is_id: bool) -> FormerPartition | None:
         """A partition that the topic has had: producers that know the old number still send to it."""
         hosted = (self.by_wire_id if is_id else self.by_wire_name).get(wire_name)
-        image = self.image
-        if hosted is None or image is None:
+        topic = None if hosted is None or self.image is None else self.image.topics_by_name.get(hosted.name)
+        if hosted is None or topic is None:
             return None
-        topic = image.topics_by_name.get(hosted.name)
-        if topic is None or index < len(topic.partitions):
-            return None
-        config = self.topic_config(topic.name)
-        if index >= config.tidemill_partitions_former:
-            return None
-        former = hosted.former.get(index)
-        target = index % (config.tidemill_partitions_active or len(topic.partitions))
-        if former is None or former.target != target:
-            name = TopicPartition(topic.name, index)
-            former = hosted.former[index] = FormerPartition(name, target, config, self)
-        return former
+        return hosted.former_partition(index, len(topic.partitions), self.topic_config(topic.name), self)
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """Delete the records before an offset (DeleteRecords)."""

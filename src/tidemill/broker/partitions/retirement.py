@@ -1,0 +1,23 @@
+"""Which decommissioned partitions are empty, so that they can be removed (decision 18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tidemill.broker.partitions.partition import Partition
+from tidemill.controller.image import MetadataImage
+from tidemill.replication.leader import ProposeIsr
+
+
+def retirements(
+    partitions: Iterable[Partition], image: MetadataImage
+) -> Iterator[tuple[Partition, ProposeIsr]]:
+    """What the leaders of empty decommissioned partitions propose. The highest partition of a topic goes first."""
+    for partition in list(partitions):
+        passing_on = partition.appender.passing_on
+        topic = image.topics_by_name.get(partition.name.topic)
+        if passing_on is None or topic is None or partition.index != len(topic.partitions) - 1:
+            continue
+        proposal = partition.leadership.retirement()
+        if passing_on.may_go(is_empty=proposal is not None) and proposal is not None:
+            yield partition, proposal
