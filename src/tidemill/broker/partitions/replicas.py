@@ -34,6 +34,7 @@ from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.refusals import EarlyRefusals
 from tidemill.broker.partitions.retirement import retirements
+from tidemill.broker.partitions.strays import set_strays_aside
 from tidemill.broker.partitions.throttles import Throttles
 from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
@@ -41,13 +42,12 @@ from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from tidemill.errors import ErrorCode, StorageError
-from tidemill.internal_topics import METADATA_TOPIC
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
 from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.replication.leader import ProposeIsr
-from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, NO_TOPIC_ID, BrokerId, TopicPartition, uuid_text
+from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition, uuid_text
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class Replicas:
         self.throttles.configure(image, image.configs)
         for topic in image.topics_by_name.values():
             yield from self._host(topic, range(len(topic.partitions)))
-        self._set_strays_aside()
+        set_strays_aside(self._data_dir, lambda tp: tp.partition in self.by_name.get(tp.topic, {}))
         self._log_manager.remove_folders_later(self._data_dir.deleted_folders())
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -421,25 +421,6 @@ class Replicas:
                 log.log_end_offset,
             )
         return log
-
-    def _set_strays_aside(self) -> None:
-        """Set partitions aside that were deleted or moved while this broker was away."""
-        data_dir = self._data_dir
-        for tp in data_dir.partition_folders():
-            if tp.topic == METADATA_TOPIC or tp.partition in self.by_name.get(tp.topic, {}):
-                continue
-            try:
-                aside = data_dir.set_folder_aside(tp, data_dir.topic_id_of(tp) or NO_TOPIC_ID)
-            except (StorageError, OSError) as error:
-                logger.warning(
-                    "%s is not of this broker any more, and stays: %s", data_dir.folder_of(tp), error
-                )
-            else:
-                logger.warning(
-                    "%s is not of this broker any more; it is set aside as %s and can be removed",
-                    data_dir.folder_of(tp),
-                    aside,
-                )
 
     def _repair(self, partition: Partition, image: PartitionImage) -> None:
         """Open a damaged log up to the damage, when another replica leads and this one is not in the ISR."""
