@@ -37,7 +37,7 @@ PENDING_S = 30 * 86_400
 PENDING = 5_000_000
 PENDING_QUICK = 200_000
 # Until the first record is due, all have to be produced.
-PRODUCE_PER_S_MIN = 20_000
+PRODUCE_PER_S_MIN = 5_000
 ARRIVAL_LIMIT_S = 600.0
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -33,6 +34,7 @@ from bench.raw_loads import send_pipelined
 
 BATCH_BYTES = 16 * KB
 SEGMENT_BYTES = 16 * MB
+VALUE_POOL_BYTES = MB
 FILTER = "key = 'y'"
 # The broker looks for work every two seconds.
 IDLE_S = 5.0
@@ -129,10 +131,15 @@ class Fill(Load):
 
     def _requests(self) -> Iterator[bytearray]:
         per_batch = max(1, BATCH_BYTES // self.value_bytes)
-        value = bytes(self.value_bytes)
+        # Random bytes: runs of zeros are the beginning of nearly every string that a filter searches for.
+        values = Random(1).randbytes(VALUE_POOL_BYTES + self.value_bytes)
         for first in range(0, self.messages, per_batch):
             numbers = range(first, min(first + per_batch, self.messages))
-            pairs = [(b"y" if self._is_shown(number) else b"n", value) for number in numbers]
+            starts = [number * 37 % VALUE_POOL_BYTES for number in numbers]
+            pairs = [
+                (b"y" if self._is_shown(number) else b"n", values[start : start + self.value_bytes])
+                for number, start in zip(numbers, starts, strict=True)
+            ]
             yield produce_request(self.topic, {0: keyed_batch(pairs)}, acks=1)
 
     def _await_rest(self) -> None:

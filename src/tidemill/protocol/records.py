@@ -26,6 +26,7 @@ HEADER_SIZE = HEADER.size
 LENGTH_PREFIX = 12
 MAGIC = 2
 
+_LENGTH_POSITION = 8
 _CRC_POSITION = 17
 _CRC_START = 21
 _OFFSET = struct.Struct(">q")
@@ -377,19 +378,25 @@ def build_batch(
 
 def assemble(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
     """Header and (compressed) records as one batch, with length and checksum."""
-    batch = batch_head(header, payload)
-    batch += payload
+    batch = bytearray(HEADER_SIZE + len(payload))
+    HEADER.pack_into(batch, 0, *header)
+    batch[HEADER_SIZE:] = payload
+    _set_length_and_crc(batch, len(payload), crc32c(memoryview(batch)[_CRC_START:]))
     return batch
 
 
 def batch_head(header: BatchHeader, payload: bytes | bytearray | memoryview) -> bytearray:
     """The header of a batch, with length and checksum, for separate (compressed) records."""
     head = bytearray(HEADER_SIZE)
-    HEADER.pack_into(
-        head, 0, *header._replace(batch_length=HEADER_SIZE - LENGTH_PREFIX + len(payload), crc=0)
-    )
-    _UINT32.pack_into(head, _CRC_POSITION, crc32c(payload, crc32c(memoryview(head)[_CRC_START:])))
+    HEADER.pack_into(head, 0, *header)
+    _set_length_and_crc(head, len(payload), crc32c(payload, crc32c(memoryview(head)[_CRC_START:])))
     return head
+
+
+def _set_length_and_crc(head: bytearray, payload_bytes: int, crc: int) -> None:
+    # Both stand before the checksummed bytes.
+    _UINT32.pack_into(head, _LENGTH_POSITION, HEADER_SIZE - LENGTH_PREFIX + payload_bytes)
+    _UINT32.pack_into(head, _CRC_POSITION, crc)
 
 
 def stamp_append_time(batch: memoryview, header: BatchHeader, wall_ms: int) -> BatchHeader:

@@ -66,7 +66,8 @@ _UNLISTED = _UINT32_MAX
 # In place of the number of records of a batch.
 _IS_CONTROL = _UINT32_MAX
 _ZLIB_LEVEL = 1
-_COMPRESSED_BYTES_MIN = 64
+# Below it the time that a read spends on decompression is worth more than the space.
+_COMPRESSED_BYTES_MIN = 512
 # A run is skipped in two microseconds.
 _RUNS_A_STEP = 200
 
@@ -280,7 +281,7 @@ class TagIndex:
         "_first_offset",
         "_records_start",
         "_run_positions",
-        "_runs_start",
+        "_runs",
     )
 
     def __init__(
@@ -294,17 +295,18 @@ class TagIndex:
     ) -> None:
         self._content = content
         self._first_offset = first_offset
-        self._runs_start = _CRC.size + _HEAD.size
-        self._controls_start = self._runs_start + (run_count + 1) * _RUN.size
+        runs_start = _CRC.size + _HEAD.size
+        self._controls_start = runs_start + (run_count + 1) * _RUN.size
         ends_start = self._controls_start + control_count * _CONTROL.size
         start = ends_start + dictionary_count * _UINT32.size
         self._records_start = start + dictionary_bytes
         self._dictionaries: list[bytes] = []
-        self._run_positions: list[int] = []
+        self._runs: list[tuple[int, int, int, int, int, int, int]] = []
         if self._records_start <= len(content):
             ends = struct.unpack_from(f">{dictionary_count}I", content, ends_start)
             self._dictionaries = [content[start + begin : start + end] for begin, end in pairwise((0, *ends))]
-            self._run_positions = [self._run(number)[0] for number in range(run_count)]
+            self._runs = list(_RUN.iter_unpack(content[runs_start : self._controls_start]))
+        self._run_positions = [run[0] for run in self._runs[:-1]]
 
     @classmethod
     def open(cls, content: bytes, segment_size: int) -> TagIndex | None:
@@ -330,8 +332,8 @@ class TagIndex:
         """
         number = max(0, bisect_right(self._run_positions, position) - 1)
         for count, run in enumerate(range(number, len(self._run_positions)), 1):
-            start, base_offset, next_offset, controls, keys, headers, records = self._run(run)
-            end, _, _, controls_end, _, _, records_end = self._run(run + 1)
+            start, base_offset, next_offset, controls, keys, headers, records = self._runs[run]
+            end, _, _, controls_end, _, _, records_end = self._runs[run + 1]
             if position < end:
                 verdict = UNKNOWN
                 if records < records_end:
@@ -357,9 +359,6 @@ class TagIndex:
             if not count % _RUNS_A_STEP:
                 yield None
         return None
-
-    def _run(self, number: int) -> tuple[int, int, int, int, int, int, int]:
-        return _RUN.unpack_from(self._content, self._runs_start + number * _RUN.size)
 
     def _dictionary(self, number: int) -> bytes | None:
         return None if number == _UNLISTED else self._dictionaries[number]
