@@ -16,7 +16,7 @@ from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.errors import StorageError
 from tidemill.filters.language import parse
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead, Skipping
+from tidemill.log.filtered_read import Filtered, FilteredRead, KnownRun, Skipping
 from tidemill.log.log import Log
 from tidemill.log.segments import tag_index
 from tidemill.log.segments.dictionaries import Probe
@@ -327,17 +327,22 @@ def test_a_run_of_nothing_is_one_empty_batch_that_reaches_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_known_to_be_plain_changes_nothing(seed: int) -> None:
-    """`plain_end` may know little, much or nothing of where records are left out."""
+def test_what_is_known_in_advance_changes_nothing(seed: int) -> None:
+    """Little, much or nothing may be known of where records are left out."""
     random = Random(seed)
     log = new_log()
     fill(log, random)
     hidden = [record.offset for record in shown(everything(log)) if not keeps(record.key)]
     known_end = random.choice((0, log.log_end_offset // 2, log.log_end_offset))
 
-    def plain_end(offset: int) -> int:
+    def known_run(offset: int) -> KnownRun:
+        end = offset
+        while end in hidden and end < known_end:
+            end += 1
+        if end > offset:
+            return KnownRun(end, is_left_out=True)
         first = next((each for each in hidden if each >= offset), log.log_end_offset)
-        return max(offset, min(first, known_end))
+        return KnownRun(max(offset, min(first, known_end)), is_left_out=False)
 
     offset = random.randrange(log.log_end_offset)
     expected = [record for record in shown(everything(log)) if keeps(record.key) and record.offset >= offset]
@@ -345,7 +350,7 @@ def test_what_is_known_to_be_plain_changes_nothing(seed: int) -> None:
     position = offset
     while position < log.log_end_offset:
         max_bytes = random.choice((1, 300, 1000, ALL))
-        read = FilteredRead(log, position, select, max_bytes, pytest.fail, None, plain_end)
+        read = FilteredRead(log, position, select, max_bytes, pytest.fail, None, known_run)
         for _ in range(random.randrange(1, 5)):
             run_steps(read.advance(log.log_end_offset, random.choice((1, 500, ALL))))
         data = joined(read.result())
@@ -358,24 +363,23 @@ def test_what_is_known_to_be_plain_changes_nothing(seed: int) -> None:
     assert found == expected
 
 
-def test_batches_that_are_known_to_be_plain_are_not_read() -> None:
-    disk = SimulatedDisk()
-    log = new_log(disk)
+def test_batches_of_which_all_or_nothing_is_left_out_are_not_read() -> None:
+    log = new_log()
     for number in range(60):
-        append(log, build_batch([Record(0, T0, b"n" if number == 30 else b"y", b"v" * 100)]))
+        append(log, build_batch([Record(0, T0, b"n" if 30 <= number < 50 else b"y", b"v" * 100)]))
 
-    def select_one(body: bytes, header: BatchHeader) -> Steps[list[RawRecord]]:
-        assert header.base_offset == 30
-        return (yield from select(body, header))
+    def nothing_is_read(body: bytes, header: BatchHeader) -> Steps[list[RawRecord]]:
+        raise AssertionError(header)
 
-    read = FilteredRead(
-        log, 0, select_one, ALL, pytest.fail, None, lambda at: 30 if at < 30 else max(at, 60 * (at > 30))
-    )
+    def known_run(offset: int) -> KnownRun:
+        return KnownRun(next(end for end in (30, 50, 60) if end > offset), is_left_out=30 <= offset < 50)
+
+    read = FilteredRead(log, 0, nothing_is_read, ALL, pytest.fail, None, known_run)
     run_steps(read.advance(60, ALL))
     found = read.result()
     assert found is not None
     assert all(isinstance(part, FileSlice) for part in found.parts)
-    assert [record.offset for record in shown(joined(found))] == [n for n in range(60) if n != 30]
+    assert [record.offset for record in shown(joined(found))] == [*range(30), *range(50, 60)]
 
 
 def test_the_end_offset_is_respected() -> None:

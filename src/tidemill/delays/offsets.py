@@ -151,6 +151,11 @@ class HiddenOffsets:
         index = bisect_right(self._starts, offset, self._skipped) - 1
         return index >= self._skipped and offset < self._starts[index] + self._lengths[index]
 
+    def run_end(self, offset: int) -> int:
+        """The end of the run that holds an offset; the offset itself when it is not hidden."""
+        index = bisect_right(self._starts, offset, self._skipped) - 1
+        return max(offset, self._starts[index] + self._lengths[index]) if index >= self._skipped else offset
+
     def append(self, offset: int) -> None:
         """Add an offset behind all others."""
         is_next = len(self._starts) > self._skipped and self._starts[-1] + self._lengths[-1] == offset

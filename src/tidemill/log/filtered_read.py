@@ -72,6 +72,13 @@ class Skipping(NamedTuple):
     is_exact: bool = True
 
 
+class KnownRun(NamedTuple):
+    """Up to `end_offset`, `Select` leaves out all records, or none. It is where the run begins when nothing is known."""
+
+    end_offset: int
+    is_left_out: bool
+
+
 class Filtered:
     """The result: whole batches as parts of a response."""
 
@@ -93,18 +100,16 @@ class FilteredRead:
         max_bytes: int,
         on_undecodable: Callable[[str], None],
         skipping: Skipping | None = None,
-        plain_end: Callable[[int], int] | None = None,
+        known_run: Callable[[int], KnownRun] | None = None,
     ) -> None:
-        """`plain_end` returns up to where `select` keeps everything, from an offset on. It may know nothing, and return
-        the offset.
-        """
+        """`known_run` returns what is known in advance of the records from an offset on."""
         self.log = log
         self._offset = offset
         self._select = select
         self._max_bytes = max_bytes
         self._on_undecodable = on_undecodable
         self._skipping = skipping
-        self._plain_end = plain_end
+        self._known_run = known_run
         # Set by the reader's owner: the log is damaged there.
         self.has_failed = False
         # Over all batches that were looked at; those that had to be looked at again count again.
@@ -141,8 +146,13 @@ class FilteredRead:
         while not self.is_full and self.next_offset < end_offset and scanned_bytes < scan_bytes_max:
             before = self.next_offset
             left = scan_bytes_max - scanned_bytes
-            if self._plain_end is not None:
-                plain_bytes = self._take_plain(min(self._plain_end(before), end_offset))
+            if self._known_run is not None:
+                known_end, is_left_out = self._known_run(before)
+                if is_left_out and known_end > before:
+                    self._skip_to(min(known_end, end_offset))
+                    scanned_bytes += 1
+                    continue
+                plain_bytes = self._take_plain(min(known_end, end_offset))
                 if plain_bytes or self.is_full:
                     scanned_bytes += 1 + plain_bytes // _SKIPPED_BYTES_A_BYTE
                     continue
@@ -164,6 +174,10 @@ class FilteredRead:
         found = segment.read(self.next_offset, room, end_offset, at_least_one=not self._parts)
         if not found.length:
             self.is_full = bool(self._parts) and found.position < segment.locate(end_offset)
+            return 0
+        first = segment.header_at(found.position)
+        if first is None or first.base_offset < self.next_offset:
+            # Records of the batch before this offset may have to be left out.
             return 0
         behind = segment.header_at(found.position + found.length)
         if behind is None:

@@ -113,3 +113,4 @@ def test_hidden_offsets_are_a_set_that_is_cut_at_both_ends(seed: int) -> None:
         assert [offset for run in runs for offset in range(*run)] == sorted(model & set(range(first, last)))
         assert (first in hidden) == (first in model)
         assert hidden.first_from(first) == min((each for each in model if each >= first), default=None)
+        assert hidden.run_end(first) == next(each for each in range(first, end + 1) if each not in model)

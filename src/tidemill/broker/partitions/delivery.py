@@ -30,6 +30,7 @@ from tidemill.config import TopicConfig
 from tidemill.delays.requests import carried_copy, may_hold_requests, visible_copy
 from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, ProtocolError, StorageError
+from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import Segment
 from tidemill.log.transactions import marker_of
@@ -149,13 +150,16 @@ class DelayedDelivery:
         if self._log is not None:
             self._stop()
 
-    def plain_end(self, log: Log, offset: int) -> int:
-        """Up to where no record is hidden from readers, from an offset on; the offset itself where it is not known."""
+    def known_run(self, log: Log, offset: int) -> KnownRun:
+        """The run of records from an offset on of which all, or none, are hidden from readers."""
         state = self._state
         if state is None or log is not self._log or not self._is_restored or offset >= state.end_offset:
-            return offset
+            return KnownRun(offset, is_left_out=False)
+        hidden_end = state.hidden.run_end(offset)
+        if hidden_end > offset:
+            return KnownRun(hidden_end, is_left_out=True)
         first = state.hidden.first_from(offset)
-        return state.end_offset if first is None else first
+        return KnownRun(state.end_offset if first is None else first, is_left_out=False)
 
     def _stop(self) -> None:
         state, log = self._state, self._log

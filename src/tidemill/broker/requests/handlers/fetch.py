@@ -333,7 +333,7 @@ class ConsumerFetch:
                     None
                     if view is None
                     else Skipping(view.probe, self._broker.replicas.tag_indexes, select is view.select),
-                    partial(partition.delivery.plain_end, log) if view is None else None,
+                    partial(partition.delivery.known_run, log) if view is None else None,
                 )
             records_before = read.scanned_records, read.shown_records
             try:
