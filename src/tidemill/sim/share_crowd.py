@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from tidemill.coordinator.share_state.machine import PartitionState
 from tidemill.internal_topics import SHARE_STATE_TOPIC
+from tidemill.protocol.records import Record
 from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.sim.checker import MessageId
 from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.fetching import Position, message_of
 from tidemill.sim.clients.producer import Batch, IdempotentProducer
 from tidemill.sim.clients.share_member import ShareMember
 from tidemill.sim.crowd import END_LIMIT_S, Crowd, partitions_of
-from tidemill.sim.shares import Produced, Settled, ShareEvent
+from tidemill.sim.shares import DeadLetter, Produced, Settled, ShareEvent
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -21,11 +23,17 @@ if TYPE_CHECKING:
     from tidemill.sim.world import World
 
 _TOPIC = "jobs"
-SHARE_TOPICS = {_TOPIC: 2}
+_DEAD_TOPIC = "jobs-dead"
+SHARE_TOPICS = {_TOPIC: 2, _DEAD_TOPIC: 2}
+SHARE_CONFIGS = {_DEAD_TOPIC: {"errors.deadletterqueue.group.enable": "true"}}
 SHARE_GROUP = "workers"
-SHARE_GROUP_CONFIGS = {"share.auto.offset.reset": "earliest"}
+SHARE_GROUP_CONFIGS = {
+    "share.auto.offset.reset": "earliest",
+    "errors.deadletterqueue.topic.name": _DEAD_TOPIC,
+}
 _DELIVERY_COUNT_MAX = 3
 _MEMBERS = 3
+_WAIT_MS = 1_000
 # Short locks and sessions, and few updates between snapshots, so that much happens in ten minutes.
 SHARE_SETTINGS = {
     "group.share.delivery.count.limit": str(_DELIVERY_COUNT_MAX),
@@ -57,6 +65,31 @@ class _JobProducer(IdempotentProducer):
         for index, number in enumerate(batch.numbers):
             offset = result.base_offset + index
             self._events.append(Produced(now_s, self._tp, offset, MessageId(self._name, number)))
+
+
+class _LetterReader:
+    """Reads the dead letters of the drained group."""
+
+    def __init__(self, client: Client, tps: list[TopicPartition], events: list[ShareEvent]) -> None:
+        self._client = client
+        self._tps = tps
+        self._events = events
+        self.is_done = False
+
+    async def run(self) -> None:
+        for tp in self._tps:
+            position = Position(self._client, tp)
+            end_offset = await position.end_offset()
+            while position.offset < end_offset:
+                for record in await position.fetch_records(_WAIT_MS):
+                    self._events.append(self._letter(record))
+        self.is_done = True
+
+    def _letter(self, record: Record) -> DeadLetter:
+        headers = {header.key: (header.value or b"").decode() for header in record.headers}
+        tp = TopicPartition(headers["__dlq.errors.topic"], int(headers["__dlq.errors.partition"]))
+        offset, message = int(headers["__dlq.errors.offset"]), message_of(record.value or b"")
+        return DeadLetter(self._client.record.now_s(), tp, offset, message)
 
 
 class ShareCrowd(Crowd):
@@ -118,8 +151,13 @@ class ShareCrowd(Crowd):
             self.events.append(event)
         for member in self._members.values():
             member.is_stopping = True
+        client = world.client("dead-letter-reader")
+        reader = _LetterReader(client, partitions_of(SHARE_TOPICS, _DEAD_TOPIC), self.events)
+        world.spawn(client, reader.run())
         return world.wait_for(
-            lambda: all(each.is_done for each in self._members.values()), END_LIMIT_S, "share members stop"
+            lambda: reader.is_done and all(each.is_done for each in self._members.values()),
+            END_LIMIT_S,
+            "share members stop, and dead letters are read",
         )
 
     def _open(self) -> list[str]:

@@ -110,7 +110,30 @@ class Settled:
     delivery_count_max: int
 
 
-ShareEvent = Produced | FetchSent | FetchAnswered | AcquiredRecord | AcknowledgeSent | Acknowledged | Settled
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """The dead-letter topic of the drained group holds the record of this place."""
+
+    at_s: float
+    partition: TopicPartition
+    offset: int
+    message: MessageId
+
+    @property
+    def place(self) -> Place:
+        return self.partition, self.offset
+
+
+ShareEvent = (
+    Produced
+    | FetchSent
+    | FetchAnswered
+    | AcquiredRecord
+    | AcknowledgeSent
+    | Acknowledged
+    | Settled
+    | DeadLetter
+)
 ShareHistory = Sequence[ShareEvent]
 
 
@@ -226,16 +249,47 @@ def nothing_is_skipped(history: ShareHistory) -> Iterator[str]:
             yield f"{event.message} at {place[0]} offset {place[1]} is done without a member's word; deliveries: {seen}"
 
 
+def dead_letters_are_what_was_given_up(history: ShareHistory) -> Iterator[str]:
+    """A rejected record, and one that came back from its last delivery, is a dead letter once; no other record is."""
+    limits = {event.partition: event.delivery_count_max for event in history if isinstance(event, Settled)}
+    letters: set[Place] = set()
+    for event in history:
+        if isinstance(event, DeadLetter):
+            if event.place in letters:
+                yield f"{_where(event)} is a dead letter twice"
+            letters.add(event.place)
+    lost, counts = _lost_fetches(history), _counts(history)
+    rejected = {
+        event.place
+        for event in history
+        if isinstance(event, AcknowledgeSent) and event.kind is Acknowledge.REJECT
+    }
+    for event in history:
+        if not isinstance(event, Acknowledged) or event.sent.partition not in limits:
+            continue
+        sent, is_letter = event.sent, event.sent.place in letters
+        is_last = sent.kind is Acknowledge.RELEASE and sent.delivery_count == limits[sent.partition]
+        if (sent.kind is Acknowledge.REJECT or is_last) and not is_letter:
+            yield f"{_where(sent)} was given up by {sent.member} and is no dead letter"
+        if sent.kind is Acknowledge.ACCEPT and is_letter:
+            yield f"{_where(sent)} was accepted by {sent.member} and is a dead letter"
+    for partition, offset in sorted(letters - rejected):
+        seen = counts.get((partition, offset), [])
+        limit = limits.get(partition, 0)
+        if max(seen, default=0) < limit and len(seen) + lost[partition] < limit:
+            yield f"{partition} offset {offset} is a dead letter after the deliveries {seen}"
+
+
 def deliveries_are_of_the_log(history: ShareHistory) -> Iterator[str]:
-    """A member gets the record that was written at that offset."""
+    """A member, and the dead-letter topic, gets the record that was written at that offset."""
     written = {
         (event.partition, event.offset): event.message for event in history if isinstance(event, Produced)
     }
     for event in history:
-        if isinstance(event, AcquiredRecord):
+        if isinstance(event, AcquiredRecord | DeadLetter):
             known = written.get(event.place, event.message)
             if known != event.message:
-                yield f"{_where(event)} is {known}, and {event.member} got {event.message}"
+                yield f"{_where(event)} is {known}, and was delivered as {event.message}"
 
 
 ShareRule = Callable[[ShareHistory], Iterator[str]]
@@ -247,6 +301,7 @@ SHARE_RULES: tuple[ShareRule, ...] = (
     no_delivery_is_invented,
     the_limit_holds,
     nothing_is_skipped,
+    dead_letters_are_what_was_given_up,
     deliveries_are_of_the_log,
 )
 
@@ -271,5 +326,5 @@ def _counts(history: ShareHistory) -> dict[Place, list[int]]:
     return {place: sorted(found) for place, found in counts.items()}
 
 
-def _where(event: AcquiredRecord | AcknowledgeSent) -> str:
+def _where(event: AcquiredRecord | AcknowledgeSent | DeadLetter) -> str:
     return f"{event.partition} offset {event.offset}"

@@ -40,6 +40,7 @@ from tidemill.sim.invariants import Invariants
 from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
 from tidemill.sim.network import Wires
 from tidemill.sim.share_crowd import (
+    SHARE_CONFIGS,
     SHARE_GROUP,
     SHARE_GROUP_CONFIGS,
     SHARE_SETTINGS,
@@ -285,7 +286,9 @@ class World:
 
     async def _create(self, admin: Admin, topics: dict[str, int]) -> None:
         await admin.create(
-            topics, self.plan.shape.replicas, {**_CONFIGS, **TWO_PHASE_CONFIGS, **DELAY_CONFIGS}
+            topics,
+            self.plan.shape.replicas,
+            {**_CONFIGS, **TWO_PHASE_CONFIGS, **SHARE_CONFIGS, **DELAY_CONFIGS},
         )
         await admin.create_view(_VIEW, _TOPIC, _VIEW_FILTER)
         if self.plan.has_shares:

@@ -13,6 +13,7 @@ from tidemill.sim.shares import (
     Acknowledged,
     AcknowledgeSent,
     AcquiredRecord,
+    DeadLetter,
     FetchAnswered,
     FetchSent,
     Produced,
@@ -80,6 +81,10 @@ class Life:
             self.events.append(Acknowledged(self._pass(), sent))
         return self
 
+    def bury(self, offset: int) -> Life:
+        self.events.append(DeadLetter(self._pass(), JOBS, offset, MessageId("p", offset)))
+        return self
+
     def settle(self, end_offset: int) -> Life:
         self.events.append(Settled(self._pass(), JOBS, end_offset, LIMIT))
         return self
@@ -95,7 +100,7 @@ def test_a_correct_life_passes() -> None:
     life = Life().produce(0, 1, 2, 3)
     life.work("a", 0).work("a", 1, kind=RELEASE).work("b", 1, count=2, kind=REJECT)
     life.fetch("a", 2).fetch("b", 3).work("b", 2, count=2, kind=RELEASE).work("b", 2, count=3, kind=RELEASE)
-    life.acknowledge("b", 3).settle(4)
+    life.acknowledge("b", 3).settle(4).bury(1).bury(2)
     assert check_shares(life.events) == []
 
 
@@ -150,7 +155,12 @@ PLANTED: tuple[tuple[str, Script, str], ...] = (
         lambda life: life.fetch("a", 0).produce(1).work("b", 1),
         "without a member's word",
     ),
-    ("deliveries_are_of_the_log", lambda life: life.fetch("a", 0, number=7).acknowledge("a", 0), "got p/7"),
+    (
+        "dead_letters_are_what_was_given_up",
+        lambda life: life.work("a", 0).bury(0),
+        "was accepted by a and is a dead letter",
+    ),
+    ("deliveries_are_of_the_log", lambda life: life.fetch("a", 0, number=7).acknowledge("a", 0), "as p/7"),
 )
 
 
@@ -163,10 +173,28 @@ def test_a_planted_violation_is_found_by_its_rule(rule: str, script: Script, wor
     found = check_shares(script(Life().produce(0)).settle(9).events)
     assert words in next(violation.text for violation in found if violation.rule == rule)
     # A delivery after the end breaks a second rule as well: a count that nobody explains, or a record nobody took.
-    assert {violation.rule for violation in found} <= {rule, "nothing_is_skipped", "the_limit_holds"}
+    assert {violation.rule for violation in found} <= {
+        rule,
+        "nothing_is_skipped",
+        "the_limit_holds",
+        "dead_letters_are_what_was_given_up",
+    }
 
 
 def test_a_record_that_came_back_from_its_last_delivery_stays_archived() -> None:
     life = Life().produce(0).work("a", 0, 1, RELEASE).work("a", 0, 2, RELEASE).work("a", 0, 3, RELEASE)
     found = check_shares(life.fetch("b", 0, 3).settle(1).events)
     assert any("was delivered again" in violation.text for violation in found)
+
+
+@pytest.mark.parametrize(
+    ("life", "words"),
+    [
+        (lambda: Life().produce(0).work("a", 0, kind=REJECT), "is no dead letter"),
+        (lambda: Life().produce(0).work("a", 0, kind=REJECT).bury(0).bury(0), "twice"),
+        (lambda: Life().produce(0).fetch("a", 0).bury(0), "after the deliveries [1]"),
+    ],
+)
+def test_dead_letters_are_exact(life: Callable[[], Life], words: str) -> None:
+    found = check_shares(life().settle(1).events)
+    assert any(words in each.text for each in found if each.rule == "dead_letters_are_what_was_given_up")
