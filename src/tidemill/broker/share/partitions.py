@@ -137,5 +137,5 @@ def _shown(
         max_bytes,
         partial(replicas.report_undecodable, partition),
         None if view is None else Skipping(view.probe, replicas.tag_indexes, select is view.select),
-        partial(partition.delivery.plain_end, log) if view is None else None,
+        partial(partition.delivery.known_run, log) if view is None else None,
     )
