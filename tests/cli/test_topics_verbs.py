@@ -97,3 +97,25 @@ def test_delete_prompts_on_a_terminal_only(cluster: Cluster, terminal: Run, orde
 def test_colour_on_a_terminal_unless_unwanted(terminal: Run, orders: str) -> None:
     assert "\x1b[1mTOPIC" in terminal("topics", "list").ok
     assert "\x1b" not in terminal("topics", "list", environment={"NO_COLOR": "1"}).ok
+
+
+def test_shrink_says_what_is_left_in_decommissioned_partitions(
+    cli: Run, cluster: Cluster, topic: str
+) -> None:
+    cli("topics", "create", topic, "--partitions", "4")
+    for partition in range(4):
+        assert cli("produce", topic, "--partition", str(partition), "old").code == 0
+    assert (
+        cli("topics", "shrink", topic).out == f"{topic} has 4 partitions, and all of them take new records\n"
+    )
+    out = cli("topics", "shrink", topic, "--partitions", "2").out
+    assert f"{topic} has 4 partitions; 2 take new records" in out
+    assert "partition 3: 1 record left" in out
+    again = cli("topics", "shrink", topic, "--json").json
+    assert again == {"name": topic, "partitions": 4, "active": 2, "records_left": {"2": 1, "3": 1}}
+
+
+def test_shrink_to_a_number_that_cannot_be(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic, "--partitions", "4")
+    for number, reason in (("4", "are not fewer"), ("3", "does not divide")):
+        assert reason in cli("topics", "shrink", topic, "--partitions", number).error

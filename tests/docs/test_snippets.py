@@ -31,6 +31,7 @@ WITH_A_BROKER = (
     "tutorial/python.md",
     "tutorial/rest.md",
     "upgrade.md",
+    "partitions.md",
     "views.md",
 )
 WITH_A_CLUSTER = ("cluster.md",)

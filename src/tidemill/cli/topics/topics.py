@@ -1,4 +1,4 @@
-"""`tidemill topics`: lists, describes, creates, extends and deletes topics, and deletes records. See also `elect`."""
+"""`tidemill topics`: lists, describes, creates, extends, shrinks and deletes topics, and deletes records."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tidemill.cli.prompt import confirm
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import plural, print_fields, print_table, size_text
 from tidemill.cli.topics import elect
+from tidemill.cli.topics.shrink import add_verb_shrink
 from tidemill.client.admin import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
@@ -109,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_partitions.add_argument(
         "--to", metavar="TOTAL", type=positive, required=True, help="the new number of partitions"
     )
+    add_verb_shrink(verbs)
     _add_delete_records(verbs)
     elect.add_verb_elect(verbs)
 
