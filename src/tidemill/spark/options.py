@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from tidemill.claims.large_payloads import LIMIT_BYTES
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.fetch import FETCH_BYTES
 from tidemill.errors import ConfigError
@@ -87,6 +88,8 @@ _SOURCE = (
     "scan",
     "segmentsPath",
     "archive",
+    "largePayloads",
+    "largePayloadsLimit",
     COMMAND_CONFIG,
 )
 _KAFKA = (
@@ -149,6 +152,9 @@ class SourceOptions:
     scan: str = "broker"
     segments_path: str | None = None
     archive: str | None = None
+    # The object store of payloads that are not in their records, and how large one may be.
+    large_payloads: str | None = None
+    large_payload_bytes_max: int = LIMIT_BYTES
 
     @property
     def is_plain(self) -> bool:
@@ -229,6 +235,8 @@ class _Parser:
             scan=scan,
             segments_path=segments_path,
             archive=self._text("archive"),
+            large_payloads=self._text("largePayloads"),
+            large_payload_bytes_max=self._count("largePayloadsLimit") or LIMIT_BYTES,
         )
 
     def _check_query(self) -> None:

@@ -29,6 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from tidemill.claims.large_payloads import LargePayloads
 from tidemill.client.cluster import Cluster
 from tidemill.client.transactional import (
     BatchProducer,
@@ -39,6 +40,7 @@ from tidemill.client.transactional import (
 )
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.protocol.records import HEADER_SIZE
+from tidemill.spark.claims import stored
 from tidemill.spark.commits import Transaction
 from tidemill.spark.encode import encode
 from tidemill.spark.routing import Router
@@ -239,8 +241,14 @@ def _abort(producer: TransactionalProducer, task: Task) -> None:
 
 
 def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router: Router) -> None:
+    store = options.large_payloads and LargePayloads(
+        options.large_payloads, threshold_bytes=options.large_payloads_threshold
+    )
+
     def encoded(chunk: pa.RecordBatch) -> Iterator[tuple[TopicPartition, Encoded]]:
         for topic, records, partitions, starts in router.route(chunk):
+            if store:
+                records = stored(records, topic, store)
             bytes_max = min(router.bytes_max(topic), options.batch_bytes_max)
             for batch in encode(
                 records, wall_ms=_wall_ms(), batch_bytes_max=bytes_max - HEADER_SIZE, starts=starts

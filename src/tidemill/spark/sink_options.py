@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidemill.claims.large_payloads import THRESHOLD_BYTES
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.errors import ConfigError
 from tidemill.protocol.compression import CompressionType
@@ -55,6 +56,8 @@ _KNOWN = (
     "exactlyOnce",
     "queryName",
     "batchId",
+    "largePayloads",
+    "largePayloadsThreshold",
     "kafka.bootstrap.servers",
     "kafka.client.id",
     "kafka.acks",
@@ -96,6 +99,9 @@ class SinkOptions:
     batch_bytes_max: int = REQUEST_BYTES_MAX
     delivery_timeout_s: float = 120.0
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    # The object store of values above a threshold.
+    large_payloads: str | None = None
+    large_payloads_threshold: int = THRESHOLD_BYTES
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -158,6 +164,8 @@ class _Parser:
             batch_bytes_max=min(request_bytes, self._count("kafka.batch.size") or request_bytes),
             delivery_timeout_s=delivery_ms / 1000 if delivery_ms else SinkOptions.delivery_timeout_s,
             transaction_timeout_ms=self._count("kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
+            large_payloads=self._options.get("largePayloads") or None,
+            large_payloads_threshold=self._count("largePayloadsThreshold") or THRESHOLD_BYTES,
         )
 
     def _batch_id(self) -> int | None:

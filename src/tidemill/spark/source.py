@@ -47,6 +47,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidemill.claims.large_payloads import LargePayloads
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost
 from tidemill.client.retry import UnknownTopic
@@ -139,9 +140,16 @@ def _schema(columns: Sequence[str]) -> StructType:
     return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
-def _read(partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     # Spark makes up a partition where there is none to read.
-    return partition.read(columns) if isinstance(partition, Work) else iter(())
+    if not isinstance(partition, Work):
+        return iter(())
+    if options.large_payloads is None:
+        return partition.read(options.columns)
+    from tidemill.spark.claims import columns_to_read, resolved
+
+    store = LargePayloads(options.large_payloads, limit_bytes=options.large_payload_bytes_max)
+    return resolved(partition.read(columns_to_read(options.columns)), options.columns, store)
 
 
 def _works(options: SourceOptions, cluster: Cluster, ranges: Sequence[OffsetRange]) -> list[Work]:
@@ -206,7 +214,7 @@ class BatchReader(DataSourceReader):
             return _works(options, cluster, self._ranges(log))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._options.columns)
+        return _read(partition, self._options)
 
     def _ranges(self, log: Log) -> list[OffsetRange]:
         options = self._options
@@ -403,7 +411,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield self._losses.existing(wanted, log_start)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._options.columns)
+        return _read(partition, self._options)
 
     # --- who sees it ---
 
