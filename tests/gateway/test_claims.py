@@ -128,6 +128,22 @@ def test_bad_claim_is_refused_by_name_after_the_records_before_it_and_the_next_o
     assert len(read(storing, scans, "0:4")["records"]) == 1
 
 
+def test_console_shows_claims_and_loads_payloads_on_demand(
+    storing: Gateway, broker: InProcessBroker, scans: str, large: LargePayloads
+) -> None:
+    good, gone = large.put(scans, b"good" * 50), large.put(scans, b"gone" * 50)
+    Path(gone.uri.removeprefix("file://")).unlink()
+    publish_claims(broker, scans, good, gone)
+    path = f"/console/api/topics/{scans}/messages"
+    rows = storing.client.get(path, params={"from": "earliest"}).json()["items"]
+    first = next(each for each in rows if each["offset"] == 0)
+    assert (first["claim"]["uri"], first["value"]["kind"], first["value_bytes"]) == (good.uri, "cut", 200)
+    assert storing.client.get(f"{path}/0/0/value").content == b"good" * 50
+    refused = storing.client.get(f"{path}/0/1/value")
+    assert refused.status_code == 409
+    assert f"{scans}-0 at offset 1: " in refused.json()["message"]
+
+
 def test_gateway_without_a_store_refuses_a_claim_and_never_shows_it_as_empty(
     broker: InProcessBroker, scans: str, large: LargePayloads
 ) -> None:

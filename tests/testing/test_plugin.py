@@ -49,9 +49,19 @@ def test_fixtures_are_there_without_any_configuration(installed: pytest.Pytester
 
         def test_session(tidemill_session_broker):
             assert tidemill_session_broker.is_running
+
+        def test_large_payloads(tidemill_session_broker, tidemill_large_payloads):
+            from tidemill import Client
+
+            tidemill_session_broker.create_topic("scans")
+            with Client(tidemill_session_broker.bootstrap, large_payloads=tidemill_large_payloads) as client:
+                client.publish("scans", b"x" * 2_000).result()
+                with client.consume("scans", group="g", idle_timeout_s=0.1) as batches:
+                    assert [record.value for batch in batches for record in batch] == [b"x" * 2_000]
+            assert len(list(tidemill_large_payloads.store.list())) == 1
         """
     )
-    installed.runpytest_subprocess().assert_outcomes(passed=4)
+    installed.runpytest_subprocess().assert_outcomes(passed=5)
 
 
 def test_nothing_is_left_after_a_test(project: pytest.Pytester) -> None:

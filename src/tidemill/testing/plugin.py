@@ -2,6 +2,7 @@
 
     tidemill_broker            a broker for this test alone
     tidemill_cluster           three brokers for this test alone
+    tidemill_large_payloads    a folder for large payloads, for this test alone
     tidemill_session_broker    one broker for the whole run (for each worker, with pytest-xdist)
 
 Settings are broker configurations: `tidemill_settings` in the ini file for all, `@pytest.mark.tidemill(...)` for a test, a
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tidemill.claims.large_payloads import LargePayloads
     from tidemill.testing.broker import InProcessBroker
     from tidemill.testing.cluster import InProcessCluster
     from tidemill.testing.security import Security
@@ -71,6 +73,14 @@ def _settings(request: pytest.FixtureRequest) -> dict[str, object]:
 def tidemill_security(request: pytest.FixtureRequest) -> Security | str | None:
     """How brokers without a mark are secured. Override it in conftest.py to return a `tidemill.testing.Security`."""
     return request.config.getini(_SECURITY_INI) or None
+
+
+@pytest.fixture
+def tidemill_large_payloads(tmp_path_factory: pytest.TempPathFactory) -> LargePayloads:
+    """A folder as the store of values above 1,000 bytes; give it to clients as `large_payloads`."""
+    from tidemill.claims.large_payloads import LargePayloads
+
+    return LargePayloads(str(tmp_path_factory.mktemp("large-payloads")), threshold_bytes=1_000)
 
 
 @pytest.fixture

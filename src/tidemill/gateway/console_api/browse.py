@@ -168,7 +168,7 @@ class _Reading:
     def _look_at(self, found: Read) -> None:
         self.scanned += 1
         if self._query.matches(found.record):
-            self.items.append(message_row(found))
+            self.items.append(message_row(found, self._topic))
             self._shown_bytes += min(record_bytes(found.record), _SHOWN_BYTES_MAX)
 
     def _answer(self, *, is_complete: bool, following: dict[int, int], previous: dict[int, int]) -> Row:

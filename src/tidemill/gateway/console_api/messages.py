@@ -6,7 +6,9 @@ Keys, values and header values are `{"kind": ..., "data": ...}`:
     text     UTF-8 without control characters
     binary   anything else, in base64
     null     no key, a tombstone
-    cut      the first 64 KB of something longer, as text or (`is_binary`) in base64
+    cut      the first 64 KB of something longer, as text or (`is_binary`) in base64; nothing of a payload in an object store
+
+A record with a claim has `claim`, with the URI of its payload or what is wrong with the claim.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import codecs
 import json
 import re
 
+from tidemill.claims.claim import Place, has_claim, parse_claim
+from tidemill.claims.errors import ClaimError
 from tidemill.gateway.cluster.fetching import Read
 from tidemill.gateway.console_api.picture import Row
 
@@ -25,9 +29,9 @@ _JSON_BLANKS = b" \t\r\n"
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-def message_row(read: Read) -> Row:
+def message_row(read: Read, topic: str) -> Row:
     record = read.record
-    return {
+    row = {
         "partition": read.partition,
         "offset": record.offset,
         "timestamp_ms": record.timestamp,
@@ -38,6 +42,23 @@ def message_row(read: Read) -> Row:
         "key_bytes": None if record.key is None else len(record.key),
         "value_bytes": None if record.value is None else len(record.value),
     }
+    if has_claim(record.value, record.headers):
+        _show_claim(row, read, topic)
+    return row
+
+
+def _show_claim(row: Row, read: Read, topic: str) -> None:
+    """The payload is elsewhere: it is loaded on demand, as what was cut is."""
+    record = read.record
+    try:
+        claim = parse_claim(record.value, record.headers, Place(topic, read.partition, record.offset))
+    except ClaimError as error:
+        row["claim"] = {"uri": None, "error": str(error)}
+        return
+    if claim is not None:
+        row["claim"] = {"uri": claim.uri, "sha256": claim.sha256}
+        row["value"] = {"kind": "cut", "data": "", "is_binary": False}
+        row["value_bytes"] = claim.size
 
 
 def shown(data: bytes | None) -> Row:

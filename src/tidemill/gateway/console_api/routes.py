@@ -381,8 +381,9 @@ async def messages(request: Request) -> Response:
     "/console/api/topics/{topic}/messages/{partition}/{offset}/{part}",
     "The whole key or value of a record",
     answer={"application/octet-stream": {"type": "string", "format": "binary"}},
-    errors=(400, 404),
-    description="`part` is key or value. The bytes are as they were written; there are none (404) where it is null.",
+    errors=(400, 404, 409, 413),
+    description="`part` is key or value. The bytes are as they were written; there are none (404) where it is null. "
+    "A payload in an object store is read from there; 409 when that is not possible, 413 above the limit.",
 )
 async def message_part(request: Request) -> Response:
     name, what = request.path_params["topic"], request.path_params["part"]
@@ -391,8 +392,9 @@ async def message_part(request: Request) -> Response:
     index = listing.whole_number("the partition", request.path_params["partition"], 0, 2**31 - 1)
     offset = listing.whole_number("the offset", request.path_params["offset"])
     async with console_of(request).readings:
-        data = await backend_of(request).ask(
-            lambda admins: whole_record.read_part(admins.admin, name, index, offset, what)
+        backend = backend_of(request)
+        data = await backend.ask(
+            lambda admins: whole_record.read_part(admins.admin, name, index, offset, what, backend.payloads)
         )
     file_name = whole_record.file_name(name, index, offset, what)
     # What others wrote is a file, never a page of this site.

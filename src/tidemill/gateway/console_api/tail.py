@@ -116,5 +116,5 @@ def _read(admin: Admin, topic: str, query: Query, positions: dict[int, int]) -> 
             result.skipped += behind
             positions[partition] = chunk.high_watermark
     found.sort(key=lambda each: each.record.timestamp)
-    result.items = [message_row(each) for each in found]
+    result.items = [message_row(each, topic) for each in found]
     return result

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 
+from tidemill.claims.claim import Place
 from tidemill.client.admin import Admin
 from tidemill.client.retry import UnknownTopic
 from tidemill.gateway.cluster.fetching import Fetcher
+from tidemill.gateway.cluster.payloads import Payloads
 from tidemill.gateway.problems import Problem
 from tidemill.protocol.isolation import READ_UNCOMMITTED
 from tidemill.protocol.records import Record
@@ -18,12 +20,14 @@ _PAUSE_S = 0.02
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def read_part(admin: Admin, topic: str, partition: int, offset: int, part: str) -> bytes:
+def read_part(admin: Admin, topic: str, partition: int, offset: int, part: str, payloads: Payloads) -> bytes:
     """404 when there is no such record, or it has no such part. In a thread."""
     record = _record(admin, topic, partition, offset)
     if record is None:
         raise Problem(404, 404, f"partition {partition} of topic {topic} has no record at offset {offset}")
-    data = record.key if part == "key" else record.value
+    data = record.key
+    if part == "value":
+        data = payloads.resolved(Place(topic, partition, offset), record.value, record.headers)
     if data is None:
         raise Problem(404, 404, f"the record's {part} is null")
     return bytes(data)

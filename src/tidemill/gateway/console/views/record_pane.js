@@ -50,7 +50,7 @@ class Part {
   }
 
   #cutNote() {
-    return h("div", { class: "cut-note" }, h("p", null, "Only the first 64 KB."),
+    return h("div", { class: "cut-note" }, h("p", null, this.#name === "value" && this.#row.claim ? `The payload is in an object store: ${this.#row.claim.uri}` : "Only the first 64 KB."),
       h("button", { type: "button", onclick: (event) => this.#load(event.currentTarget) }, `Load the whole ${this.#name}`));
   }
 
