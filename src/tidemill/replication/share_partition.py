@@ -30,6 +30,9 @@ from tidemill.replication.share_ranges import DeliveryState, InFlight, Range
 # The fewest deliveries after which a record is kept apart from others.
 _ISOLATED_SINCE_MIN = 2
 _NEVER_MS = 1 << 62
+# How many ranges there may be for each record that may be locked: what is done behind a record that stays locked
+# takes memory too, here and at the share coordinator.
+_RANGES_PER_LOCK = 4
 
 
 class AcknowledgeType(IntEnum):
@@ -186,7 +189,13 @@ class SharePartition:
         free = self._in_flight.first_free(steady_ms)
         if free is not None:
             return free.first_offset
-        return self.end_offset if self.open_count < self.limits.record_locks_max else None
+        return self.end_offset if self._room() > 0 else None
+
+    def _room(self) -> int:
+        """How many further records may be locked."""
+        if len(self._in_flight.ranges) >= _RANGES_PER_LOCK * self.limits.record_locks_max:
+            return 0
+        return self.limits.record_locks_max - self.open_count
 
     def next_deadline_ms(self, steady_ms: int) -> int | None:
         """When the next lock ends, or a released record becomes available."""
@@ -284,7 +293,7 @@ class SharePartition:
         if not span.has_records:
             in_flight.append(Range(at, span.end_offset, DeliveryState.ARCHIVED))
             return left, False
-        count = min(span.end_offset - at, left, self.limits.record_locks_max - self.open_count)
+        count = min(span.end_offset - at, left, self._room())
         if count <= 0:
             return left, True
         in_flight.append(Range(at, at + count, DeliveryState.ACQUIRED, 1, member_id, deadline_ms))
