@@ -238,6 +238,25 @@ def test_a_worker_killed_in_the_middle_loses_no_job(
     assert sorted(done + rest, key=int) == [str(number) for number in range(10)]
 
 
+def test_a_restarted_broker_takes_the_locks_and_the_worker_goes_on() -> None:
+    with InProcessBroker() as broker, Client(broker.bootstrap, timeout_s=20) as client:
+        topic = broker.create_topic("jobs")
+        fill(broker, topic, 5)
+        with client.queue(topic, group="g") as queue:
+            get(queue).done()
+            in_hand = get(queue)
+            broker.restart()
+            with pytest.raises(JobLost):
+                in_hand.done()
+            rest: list[str] = []
+            while len(rest) < 4:
+                job = get(queue, 60.0)
+                rest.append(job.text())
+                job.done()
+            assert is_empty(queue)
+    assert sorted(rest) == ["1", "2", "3", "4"]
+
+
 def test_run_works_on_several_jobs_and_lets_failed_ones_come_again(
     shared: InProcessBroker, client: Client, topic: str
 ) -> None:
