@@ -154,8 +154,9 @@ def test_java_reads_commits_and_resumes(broker: InProcessBroker, hidden: Hidden)
     def consume(count: int) -> list[str]:
         options = ("--bootstrap-server", broker.bootstrap, "--topic", hidden.topic, "--group", hidden.topic)
         limit = ("--max-messages", str(count), "--timeout-ms", "60000")
-        reset = ("--consumer-property", "auto.offset.reset=earliest")
-        return kafka_tools.run_tool(kafka_tools.CONSOLE_CONSUMER, *options, *limit, *reset).split()
+        return kafka_tools.run_tool(
+            kafka_tools.CONSOLE_CONSUMER, *options, *limit, "--from-beginning"
+        ).split()
 
     assert consume(2) == ["first", "second"]
     assert consume(1) == ["last"]
