@@ -19,6 +19,7 @@ from typing import Any
 
 from tidemill.broker.coordinators import markers
 from tidemill.broker.net.link_security import LinkSecurity
+from tidemill.broker.partitions import delivery
 from tidemill.broker.quorum import driver
 from tidemill.broker.requests import sasl as gate
 from tidemill.coordinator.partitions import partition_for_group
@@ -69,6 +70,7 @@ _START_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
 _MEMBER_LIFE_S = 120.0
 _VIOLATIONS_MAX = 20
+_DELAYS_SNAPSHOT_BYTES = 3_000
 _SNAPSHOT_AFTER_RECORDS = 60
 _MARKERS_TIMEOUT_S = 2.0
 
@@ -468,6 +470,8 @@ def _hurry() -> Iterator[None]:
 
     Salted passwords are computed once.
     """
+    delays_before = delivery._SNAPSHOT_EVERY_BYTES, delivery._LAST_SNAPSHOT_BYTES
+    delivery._SNAPSHOT_EVERY_BYTES = delivery._LAST_SNAPSHOT_BYTES = _DELAYS_SNAPSHOT_BYTES
     before = driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S
     driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = _SNAPSHOT_AFTER_RECORDS, _MARKERS_TIMEOUT_S
     arithmetic = scram.salted_password
@@ -476,6 +480,7 @@ def _hurry() -> Iterator[None]:
         yield
     finally:
         driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = before
+        delivery._SNAPSHOT_EVERY_BYTES, delivery._LAST_SNAPSHOT_BYTES = delays_before
         vars(scram)["salted_password"] = vars(gate)["salted_password"] = arithmetic
 
 
