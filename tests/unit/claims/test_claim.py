@@ -110,6 +110,7 @@ def test_uri_of_an_alias_of_the_store_resolves_to_the_key() -> None:
         f"{STORE}/orders/2026-13-17/{SHA}",
         f"{STORE}/a/b/2026-11-17/{SHA}",
         f"{STORE}@evil.example/{KEY}",
+        f"{STORE}?{KEY}",
         STORE,
     ],
 )
