@@ -53,6 +53,15 @@ def test_second_put_leaves_the_first_object(store: FolderStore) -> None:
     assert content(store) == b"first"
 
 
+def test_put_that_another_writer_overtakes_leaves_the_first_object(store: FolderStore) -> None:
+    def slow() -> Iterator[bytes]:
+        assert store.put_if_absent(KEY, [b"first"])
+        yield b"second"
+
+    assert not store.put_if_absent(KEY, slow())
+    assert content(store) == b"first"
+
+
 def test_put_that_fails_half_way_leaves_no_object_and_no_file(store: FolderStore, tmp_path: Path) -> None:
     def torn() -> Iterator[bytes]:
         yield b"half"
