@@ -193,12 +193,6 @@ def the_log_is_pruned_with_its_last_snapshot(replace: Replace) -> None:
 
 SHARE_BUGS: tuple[Bug, ...] = (
     Bug("answered before it is durable", answered_before_it_is_durable, found_in=3, plan=SHARES),
-    Bug(
-        "a lock ends while its write is under way",
-        a_lock_ends_while_its_write_is_under_way,
-        found_in=3,
-        plan=SHARES,
-    ),
     Bug("releases are not counted", releases_are_not_counted, plan=SHARES),
     Bug("the limit archives nothing", the_limit_archives_nothing, found_in=2, plan=SHARES),
     Bug("the start offset passes locked records", the_start_offset_passes_locked_records, plan=SHARES),
@@ -249,6 +243,10 @@ SHARE_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
     (
         Bug("a failed write counts", a_failed_write_counts),
         _at_a_leader(leaders.test_failed_write_leaves_the_record_locked_for_its_holder),
+    ),
+    (
+        Bug("a lock ends while its write is under way", a_lock_ends_while_its_write_is_under_way),
+        _at_a_leader(leaders.test_failure_32_lock_does_not_expire_while_its_acknowledgement_is_written),
     ),
     (
         Bug("anybody may acknowledge", anybody_may_acknowledge),
