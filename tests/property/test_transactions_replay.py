@@ -261,9 +261,16 @@ class Lives:
                 assert partitions <= known.partitions, "a confirmed partition gets no marker"
 
     def prepared_in_log(self) -> list[Transaction]:
-        """Returns the decided transactions in the log whose end bumped the epoch."""
-        decoded = [decode(key, value) for key, value in self.world.log.records]
-        transactions = [each.transaction for each in decoded if each is not None]
+        """Returns the decided transactions in the log whose end bumped the epoch.
+
+        A final refusal restates what it rests on: the record before it of the same transactional id, once more.
+        """
+        last: dict[str, Transaction | None] = {}
+        transactions = []
+        for record in (decode(key, value) for key, value in self.world.log.records):
+            if record is not None and last.get(record.transactional_id) != record.transaction:
+                transactions.append(record.transaction)
+                last[record.transactional_id] = record.transaction
         return [
             each
             for each in transactions
