@@ -28,8 +28,8 @@ def view(connection: Connection, topic: str) -> str:
     return name
 
 
-def batch(*keys: bytes, codec: int = 0) -> bytes:
-    records = [Record(b"value of " + key, key) for key in keys]
+def batch(*keys: bytes, codec: int = 0, padding: bytes = b"") -> bytes:
+    records = [Record(b"value of " + key + padding, key) for key in keys]
     if not codec:
         return encode(records)
     return encode(records, Header(attributes=codec), payload=compress(codec, encode_records(records)))
@@ -48,11 +48,20 @@ def shown(batches: list[Batch]) -> list[tuple[int, bytes | None]]:
 def test_a_batch_loses_what_the_filter_leaves_out(
     connection: Connection, topic: str, view: str, codec: CompressionType
 ) -> None:
-    connection.produce(topic, batch(b"n0", b"y1", b"n2", b"y3", b"n4", codec=codec))
+    connection.produce(topic, batch(b"n0", b"y1", b"n2", b"y3", b"n4", codec=codec, padding=b"." * 1000))
     (only,) = connection.read(view, 0)
     assert shown([only]) == [(1, b"y1"), (3, b"y3")]
     assert (only.base_offset, only.last_offset) == (0, 4)
     assert only.codec == codec
+
+
+def test_what_is_left_of_a_batch_is_not_compressed_where_that_saves_nothing(
+    connection: Connection, topic: str, view: str
+) -> None:
+    connection.produce(topic, batch(b"n0", b"y1", b"n2", codec=CompressionType.GZIP))
+    (only,) = connection.read(view, 0)
+    assert shown([only]) == [(1, b"y1")]
+    assert only.codec == CompressionType.NONE
 
 
 def test_a_run_of_nothing_moves_the_reader_in_one_response(
