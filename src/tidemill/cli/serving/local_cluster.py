@@ -143,8 +143,17 @@ def add_verb_start(verbs: Any) -> None:
 def _start(arguments: argparse.Namespace) -> int:
     if arguments.gateway is not None and (missing := missing_packages()):
         raise CommandError(f"--gateway needs {', '.join(missing)}: {INSTALL_HINT}")
-    nodes = prepare(Path(arguments.data_dir), arguments.brokers, arguments.base_port)
-    gateway = _gateway_listener(arguments, nodes)
+    data_dir = Path(arguments.data_dir)
+    existing = _node_files(data_dir)
+    # A new cluster is not written before what was asked for is known to be possible.
+    gateway = None if existing else _gateway_listener(arguments, {}, {})
+    nodes = prepare(data_dir, arguments.brokers, arguments.base_port)
+    if existing and arguments.gateway is not None:
+        for node in nodes:
+            if node.problem:
+                raise CommandError(f"{node.config_path}: {node.problem}")
+        # Its certificate, where it has TLS, is the first node's.
+        gateway = _gateway_listener(arguments, _properties_of(nodes[0].config_path), nodes[0].client)
     status = listen_address("--status", arguments.status) if arguments.status else None
     if status is None and gateway is not None and importlib.util.find_spec("prometheus_client") is not None:
         # Used by the gateway alone, for throughput and rebalances.
@@ -154,16 +163,15 @@ def _start(arguments: argparse.Namespace) -> int:
     return asyncio.run(_Runner(nodes, options, status, gateway).run())
 
 
-def _gateway_listener(arguments: argparse.Namespace, nodes: list[LocalNode]) -> HttpListener | None:
+def _gateway_listener(
+    arguments: argparse.Namespace, properties: Mapping[str, str], client: Mapping[str, str]
+) -> HttpListener | None:
+    """The gateway's address. `client` are the properties with which a node is reached."""
     if arguments.gateway is None:
         return None
-    for node in nodes:
-        if node.problem:
-            raise CommandError(f"{node.config_path}: {node.problem}")
-    # Its certificate, where it has TLS, is the first node's.
-    listener = http_listener("--gateway", arguments.gateway, _properties_of(nodes[0].config_path), "")
+    listener = http_listener("--gateway", arguments.gateway, properties, "")
     if not arguments.insecure:
-        check_exposure(listener, option="--gateway", has_login=has_login(nodes[0].client), has_auth=False)
+        check_exposure(listener, option="--gateway", has_login=has_login(client), has_auth=False)
     if listener.address.port:
         check_free(listener.address, "--gateway")
     return listener
@@ -174,16 +182,20 @@ def _gateway_listener(arguments: argparse.Namespace, nodes: list[LocalNode]) -> 
 
 def prepare(data_dir: Path, brokers: int | None, base_port: int | None) -> list[LocalNode]:
     """The nodes in the directory. An empty directory gets new ones."""
-    found = (path for name in _NODE_FOLDERS for path in data_dir.glob(f"{name}/server.properties"))
-    existing = sorted(found, key=lambda path: _number(path.parent))
+    existing = _node_files(data_dir)
     if existing:
         return _existing(data_dir, existing, brokers, base_port)
     count = brokers or 3
     try:
-        nodes = _written(data_dir, count, _ports(2 * count, base_port))
+        written = _written(data_dir, count, _ports(2 * count, base_port))
     except OSError as error:
         raise CommandError(f"cannot write to {data_dir}: {error}") from None
-    return nodes
+    return [_read_node(node.config_path) for node in written]
+
+
+def _node_files(data_dir: Path) -> list[Path]:
+    found = (path for name in _NODE_FOLDERS for path in data_dir.glob(f"{name}/server.properties"))
+    return sorted(found, key=lambda path: _number(path.parent))
 
 
 def _existing(
