@@ -79,6 +79,10 @@ class ShareHost(Protocol):
     @property
     def filtered_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
+    def steady_ms(self) -> int: ...
+    def is_deserted(self, partition: Partition, since_ms: int) -> bool:
+        """Whether no follower in the ISR has fetched lately: another broker may lead by now."""
+
     def report_damage(self, partition: Partition, reason: str) -> None: ...
 
 
@@ -107,6 +111,7 @@ class LedSharePartition:
         self._states = states
         self._clock = clock
         self._host = host
+        self._began_ms = host.steady_ms()
         self._letters = letters
         # For views, and topics with delayed records.
         self.filter: ShownRecords | None = None
@@ -248,6 +253,9 @@ class LedSharePartition:
         """Where the next member reads, and what is there; None when there is nothing to acquire."""
         machine, log = self.machine, self.partition.log
         if machine is None or self.is_over or log is None:
+            return None
+        if self._host.is_deserted(self.partition, self._began_ms):
+            # Another broker may lead by now, and may have taken acknowledgements of what this one would hand out.
             return None
         if log.log_start_offset > machine.start_offset:
             machine.log_start_moved(log.log_start_offset)
