@@ -164,6 +164,18 @@ def test_a_coordinator_that_takes_over_repeats_initialisations_without_an_outcom
     assert member.held == {("orders", 0)}
 
 
+def test_failure_28_an_assignment_under_a_clock_ahead_does_not_hold_back_the_next_one() -> None:
+    world = world_with(partitions=2)
+    world.steady_ms = 3_600_000
+    first, second = consumers(world, 2)
+    settle(world, [first])
+    assert len(first.held) == 2
+    world.steady_ms = 1
+    world.move_coordinator()
+    settle(world, [first, second])
+    assert [len(each.held) for each in (first, second)] == [1, 1]
+
+
 def test_initialisations_are_sent_again_when_their_records_could_not_be_written() -> None:
     world = world_with(partitions=1)
     member = ShareConsumer(world, "m", ["orders"])

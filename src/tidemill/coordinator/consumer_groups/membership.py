@@ -148,7 +148,9 @@ class ConsumerMembership:
     def _may_assign(self, group: ConsumerGroup, steady_ms: int) -> bool:
         if group.assignment_timestamp_ms == 0:
             return True
-        return steady_ms >= group.assignment_timestamp_ms + self.assignment_interval_ms(group)
+        # The last assignment may be another coordinator's, whose clock was ahead (failure 28).
+        elapsed_ms = steady_ms - group.assignment_timestamp_ms
+        return elapsed_ms < 0 or elapsed_ms >= self.assignment_interval_ms(group)
 
     def _reconcile(
         self,

@@ -217,7 +217,9 @@ class ShareGroupProtocol(ShareGroupOffsets):
     def _may_assign(self, group: ShareGroup, steady_ms: int) -> bool:
         if group.assignment_timestamp_ms == 0:
             return True
-        return steady_ms >= group.assignment_timestamp_ms + self._config(group).assignment_interval_ms
+        # The last assignment may be another coordinator's, whose clock was ahead (failure 28).
+        elapsed_ms = steady_ms - group.assignment_timestamp_ms
+        return elapsed_ms < 0 or elapsed_ms >= self._config(group).assignment_interval_ms
 
     def _assign(self, change: _Change, updated: ShareMember) -> Partitions:
         """Compute the target assignment for the group epoch. Returns the updated member's part of it."""
