@@ -174,6 +174,14 @@ def test_stable_offsets_in_every_version_that_can_ask_for_them(version: int, wor
     assert fetched(answer_of(world, "c", request, version), version, world)["t", 0] == (50, "", 0)
 
 
+def test_offsets_of_a_partition_that_was_removed_go_with_it(world: World) -> None:
+    assert commit(world, 7) == ErrorCode.NONE
+    world.tell(TopicsChanged(frozenset({"t"}), removed={"t": frozenset({1}), "u": frozenset({0})}))
+    assert fetch(world) == 7
+    world.tell(TopicsChanged(frozenset({"t"}), removed={"t": frozenset({0, 1})}))
+    assert fetch(world) == -1
+
+
 def test_a_late_word_of_a_deletion_spares_what_is_pending_for_the_new_topic(world: World) -> None:
     old_id = world.topics.delete("t")
     world.topics.create("t", 2)
