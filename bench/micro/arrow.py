@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.records import BatchHeader, Header, Record, build_batch, header_at
-from tidemill.spark.decode import SCHEMA, Decoder
-from tidemill.spark.encode import encode
-from tidemill.spark.murmur2 import partitions_of
+from tidemill.spark.arrow.decode import SCHEMA, Decoder
+from tidemill.spark.arrow.encode import encode
+from tidemill.spark.sink.murmur2 import partitions_of
 from tidemill.types import TopicPartition
 
 Row = dict[str, object]

@@ -20,8 +20,8 @@ from tests.wire.batches import TRANSACTIONAL, Header, encode
 from tests.wire.connection import Connection, produce_fields
 from tidemill.client.cluster import Cluster
 from tidemill.client.transaction_coordinator import TransactionCoordinator
-from tidemill.spark.commits import Commits, Decision, Transaction
-from tidemill.spark.two_phase import task_prefix
+from tidemill.spark.sink.commits import Commits, Decision, Transaction
+from tidemill.spark.sink.two_phase import task_prefix
 
 # A client that adds its partitions to the transaction itself, or forgets to.
 PRODUCE_VERSION = 9

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 # What the pipeline imports when it runs; the forks have it then.
-import tidemill.spark.table  # noqa: F401
+import tidemill.spark.source.table  # noqa: F401
 from tidemill.spark.pipelines import Progress, archive
 
 

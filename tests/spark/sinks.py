@@ -13,9 +13,9 @@ from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.protocol.isolation import READ_COMMITTED
-from tidemill.spark.sink import Task, Written, write_rows
-from tidemill.spark.sink_options import SinkOptions
-from tidemill.spark.two_phase import commit_batch
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.sink.two_phase import commit_batch
+from tidemill.spark.sink.writers import Task, Written, write_rows
 
 READ_LIMIT_S = 30.0
 

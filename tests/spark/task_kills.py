@@ -58,13 +58,13 @@ from tests.spark.task_process import Order
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
-from tidemill.spark import two_phase
-from tidemill.spark.options import Query as QueryKind
-from tidemill.spark.options import SourceOptions
-from tidemill.spark.sink import StreamWriter, Task, Written
-from tidemill.spark.sink_options import SinkOptions
-from tidemill.spark.source import StreamReader
-from tidemill.spark.work import Work
+from tidemill.spark.sink import two_phase
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.sink.writers import StreamWriter, Task, Written
+from tidemill.spark.source.data_source import StreamReader
+from tidemill.spark.source.options import Query as QueryKind
+from tidemill.spark.source.options import SourceOptions
+from tidemill.spark.source.work import Work
 from tidemill.types import TopicPartition
 
 # Who is struck, in an order that each seed shuffles anew.

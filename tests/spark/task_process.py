@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 # What a task imports when it runs; the forks have it then.
-import tidemill.spark.decode  # noqa: F401
+import tidemill.spark.arrow.decode  # noqa: F401
 from tidemill.errors import TidemillError
-from tidemill.spark import sink
-from tidemill.spark.sink import Task, Written, write_rows
-from tidemill.spark.sink_options import SinkOptions
-from tidemill.spark.work import Work
+from tidemill.spark.sink import writers as sink
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.sink.writers import Task, Written, write_rows
+from tidemill.spark.source.work import Work
 
 # A slow query, whose rows are sent as they come: its tasks spend most of their time in transactions that hold records.
 ROWS = 25

@@ -26,9 +26,11 @@ from tests.brokers import Broker
 from tests.snippets import ROOT, Page, Reader
 from tidemill.cli.main import main
 from tidemill.client.cluster import Cluster
-from tidemill.spark import options, session, sink_options
-from tidemill.spark.options import Query, SourceOptions
-from tidemill.spark.sink_options import SinkOptions
+from tidemill.spark import session
+from tidemill.spark.sink import options as sink_options
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.source import options
+from tidemill.spark.source.options import Query, SourceOptions
 
 PAGE = Page("docs/spark.md")
 FOLDER = "/tmp/tidemill"

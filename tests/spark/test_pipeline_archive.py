@@ -23,9 +23,9 @@ from tests.spark.topics import SMALL_SEGMENTS, FilledTopic, Row
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
-from tidemill.spark.archive import Archive, ArchiveTaken, ArchiveWork
 from tidemill.spark.pipelines import PipelineError, Progress, Status, Summary, archive, replay
-from tidemill.spark.work import DataLost
+from tidemill.spark.source.archive import Archive, ArchiveTaken, ArchiveWork
+from tidemill.spark.source.work import DataLost
 from tidemill.types import TopicPartition
 
 KILLS = int(os.environ.get("TIDEMILL_ARCHIVE_KILLS", "6"))
@@ -298,13 +298,13 @@ def without_offset(rows: list[Row]) -> list[tuple[Any, ...]]:
 def test_a_replay_goes_on_where_it_was_stopped_and_never_repeats(
     target: RunningBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.spark.archive._READ_BYTES", 300)
+    monkeypatch.setattr("tidemill.spark.source.archive._READ_BYTES", 300)
     monkeypatch.setattr("tidemill.spark.pipelines.replay.TRANSACTION_BYTES", 700)
     filled = FilledTopic(target.bootstrap, topic)
     filled.write(300)
     run_here(archive, target.bootstrap, "--topic", topic, "--archive", str(tmp_path), *TINY)
     words = ("--archive", str(tmp_path), "--topic", topic, "--to-topic", f"{topic}-again")
-    from tidemill.spark import encode
+    from tidemill.spark.arrow import encode
 
     real, calls = encode.encode, 0
 

@@ -19,8 +19,8 @@ from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.client.transactional import Fenced, RecordTooLarge
 from tidemill.protocol.isolation import READ_COMMITTED
-from tidemill.spark.routing import UnroutableRow
-from tidemill.spark.sink import CHUNK_BYTES, Task, Written, write_rows
+from tidemill.spark.sink.routing import UnroutableRow
+from tidemill.spark.sink.writers import CHUNK_BYTES, Task, Written, write_rows
 
 FULL = (
     "key string, value binary, topic string, partition int, timestamp timestamp, "

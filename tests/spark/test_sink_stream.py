@@ -13,7 +13,7 @@ from tests.brokers import RunningBroker
 from tests.spark.sinks import create, read, values
 from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
-from tidemill.spark.commits import Commits, Decision
+from tidemill.spark.sink.commits import Commits, Decision
 
 LIMIT_S = 120
 

@@ -30,9 +30,9 @@ from tests.spark.conftest import Fed, Feed, Read
 from tidemill.client.admin import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.errors import TidemillError
-from tidemill.spark.options import COLUMNS, Query, SourceOptions
-from tidemill.spark.source import BatchReader
-from tidemill.spark.work import Work
+from tidemill.spark.source.data_source import BatchReader
+from tidemill.spark.source.options import COLUMNS, Query, SourceOptions
+from tidemill.spark.source.work import Work
 
 CREATED_MS = 1_700_000_000_000
 

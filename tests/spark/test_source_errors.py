@@ -15,10 +15,10 @@ from tests.spark.conftest import Fed, Feed
 from tests.unit.spark.test_java_regex import NAMES, PATTERNS
 from tidemill.client.admin import Admin
 from tidemill.errors import TidemillError
-from tidemill.spark.options import Query, SourceOptions
 from tidemill.spark.session import failure_line
-from tidemill.spark.source import BatchReader, StreamReader
-from tidemill.spark.work import Work
+from tidemill.spark.source.data_source import BatchReader, StreamReader
+from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.work import Work
 
 
 def line_of(action: Callable[[], object]) -> str:

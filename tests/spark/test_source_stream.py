@@ -19,10 +19,10 @@ from tidemill.client.admin import Admin
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
 from tidemill.spark.behind import offsets_behind_latest
-from tidemill.spark.options import Query, SourceOptions
-from tidemill.spark.source import StreamReader
+from tidemill.spark.source.data_source import StreamReader
+from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.work import Work
 from tidemill.spark.versions import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from tidemill.spark.work import Work
 from tidemill.types import TopicPartition
 
 

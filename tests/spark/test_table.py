@@ -24,20 +24,20 @@ from tidemill.client.views import ViewAdmin
 from tidemill.errors import StorageError
 from tidemill.log.datadir import parse_checkpoint
 from tidemill.protocol.records import Header
-from tidemill.spark.archive import Archive, ArchiveWork
-from tidemill.spark.options import COLUMNS, Query, SourceOptions
 from tidemill.spark.pipelines.archive import write_share
-from tidemill.spark.segments import SegmentWork
-from tidemill.spark.source import BatchReader, StreamReader
+from tidemill.spark.source.archive import Archive, ArchiveWork
+from tidemill.spark.source.data_source import BatchReader, StreamReader
+from tidemill.spark.source.options import COLUMNS, Query, SourceOptions
+from tidemill.spark.source.segments import SegmentWork
+from tidemill.spark.source.work import BrokerWork, DataLost, Work
 from tidemill.spark.versions import ReadAllAvailable
-from tidemill.spark.work import BrokerWork, DataLost, Work
 from tidemill.types import TopicPartition, uuid_text
 
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks end between two Arrow batches."""
-    monkeypatch.setattr("tidemill.spark.work.ARROW_BYTES", 1000)
+    monkeypatch.setattr("tidemill.spark.source.work.ARROW_BYTES", 1000)
 
 
 @pytest.fixture

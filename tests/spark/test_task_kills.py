@@ -16,7 +16,7 @@ from tests.cluster.clusters import Cluster
 from tests.spark.chaos import COMMON, ONE, THREE
 from tests.spark.task_kills import DEATHS, TARGETS, TaskKills
 from tests.spark.test_exactly_once import SEED
-from tidemill.spark.commits import Commits
+from tidemill.spark.sink.commits import Commits
 
 KILLS = int(os.environ.get("TIDEMILL_TASK_KILLS", "0"))
 KILLS_SHORT = 2 * len(TARGETS)

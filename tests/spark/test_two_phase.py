@@ -16,11 +16,11 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.client.transaction_coordinator import Fenced, TransactionCoordinator
 from tidemill.errors import ApiError, ConfigError, ErrorCode
-from tidemill.spark import two_phase
-from tidemill.spark.commits import Commits, Decision, Transaction
-from tidemill.spark.sink import BatchWriter, StreamWriter, Task, Written, write_rows
-from tidemill.spark.sink_options import SinkOptions
-from tidemill.spark.two_phase import TransactionLost, commit_batch, settle
+from tidemill.spark.sink import two_phase
+from tidemill.spark.sink.commits import Commits, Decision, Transaction
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.sink.two_phase import TransactionLost, commit_batch, settle
+from tidemill.spark.sink.writers import BatchWriter, StreamWriter, Task, Written, write_rows
 
 SCHEMA = StructType([StructField("value", StringType())])
 

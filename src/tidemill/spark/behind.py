@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tidemill.spark.offsets import Offsets
+from tidemill.spark.source.offsets import Offsets
 from tidemill.types import TopicPartition
 
 

@@ -25,8 +25,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructField, StructType
 
 from tidemill.errors import ConfigError
-from tidemill.spark import options as source
-from tidemill.spark import sink_options as sink
+from tidemill.spark.sink import options as sink
+from tidemill.spark.source import options as source
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from tidemill.claims.claim import CLAIM_HEADERS, CLAIM_VALUE, Claim, Place, parse_claim
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.errors import TidemillError
-from tidemill.spark.fields import HEADERS
-from tidemill.spark.work import ARROW_BYTES
+from tidemill.spark.arrow.fields import HEADERS
+from tidemill.spark.source.work import ARROW_BYTES
 
 _NEEDED = ("value", "headers", "topic", "partition", "offset")
 

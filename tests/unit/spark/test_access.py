@@ -11,8 +11,8 @@ from pyspark import SparkFiles
 from tidemill.client.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.spark.access import BrokerAccess
-from tidemill.spark.options import SourceOptions
-from tidemill.spark.sink_options import SinkOptions
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.source.options import SourceOptions
 
 SECRET = "open-sesame"
 JAAS = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="a" password="{SECRET}";'

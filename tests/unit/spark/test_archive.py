@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from tidemill.errors import ConfigError, StorageError
-from tidemill.spark import archive as archives
-from tidemill.spark.archive import Archive, ArchiveTaken, ArchiveWork, Chunk, Manifest
-from tidemill.spark.decode import SCHEMA
+from tidemill.spark.arrow.decode import SCHEMA
+from tidemill.spark.source import archive as archives
+from tidemill.spark.source.archive import Archive, ArchiveTaken, ArchiveWork, Chunk, Manifest
 from tidemill.types import TopicPartition
 
 TP = TopicPartition("orders.eu-x_1", 3)

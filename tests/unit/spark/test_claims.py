@@ -13,9 +13,9 @@ from tidemill.claims.claim import Claim
 from tidemill.claims.errors import ClaimForged, ClaimMissing, ClaimTooLarge
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.errors import TidemillError
+from tidemill.spark.arrow.decode import SCHEMA
 from tidemill.spark.claims import columns_to_read, resolved, stored
-from tidemill.spark.decode import SCHEMA
-from tidemill.spark.work import ARROW_BYTES
+from tidemill.spark.source.work import ARROW_BYTES
 
 Pairs = Sequence[tuple[str, bytes | None]]
 

@@ -26,9 +26,9 @@ from tidemill.protocol.records import (
     header_at,
     iterate_records,
 )
-from tidemill.spark import boundaries
-from tidemill.spark.decode import SCHEMA, Decoder
-from tidemill.spark.layout import Layout
+from tidemill.spark.arrow import boundaries
+from tidemill.spark.arrow.decode import SCHEMA, Decoder
+from tidemill.spark.arrow.layout import Layout
 from tidemill.types import TopicPartition
 
 PARTITION = TopicPartition("orders", 3)
@@ -206,7 +206,7 @@ def test_the_guess_finds_all_records_of_ordinary_batches(monkeypatch: pytest.Mon
     def walk(*_: object) -> None:
         raise AssertionError("the loop was needed")
 
-    monkeypatch.setattr("tidemill.spark.decode.walk_positions", walk)
+    monkeypatch.setattr("tidemill.spark.arrow.decode.walk_positions", walk)
     for shape in ("small batches", "one batch", "irregular"):
         log = many(8_000, *SHAPES[shape], noise=b"text and no zero")
         assert decode(log, ["offset"]).column(0).to_pylist() == list(range(8_000))
@@ -227,7 +227,7 @@ def test_a_wrong_lane_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_guess_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     log = many(50, [100], 1 << 16)
-    monkeypatch.setattr("tidemill.spark.decode.guess_positions", lambda *_: np.arange(50))
+    monkeypatch.setattr("tidemill.spark.arrow.decode.guess_positions", lambda *_: np.arange(50))
     assert rows_of(decode(log)) == expected(log)
 
 
@@ -379,7 +379,7 @@ def test_parts_are_bounded_by_what_is_decompressed() -> None:
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.spark.layout.DECOMPRESSED_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("tidemill.spark.arrow.layout.DECOMPRESSED_BYTES_MAX", 1 << 20)
     bomb = build_batch([Record(4, 0, None, bytes(2 << 20))], base_offset=4, codec=CompressionType.ZSTD)
     with pytest.raises(
         ProtocolError, match="offset 4 is damaged: it decompresses to more than 1048576 bytes"

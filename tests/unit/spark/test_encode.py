@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.thoroughness import examples
 from tidemill.errors import TidemillError
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, Header, Record, build_batch, header_at
-from tidemill.spark import encode as encode_module
-from tidemill.spark.decode import SCHEMA, Decoder
-from tidemill.spark.encode import EncodedBatch, encode
+from tidemill.spark.arrow import encode as encode_module
+from tidemill.spark.arrow.decode import SCHEMA, Decoder
+from tidemill.spark.arrow.encode import EncodedBatch, encode
 from tidemill.types import TopicPartition
 
 NOW_MS = 1_700_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.errors import ConfigError
-from tidemill.spark.java_regex import finder
+from tidemill.spark.source.java_regex import finder
 
 # What each finds among these.
 NAMES = ("orders", "Orders", "orders-eu", "my.orders", "o_1", "a1", "b2", "--", "12")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.errors import ConfigError
-from tidemill.spark.offsets import (
+from tidemill.spark.source.offsets import (
     OffsetRange,
     Offsets,
     Place,
@@ -19,7 +19,7 @@ from tidemill.spark.offsets import (
     split,
     to_json,
 )
-from tidemill.spark.progress import InitialOffsets
+from tidemill.spark.source.progress import InitialOffsets
 from tidemill.types import TopicPartition
 
 A0, A1, A10, B0 = (

@@ -10,9 +10,9 @@ import pytest
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.spark import java_client
-from tidemill.spark.offsets import AtOffsets, AtTimestamp, AtTimestamps, Earliest, Latest, Subscription
-from tidemill.spark.options import COLUMNS, Query, SourceOptions
-from tidemill.spark.sink_options import SinkOptions
+from tidemill.spark.sink.options import SinkOptions
+from tidemill.spark.source.offsets import AtOffsets, AtTimestamp, AtTimestamps, Earliest, Latest, Subscription
+from tidemill.spark.source.options import COLUMNS, Query, SourceOptions
 from tidemill.types import TopicPartition
 
 BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9092"}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.client.scripted_producing import ProducingNetwork
 from tidemill.client.partitioner import partition_of_key
-from tidemill.spark.routing import Routed, Router, UnroutableRow
+from tidemill.spark.sink.routing import Routed, Router, UnroutableRow
 
 COUNT = 3
 

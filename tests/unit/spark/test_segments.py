@@ -20,8 +20,15 @@ from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import iterate_records
 from tidemill.sim.disk import SimulatedDisk
-from tidemill.spark import segments
-from tidemill.spark.segments import Leader, NotAsPlanned, Replica, SegmentFolders, common_end, read_part
+from tidemill.spark.source import segments
+from tidemill.spark.source.segments import (
+    Leader,
+    NotAsPlanned,
+    Replica,
+    SegmentFolders,
+    common_end,
+    read_part,
+)
 from tidemill.types import TopicPartition, uuid_text
 
 TP = TopicPartition("orders.eu-x", 3)
@@ -269,7 +276,7 @@ def test_reader_waits_for_a_swap(written: Written, monkeypatch: pytest.MonkeyPat
     swapped = Path(written.log.folder) / f"{0:020d}.log"
     waiting = swapped.rename(f"{swapped}.swap")
     monkeypatch.setattr(
-        "tidemill.spark.segments.time.sleep", lambda _: waiting.exists() and waiting.rename(swapped)
+        "tidemill.spark.source.segments.time.sleep", lambda _: waiting.exists() and waiting.rename(swapped)
     )
     replica = written.replica()
     assert replica is not None

@@ -117,7 +117,11 @@ def test_a_state_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: p
 def test_the_package_holds_both_modules(tmp_path: Path) -> None:
     with zipfile.ZipFile(package_zip(tmp_path)) as package:
         names = set(package.namelist())
-    assert {"pyspark_tidemill/__init__.py", "tidemill/spark/source.py", "tidemill/client/cluster.py"} <= names
+    assert {
+        "pyspark_tidemill/__init__.py",
+        "tidemill/spark/source/data_source.py",
+        "tidemill/client/cluster.py",
+    } <= names
     assert all(name.endswith(".py") for name in names)
 
 

@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 
 from tidemill.errors import ConfigError
 from tidemill.protocol.compression import CompressionType
-from tidemill.spark.sink import BatchWriter, StreamWriter
-from tidemill.spark.sink_options import SinkOptions, check_schema
+from tidemill.spark.sink.options import SinkOptions, check_schema
+from tidemill.spark.sink.writers import BatchWriter, StreamWriter
 
 SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 

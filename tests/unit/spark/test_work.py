@@ -12,9 +12,9 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.connection import BrokerUnreachable
 from tidemill.client.fetch import Batch, OffsetsLost, RangeAnswer
 from tidemill.protocol.records import Record, build_batch, header_at
-from tidemill.spark import work
 from tidemill.spark.access import BrokerAccess
-from tidemill.spark.work import BrokerWork, DataLost, arrow_batches
+from tidemill.spark.source import work
+from tidemill.spark.source.work import BrokerWork, DataLost, arrow_batches
 from tidemill.types import TopicPartition
 
 ORDERS_0 = TopicPartition("orders", 0)

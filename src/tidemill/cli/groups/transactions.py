@@ -26,7 +26,7 @@ from tidemill.client.retry import UnknownTopic
 from tidemill.client.transaction_admin import OpenTransaction, TransactionAdmin, TransactionDescription
 from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.spark.two_phase import query_of, settle
+from tidemill.spark.sink.two_phase import query_of, settle
 from tidemill.types import TopicPartition
 
 # The largest transaction timeout, unless `transaction.max.timeout.ms` was changed.

@@ -1,4 +1,4 @@
-"""`archive`: topics to Parquet, exactly once, in the layout of `tidemill.spark.archive`.
+"""`archive`: topics to Parquet, exactly once, in the layout of `tidemill.spark.source.archive`.
 
 A run claims the manifest of every partition, which stops any other archiver of the same root, and removes the files
 that a killed one left. Then it works in rounds: for each partition that has more committed records than the
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from tidemill.spark.archive import Archive, Chunk, Manifest
-    from tidemill.spark.work import Work
+    from tidemill.spark.source.archive import Archive, Chunk, Manifest
+    from tidemill.spark.source.work import Work
 
 NAME = "archive"
 SUMMARY = "topics to Parquet by topic and date, exactly once; read it with option archive, or replay it"
@@ -141,8 +141,8 @@ class _Archiver:
     def __init__(
         self, spark: SparkSession, options: argparse.Namespace, report: Progress, cluster: Cluster
     ) -> None:
-        from tidemill.spark.archive import Archive
-        from tidemill.spark.options import Query, SourceOptions
+        from tidemill.spark.source.archive import Archive
+        from tidemill.spark.source.options import Query, SourceOptions
 
         self._spark = spark
         self._options = options
@@ -235,8 +235,8 @@ class _Archiver:
 
     def _plan(self) -> list[tuple[list[Chunk], list[Work]]]:
         """For each partition with something new: what is lost before it, and where to read it."""
-        from tidemill.spark.offsets import OffsetRange
-        from tidemill.spark.table import plan
+        from tidemill.spark.source.offsets import OffsetRange
+        from tidemill.spark.source.table import plan
 
         partitions = sorted(self._manifests)
         starts = self._admin.start_offsets(partitions)
@@ -255,7 +255,7 @@ class _Archiver:
         return [(lost[partition], of_partition) for partition, of_partition in works.items()]
 
     def _lost(self, partition: TopicPartition, start: int, log_start: int) -> list[Chunk]:
-        from tidemill.spark.archive import Chunk
+        from tidemill.spark.source.archive import Chunk
 
         if start >= log_start:
             return []
@@ -270,7 +270,7 @@ class _Archiver:
 
     def _write(self, shares: list[list[Work]]) -> Iterator[tuple[int, Chunk]]:
         """One task for each share."""
-        from tidemill.spark.archive import parse_chunk
+        from tidemill.spark.source.archive import parse_chunk
 
         task = partial(
             _write_numbered,
@@ -352,7 +352,7 @@ def _write_numbered(
     root: str, shares: Sequence[Sequence[Work]], chunk_bytes: int, round_bytes: int, numbers: Iterable[int]
 ) -> Iterator[tuple[int, str]]:
     """Archives the shares of these numbers, and tells each chunk as JSON."""
-    from tidemill.spark.archive import Archive, chunk_values
+    from tidemill.spark.source.archive import Archive, chunk_values
 
     archive = Archive(root)
     for number in numbers:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tidemill.client.transactional import Encoded, TransactionalProducer
     from tidemill.spark.access import BrokerAccess
-    from tidemill.spark.archive import Archive, ArchiveWork, Manifest
+    from tidemill.spark.source.archive import Archive, ArchiveWork, Manifest
 
 logger = logging.getLogger("tidemill.spark")
 
@@ -122,7 +122,7 @@ class Replaying:
 
 
 def run(spark: SparkSession, options: argparse.Namespace, report: Progress) -> Summary:
-    from tidemill.spark.archive import Archive
+    from tidemill.spark.source.archive import Archive
 
     archive = Archive(options.archive)
     partitions = archive.partitions(options.topic)
@@ -145,7 +145,7 @@ def run(spark: SparkSession, options: argparse.Namespace, report: Progress) -> S
 def _replaying(
     options: argparse.Namespace, cluster: Cluster, source_count: int, report: Progress
 ) -> Replaying:
-    from tidemill.spark.options import SourceOptions
+    from tidemill.spark.source.options import SourceOptions
 
     admin = Admin(cluster)
     count = len(cluster.partitions_of(options.to_topic))
@@ -194,7 +194,7 @@ def _default_name(options: argparse.Namespace) -> str:
 def _shares(
     archive: Archive, options: argparse.Namespace, partitions: Sequence[TopicPartition]
 ) -> list[list[ArchiveWork]]:
-    from tidemill.spark.table import archive_works
+    from tidemill.spark.source.table import archive_works
 
     shares = []
     for partition in partitions:
@@ -208,7 +208,7 @@ def _shares(
 
 
 def _range(options: argparse.Namespace, manifest: Manifest) -> tuple[int, int]:
-    from tidemill.spark.offsets import AtOffsets, parse_offsets
+    from tidemill.spark.source.offsets import AtOffsets, parse_offsets
 
     places = []
     for text, option, otherwise in (
@@ -370,8 +370,8 @@ def _routed(
     import pyarrow as pa
 
     from tidemill.protocol.records import HEADER_SIZE
-    from tidemill.spark.encode import encode
-    from tidemill.spark.murmur2 import partitions_of
+    from tidemill.spark.arrow.encode import encode
+    from tidemill.spark.sink.murmur2 import partitions_of
 
     count = replaying.partition_count
     if replaying.is_by_key:

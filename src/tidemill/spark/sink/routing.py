@@ -22,7 +22,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from tidemill.spark.murmur2 import partitions_of
+from tidemill.spark.sink.murmur2 import partitions_of
 
 Partitions = npt.NDArray[np.int32]
 

@@ -40,12 +40,12 @@ from tidemill.client.transactional import (
 )
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.protocol.records import HEADER_SIZE
+from tidemill.spark.arrow.encode import encode
 from tidemill.spark.claims import stored
-from tidemill.spark.commits import Transaction
-from tidemill.spark.encode import encode
-from tidemill.spark.routing import Router
-from tidemill.spark.sink_options import COLUMNS, SinkOptions, check_schema
-from tidemill.spark.two_phase import (
+from tidemill.spark.sink.commits import Transaction
+from tidemill.spark.sink.options import COLUMNS, SinkOptions, check_schema
+from tidemill.spark.sink.routing import Router
+from tidemill.spark.sink.two_phase import (
     commit_batch,
     forget_decision,
     open_transaction,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidemill.client.partitioner import murmur2
-from tidemill.spark.varints import Bytes, Ints
+from tidemill.spark.arrow.varints import Bytes, Ints
 
 NO_PARTITION = -1
 

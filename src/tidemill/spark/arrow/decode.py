@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tidemill.errors import ProtocolError
 from tidemill.protocol.records import DECOMPRESSED_BYTES_MAX, BatchHeader
-from tidemill.spark.boundaries import guess_positions, walk_positions
-from tidemill.spark.fields import (
+from tidemill.spark.arrow.boundaries import guess_positions, walk_positions
+from tidemill.spark.arrow.fields import (
     HEADERS,
     Damaged,
     Fields,
@@ -31,8 +31,8 @@ from tidemill.spark.fields import (
     read_fields,
     read_headers,
 )
-from tidemill.spark.layout import Batches, Layout, damaged
-from tidemill.spark.varints import PADDING, Buffer, Ints
+from tidemill.spark.arrow.layout import Batches, Layout, damaged
+from tidemill.spark.arrow.varints import PADDING, Buffer, Ints
 from tidemill.types import TopicPartition
 
 SCHEMA = pa.schema(

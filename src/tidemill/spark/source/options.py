@@ -37,8 +37,8 @@ from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.spark.access import COMMAND_CONFIG, SECURITY_PREFIXES, BrokerAccess, security_properties
 from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
-from tidemill.spark.java_regex import finder
-from tidemill.spark.offsets import (
+from tidemill.spark.source.java_regex import finder
+from tidemill.spark.source.offsets import (
     AtOffsets,
     AtTimestamp,
     AtTimestamps,

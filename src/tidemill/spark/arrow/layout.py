@@ -14,7 +14,7 @@ import numpy as np
 from tidemill.errors import ProtocolError
 from tidemill.protocol import compression
 from tidemill.protocol.records import DECOMPRESSED_BYTES_MAX, HEADER_SIZE, BatchHeader
-from tidemill.spark.varints import PADDING, RECORD_LENGTH_MIN, Buffer, Bytes, Ints
+from tidemill.spark.arrow.varints import PADDING, RECORD_LENGTH_MIN, Buffer, Bytes, Ints
 from tidemill.types import TopicPartition
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]

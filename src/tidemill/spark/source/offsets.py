@@ -22,7 +22,7 @@ from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_UNCOMMITTED
-from tidemill.spark.java_regex import finder
+from tidemill.spark.source.java_regex import finder
 from tidemill.types import TopicPartition
 
 Offsets: TypeAlias = dict[TopicPartition, int]

@@ -51,8 +51,8 @@ from tidemill.log.segments.txn_index import TransactionIndex
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, checksum_matches, header_at, is_plausible
-from tidemill.spark.decode import Decoder
-from tidemill.spark.work import BrokerWork, Work, arrow_batches
+from tidemill.spark.arrow.decode import Decoder
+from tidemill.spark.source.work import BrokerWork, Work, arrow_batches
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger("tidemill.spark")

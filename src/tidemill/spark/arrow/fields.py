@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidemill.spark.varints import RECORD_LENGTH_MIN, Buffer, Bytes, Ints
+from tidemill.spark.arrow.varints import RECORD_LENGTH_MIN, Buffer, Bytes, Ints
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 HEADERS = pa.list_(pa.field("element", _HEADER))

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import TidemillError
-from tidemill.spark.varints import Bytes, Ints, sizes, write, zigzag
+from tidemill.spark.arrow.varints import Bytes, Ints, sizes, write, zigzag
 
 _NO_HEADERS = pa.scalar(b"\0")
 _NOTHING = pa.scalar(b"")

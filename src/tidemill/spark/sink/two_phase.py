@@ -29,7 +29,7 @@ from tidemill.client.transaction_coordinator import (
 )
 from tidemill.client.transactional import TransactionalProducer
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.spark.commits import Commits, Decision, Transaction
+from tidemill.spark.sink.commits import Commits, Decision, Transaction
 
 logger = logging.getLogger(__name__)
 

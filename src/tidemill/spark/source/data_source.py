@@ -53,7 +53,7 @@ from tidemill.client.fetch import OffsetsLost
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ConfigError
 from tidemill.spark import catalog
-from tidemill.spark.offsets import (
+from tidemill.spark.source.offsets import (
     AtOffsets,
     Log,
     OffsetRange,
@@ -64,8 +64,9 @@ from tidemill.spark.offsets import (
     split,
     to_json,
 )
-from tidemill.spark.options import Query, SourceOptions
-from tidemill.spark.progress import GroupProgress, InitialOffsets
+from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.progress import GroupProgress, InitialOffsets
+from tidemill.spark.source.work import BrokerWork, Work, report_loss
 from tidemill.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -74,7 +75,6 @@ from tidemill.spark.versions import (
     SupportsTriggerAvailableNow,
     stream_reader,
 )
-from tidemill.spark.work import BrokerWork, Work, report_loss
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ class TidemillDataSource(DataSource):
         return stream_reader(StreamReader(self._checked(schema, Query.STREAM)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from tidemill.spark.sink import BatchWriter
+        from tidemill.spark.sink.writers import BatchWriter
 
         options, is_table = catalog.with_table(schema, self.options)
         writer = BatchWriter(schema, catalog.of_sink(options), overwrite)
         return catalog.TableWriter(writer) if is_table else writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from tidemill.spark.sink import StreamWriter
+        from tidemill.spark.sink.writers import StreamWriter
 
         # The columns of a stream carry the options of the table that it reads, never of one that it writes to.
         return StreamWriter(schema, catalog.of_sink(self.options), overwrite)
@@ -154,7 +154,7 @@ def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.Reco
 
 def _works(options: SourceOptions, cluster: Cluster, ranges: Sequence[OffsetRange]) -> list[Work]:
     if not options.is_plain:
-        from tidemill.spark.table import plan
+        from tidemill.spark.source.table import plan
 
         return plan(options, cluster, ranges)
     parts = split(
@@ -206,7 +206,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         if not options.has_brokers:
-            from tidemill.spark.table import plan_files
+            from tidemill.spark.source.table import plan_files
 
             return plan_files(options)
         with options.access.cluster() as cluster:

@@ -39,7 +39,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.spark.access import BrokerAccess
-from tidemill.spark.offsets import Offsets, Place
+from tidemill.spark.source.offsets import Offsets, Place
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger("tidemill.spark")

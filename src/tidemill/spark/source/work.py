@@ -86,7 +86,7 @@ class BrokerWork(Work):
 
     def _read_from(self, cluster: Cluster, position: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         # Not before it is needed: who plans a query needs neither numpy nor Arrow.
-        from tidemill.spark.decode import Decoder
+        from tidemill.spark.arrow.decode import Decoder
 
         decoder = Decoder(self.partition, position, self.end_offset, columns)
         for batches in self._gathered(cluster, position):

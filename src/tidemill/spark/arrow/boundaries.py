@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from tidemill.spark.varints import RECORD_LENGTH_MIN, Buffer, Ints
+from tidemill.spark.arrow.varints import RECORD_LENGTH_MIN, Buffer, Ints
 
 # Below this the loop is as fast as lanes are.
 _RECORDS_MIN = 2000

@@ -41,7 +41,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from tidemill.errors import ConfigError, StorageError, TidemillError
-from tidemill.spark.work import Work
+from tidemill.spark.source.work import Work
 from tidemill.types import TopicPartition
 
 MANIFESTS = "_tidemill"

@@ -29,8 +29,8 @@ from tidemill.protocol.api.data import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from tidemill.spark.archive import Archive, ArchiveWork, Chunk, Manifest, OffsetsNotArchived
-from tidemill.spark.offsets import (
+from tidemill.spark.source.archive import Archive, ArchiveWork, Chunk, Manifest, OffsetsNotArchived
+from tidemill.spark.source.offsets import (
     AtOffsets,
     AtTimestamp,
     AtTimestamps,
@@ -40,9 +40,16 @@ from tidemill.spark.offsets import (
     Subscription,
     split,
 )
-from tidemill.spark.options import SourceOptions
-from tidemill.spark.segments import SPLIT_BYTES, Leader, Replica, SegmentFolders, SegmentPart, SegmentWork
-from tidemill.spark.work import BrokerWork, Work, report_loss
+from tidemill.spark.source.options import SourceOptions
+from tidemill.spark.source.segments import (
+    SPLIT_BYTES,
+    Leader,
+    Replica,
+    SegmentFolders,
+    SegmentPart,
+    SegmentWork,
+)
+from tidemill.spark.source.work import BrokerWork, Work, report_loss
 from tidemill.types import TopicPartition, uuid_text
 
 logger = logging.getLogger("tidemill.spark")
