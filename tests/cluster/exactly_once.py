@@ -4,7 +4,7 @@ A producer writes numbered records to an input topic, transformers (the example 
 output topic of it. `Workload.strike` kills somebody: a transformer, a broker, or the broker that coordinates the
 transformers' transactions or their group. Transformers that were killed or that ended by themselves, as they
 do when they are fenced, are started again. `Workload.finish` waits until the input is used up, reads all logs and lets
-`tidemill.sim.exactly_once` judge them.
+`tidemill.sim.checks.exactly_once` judge them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.cluster.workload import CONFLUENT_SETTINGS
 from tidemill.client.cluster import Cluster as ClientCluster
 from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
-from tidemill.sim import exactly_once
-from tidemill.sim.checker import Found
+from tidemill.sim.checks import exactly_once
+from tidemill.sim.checks.checker import Found
 from tidemill.types import TopicPartition
 
 ck: Any = confluent_kafka

@@ -1,7 +1,7 @@
 """A member of a group as a process: `python -m tests.cluster.member_process JSON`. It can be killed.
 
 It polls, reports, commits what it was given, and polls again, until a line on its standard input tells it to leave. What
-happens goes to standard output as events of `tidemill.sim.checker`, a JSON line each, written before the next thing
+happens goes to standard output as events of `tidemill.sim.checks.checker`, a JSON line each, written before the next thing
 happens: what a killed process has done is in the pipe. `MemberProcess` is the other side.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 from tests.interop.clients import ClientError, Received
 from tests.interop.group_consumers import GroupConsumer, GroupListener, MemberSettings, Position
 from tests.interop.group_table import KINDS
-from tidemill.sim import checker
-from tidemill.sim.checker import MemberName, MessageId
+from tidemill.sim.checks import checker
+from tidemill.sim.checks.checker import MemberName, MessageId
 from tidemill.types import TopicPartition
 
 REPO = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import confluent_kafka
 
 from tests.brokers import RunningBroker
 from tests.wire.connection import Connection, read_all
-from tidemill.sim import checker
-from tidemill.sim.checker import MessageId
+from tidemill.sim.checks import checker
+from tidemill.sim.checks.checker import MessageId
 from tidemill.types import TopicPartition
 
 ck: Any = confluent_kafka

@@ -16,7 +16,7 @@ from tests.interop.confluent_group import ConfluentConsumer, ConfluentNewConsume
 from tests.interop.group_consumers import GroupConsumer, MemberSettings
 from tests.interop.group_table import GROUP_SETTINGS, with_members
 from tests.interop.members import Member, shared_out
-from tidemill.sim import checker
+from tidemill.sim.checks import checker
 from tidemill.types import TopicPartition
 
 TOPIC, GROUP = "recovered", "recovering"

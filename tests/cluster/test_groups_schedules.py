@@ -24,7 +24,7 @@ from tests.interop.confluent_group import ConfluentConsumer, ConfluentNewConsume
 from tests.interop.group_consumers import GroupConsumer, MemberSettings
 from tests.interop.group_table import GROUP_SETTINGS
 from tests.interop.kafka_python_group import KafkaPythonConsumer
-from tidemill.sim import checker
+from tidemill.sim.checks import checker
 
 # Whose members, with which assignor.
 COLUMNS: tuple[tuple[tuple[type[GroupConsumer], ...], str], ...] = (

@@ -18,7 +18,7 @@ from tests.conftest import BOOTSTRAP
 from tests.interop.confluent_group import ConfluentConsumer
 from tests.interop.group_consumers import MemberSettings
 from tests.wire.connection import Connection
-from tidemill.sim import checker
+from tidemill.sim.checks import checker
 
 pytestmark = pytest.mark.skipif(
     bool(BOOTSTRAP) or IS_APACHE_KAFKA, reason="starts a cluster of its own, by Tidemill's own commands"

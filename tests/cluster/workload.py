@@ -2,7 +2,7 @@
 
 Producers write to every partition with `acks=all` and idempotence, by confluent-kafka and by aiokafka; members of a
 group, processes of their own, read and commit. At the end the logs are read from their leaders, the replicas' files are
-compared, and the whole history goes to `tidemill.sim.checker`.
+compared, and the whole history goes to `tidemill.sim.checks.checker`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.interop.aiokafka_group import AiokafkaConsumer
 from tests.interop.confluent_group import ConfluentConsumer
 from tests.interop.group_consumers import GroupConsumer, MemberSettings
 from tests.wire.batches import Batch, parse_batch
-from tidemill.sim import checker
-from tidemill.sim.checker import MessageId
+from tidemill.sim.checks import checker
+from tidemill.sim.checks.checker import MessageId
 from tidemill.types import TopicPartition
 
 LIMIT_S = 60.0

@@ -18,7 +18,7 @@ from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
 from tidemill.log.transactions import TransactionEnd, build_marker
 from tidemill.protocol.records import header_at, stamp
-from tidemill.sim.disk import CutPoint, SimulatedDisk
+from tidemill.sim.platform.disk import CutPoint, SimulatedDisk
 from tidemill.types import TopicPartition
 
 DATA = "/data"

@@ -27,7 +27,7 @@ from tests.unit.log.compacted import (
 from tidemill.errors import StorageError
 from tidemill.log.log import Log
 from tidemill.protocol.records import Record
-from tidemill.sim.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
+from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
 
 _LEFTOVERS = (".cleaned", ".swap", ".deleted")
 

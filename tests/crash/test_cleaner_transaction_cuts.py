@@ -28,7 +28,7 @@ from tests.unit.log.compacted import (
 )
 from tidemill.log.log import Log
 from tidemill.protocol.records import TRANSACTIONAL, Record
-from tidemill.sim.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
+from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.crash.test_every_cut import CONFIG, ID, NEXT_ID, TP, recreated_topic
 from tests.unit.log.batches import T0, append, batch, parse_segment, small_segments
 from tidemill.errors import StorageError
 from tidemill.log.log import Log
-from tidemill.sim.disk import SimulatedDisk, Stopped, every_cut_point
+from tidemill.sim.platform.disk import SimulatedDisk, Stopped, every_cut_point
 
 FOLDER = f"{DATA}/t-0"
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tidemill.log.files import FolderInUse
-from tidemill.sim.disk import SimulatedDisk, Step, Stopped, every_cut_point
+from tidemill.sim.platform.disk import SimulatedDisk, Step, Stopped, every_cut_point
 
 
 @pytest.fixture

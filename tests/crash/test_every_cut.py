@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.store import History, Store, found_disks, go_on, judge
 from tests.unit.log.batches import T0, batch, small_segments, transactional
-from tidemill.sim.disk import SimulatedDisk, every_cut_point
+from tidemill.sim.platform.disk import SimulatedDisk, every_cut_point
 from tidemill.types import TopicPartition
 
 TP = TopicPartition("t", 0)

@@ -14,7 +14,7 @@ from tidemill.errors import StorageError
 from tidemill.log.log import Log
 from tidemill.log.recovery.holes import HOLES_END_NAME
 from tidemill.protocol.records import Record, build_batch, split_batches
-from tidemill.sim.disk import CutPoint, SimulatedDisk, every_cut_point
+from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, every_cut_point
 
 MARK = f"{FOLDER}/{HOLES_END_NAME}"
 DELETE = topic_config(cleanup_policy=("delete",), retention_ms=-1)

@@ -19,7 +19,7 @@ from tidemill.broker.quorum.records import data_batch
 from tidemill.broker.quorum.snapshots import SnapshotFiles
 from tidemill.raft.log import SnapshotKey
 from tidemill.raft.voters import VoterSet
-from tidemill.sim.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
+from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, Stopped, every_cut_point
 
 FOLDER = "/data/__cluster_metadata-0"
 NOW_MS = 1_700_000_000_000

@@ -34,7 +34,7 @@ from tidemill.protocol.records import (
     split_batches,
 )
 from tidemill.protocol.steps import Steps, run_steps
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
 SEEDS = range(60)

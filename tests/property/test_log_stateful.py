@@ -17,7 +17,7 @@ from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log, OffsetOutOfRange
 from tidemill.log.transactions import TransactionEnd, build_marker
 from tidemill.protocol.records import TRANSACTIONAL, Record, header_at, iterate_records, stamp
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 CONFIG = TopicConfig(
     segment_bytes=700, index_interval_bytes=150, segment_index_bytes=64, retention_ms=-1, segment_ms=10_000

@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar
 from tidemill.broker.quorum.quorum import Quorum
 from tidemill.controller.image import MetadataImage, PartitionImage
 from tidemill.protocol.schema import Request, Response
-from tidemill.sim.checker import Drained, Found
+from tidemill.sim.checks.checker import Drained, Found
+from tidemill.sim.checks.invariants import Invariants
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import IdempotentProducer
 from tidemill.sim.cluster import CONTROLLER_PORT, Machine, Shape, host_of
-from tidemill.sim.invariants import Invariants
-from tidemill.sim.loops import SimulatedLoop
+from tidemill.sim.platform.loops import SimulatedLoop
 from tidemill.sim.world import SETTINGS, Outcome, Plan, World
 from tidemill.types import TopicPartition
 

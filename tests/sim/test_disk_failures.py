@@ -16,9 +16,9 @@ from tidemill.broker.quorum.log import MetadataLog
 from tidemill.controller.controller import Controller
 from tidemill.log.log import Log
 from tidemill.log.sync import SyncWork
-from tidemill.sim.checker import Assigned
+from tidemill.sim.checks.checker import Assigned
 from tidemill.sim.cluster import Machine
-from tidemill.sim.disk import Operation
+from tidemill.sim.platform.disk import Operation
 
 _HOUR_MS = 3_600_000
 _EVERYTHING: tuple[Operation, ...] = (

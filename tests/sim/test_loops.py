@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
-from tidemill.sim.platform import Blocking, DiskSpeed
+from tidemill.sim.platform.loops import Livelock, Scheduler, SimulatedLoop
+from tidemill.sim.platform.platform import Blocking, DiskSpeed
 
 
 def fail_on_exception(loop: SimulatedLoop, context: dict[str, Any]) -> None:

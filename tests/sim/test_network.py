@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidemill.broker.net.network import Address, Link, Peer, ServerLimits
-from tidemill.sim.loops import Scheduler, SimulatedLoop
-from tidemill.sim.network import Wires
+from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
+from tidemill.sim.platform.network import Wires
 
 LIMITS = ServerLimits(1 << 20, 100, 100, 600_000)
 SERVER = Address("server", 9092)

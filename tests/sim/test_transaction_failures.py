@@ -1,6 +1,6 @@
 """Failures of transactions that broke other systems, played on a whole cluster. Each is known by its number.
 
-The clients of `transactional_crowd.py` are at work meanwhile; the checker judges what the scripted producer does with them.
+The clients of `crowds/transactional.py` are at work meanwhile; the checker judges what the scripted producer does with them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidemill.protocol.api.transactions import (
     WriteTxnMarkersResponse,
 )
 from tidemill.protocol.records import TRANSACTIONAL, Record, build_batch
+from tidemill.sim.checks.transactions import Ended
 from tidemill.sim.clients.base import TRANSACTION
 from tidemill.sim.clients.transactor import Transactor
 from tidemill.sim.cluster import Machine
-from tidemill.sim.transactional_crowd import PAYMENTS
-from tidemill.sim.transactions import Ended
+from tidemill.sim.crowds.transactional import PAYMENTS
 from tidemill.types import TopicPartition
 
 ID = "scripted"

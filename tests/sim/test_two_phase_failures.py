@@ -10,7 +10,7 @@ from tidemill.errors import ErrorCode
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.transactor import Transactor
 from tidemill.sim.clients.two_phase import Decision, Query, Sink
-from tidemill.sim.two_phase_crowd import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS
+from tidemill.sim.crowds.two_phase import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS
 from tidemill.types import TopicPartition
 
 _TIMEOUT_MS = 10_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.sim.cluster import Shape
-from tidemill.sim.guarded_crowd import GuardedCrowd
+from tidemill.sim.crowds.guarded import GuardedCrowd
 from tidemill.sim.world import Outcome, Plan, World
 
 _ROOT = Path(__file__).parents[2]

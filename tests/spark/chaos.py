@@ -15,7 +15,7 @@ the query fail or end in another way:
 
 The last four are files in a folder, which whoever does it takes away: a strike is counted when that has happened. A driver
 that was killed, or that ended because its query failed, is started again on its checkpoint. `finish` waits until the group
-has no lag, reads all logs and lets `tidemill.sim.exactly_once` judge them.
+has no lag, reads all logs and lets `tidemill.sim.checks.exactly_once` judge them.
 """
 
 from __future__ import annotations

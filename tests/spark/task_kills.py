@@ -15,8 +15,8 @@ the middle of one:
     broker    killed; it comes back soon, or of several brokers one stays away until the next is struck
 
 Tasks are struck where they spend most of their time, in the middle of their transactions, so this leaves aborted records
-behind, as the runs with Spark hardly do. `finish` waits until the group has no lag and lets `tidemill.sim.exactly_once`
-judge.
+behind, as the runs with Spark hardly do. `finish` waits until the group has no lag; `tidemill.sim.checks.exactly_once`
+then checks the output.
 """
 
 from __future__ import annotations

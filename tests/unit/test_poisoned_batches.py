@@ -28,7 +28,7 @@ from tidemill.log.log import Log
 from tidemill.protocol.record_walk import records_in_steps, select
 from tidemill.protocol.records import header_at, split_batches
 from tidemill.protocol.steps import run_steps
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.spark.arrow.decode import SCHEMA, Decoder
 from tidemill.types import TopicPartition
 

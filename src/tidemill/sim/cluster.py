@@ -15,10 +15,10 @@ from random import Random
 from tidemill.broker.net.network import Address
 from tidemill.broker.node import Node
 from tidemill.config import BrokerConfig, load_broker_config
-from tidemill.sim.disk import SimulatedDisk
-from tidemill.sim.loops import OnException, Scheduler, SimulatedLoop
-from tidemill.sim.network import Wires
-from tidemill.sim.platform import DiskSpeed, WallClock, simulated_platform
+from tidemill.sim.platform.disk import SimulatedDisk
+from tidemill.sim.platform.loops import OnException, Scheduler, SimulatedLoop
+from tidemill.sim.platform.network import Wires
+from tidemill.sim.platform.platform import DiskSpeed, WallClock, simulated_platform
 from tidemill.sim.trace import Trace
 
 BROKER_PORT = 9092

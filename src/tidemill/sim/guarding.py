@@ -24,7 +24,7 @@ from tidemill.security.acls import AclBinding, Operation, Permission, Resource, 
 from tidemill.security.principals import Principal
 from tidemill.security.scram import ScramMechanism
 from tidemill.sim.cluster import LISTENERS, Cluster, Machine
-from tidemill.sim.loops import SimulatedLoop
+from tidemill.sim.platform.loops import SimulatedLoop
 from tidemill.tls.settings import Password
 
 NODE, NODE_PASSWORD = "node", "nodes-secret"

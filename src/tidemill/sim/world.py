@@ -25,22 +25,20 @@ from tidemill.broker.requests import sasl as gate
 from tidemill.coordinator.partitions import partition_for_group
 from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.security import scram
-from tidemill.sim.checker import Died, Drained, MemberName, check
+from tidemill.sim.checks.checker import Died, Drained, MemberName, check
+from tidemill.sim.checks.decisions import check_decisions
+from tidemill.sim.checks.invariants import Invariants
+from tidemill.sim.checks.shares import check_shares
+from tidemill.sim.checks.transactions import Ended, check_transactions
 from tidemill.sim.clients.admin import Admin
 from tidemill.sim.clients.base import Client, Record
 from tidemill.sim.clients.consumer import Auditor, Reader, ViewReader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
 from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
-from tidemill.sim.decisions import check_decisions
-from tidemill.sim.delays import DELAY_CONFIGS, DELAY_TOPICS, DelayedCrowd, check_delays
-from tidemill.sim.faults import Faults
-from tidemill.sim.guarded_crowd import GUARDED_TOPICS, GuardedCrowd
-from tidemill.sim.guarding import login_of, node_settings, salted_password
-from tidemill.sim.invariants import Invariants
-from tidemill.sim.loops import Livelock, Scheduler, SimulatedLoop
-from tidemill.sim.network import Wires
-from tidemill.sim.share_crowd import (
+from tidemill.sim.crowds.delays import DELAY_CONFIGS, DELAY_TOPICS, DelayedCrowd, check_delays
+from tidemill.sim.crowds.guarded import GUARDED_TOPICS, GuardedCrowd
+from tidemill.sim.crowds.shares import (
     SHARE_CONFIGS,
     SHARE_GROUP,
     SHARE_GROUP_CONFIGS,
@@ -48,15 +46,17 @@ from tidemill.sim.share_crowd import (
     SHARE_TOPICS,
     ShareCrowd,
 )
-from tidemill.sim.shares import check_shares
-from tidemill.sim.trace import Trace
-from tidemill.sim.transactional_crowd import (
+from tidemill.sim.crowds.transactional import (
     TRANSACTION_SETTINGS,
     TRANSACTION_TOPICS,
     TransactionalCrowd,
 )
-from tidemill.sim.transactions import Ended, check_transactions
-from tidemill.sim.two_phase_crowd import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS, TwoPhaseCrowd
+from tidemill.sim.crowds.two_phase import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS, TwoPhaseCrowd
+from tidemill.sim.faults import Faults
+from tidemill.sim.guarding import login_of, node_settings, salted_password
+from tidemill.sim.platform.loops import Livelock, Scheduler, SimulatedLoop
+from tidemill.sim.platform.network import Wires
+from tidemill.sim.trace import Trace
 from tidemill.types import BrokerId, TopicPartition
 
 _TOPIC = "orders"

@@ -32,7 +32,7 @@ from tidemill.protocol.frames import (
     response_frame,
 )
 from tidemill.protocol.schema import Request, Response, decode
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 WALL_MS = 1_700_000_000_000
 DELAY_S = 0.001

@@ -62,10 +62,10 @@ from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
 from tidemill.protocol.records import BatchHeader, Record, build_batch, iterate_records, split_batches
 from tidemill.protocol.schema import DataMessage, Request, Response
 from tidemill.security.principals import ANONYMOUS
-from tidemill.sim.disk import SimulatedDisk
-from tidemill.sim.loops import Scheduler, SimulatedLoop
-from tidemill.sim.network import Wires
-from tidemill.sim.platform import DiskSpeed, WallClock, simulated_platform
+from tidemill.sim.platform.disk import SimulatedDisk
+from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
+from tidemill.sim.platform.network import Wires
+from tidemill.sim.platform.platform import DiskSpeed, WallClock, simulated_platform
 
 assert handlers
 

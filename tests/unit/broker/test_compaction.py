@@ -39,7 +39,7 @@ from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import segment_name
 from tidemill.protocol.records import TRANSACTIONAL
-from tidemill.sim.disk import SimulatedDisk, Step
+from tidemill.sim.platform.disk import SimulatedDisk, Step
 from tidemill.types import TopicPartition
 
 TOPIC_ID = bytes(15) + b"\x01"

@@ -26,7 +26,7 @@ from tidemill.protocol.api.data import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
 MakeWorld = Callable[..., World]

@@ -11,7 +11,7 @@ from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle
 from tidemill.config import load_broker_config
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.log.datadir import Identity
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 class Refusing:

@@ -22,7 +22,7 @@ from tidemill.log.sync import DiskFull
 from tidemill.protocol.api.data import FetchPartition
 from tidemill.protocol.records import header_at
 from tidemill.replication.leader import ProposeIsr
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import BrokerId, LeaderEpoch, PartitionEpoch, TopicPartition
 
 NAME = TopicPartition("orders", 0)

@@ -9,7 +9,7 @@ from tidemill.errors import StorageError
 from tidemill.raft.effects import ElectionState
 from tidemill.raft.state import EPOCH_END
 from tidemill.raft.voters import ReplicaKey
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 _STATES = [
     ElectionState(),

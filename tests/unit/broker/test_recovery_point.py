@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.broker.disk.recovery_point import RecoveryPoint
 from tidemill.errors import StorageError
-from tidemill.sim.disk import SimulatedDisk, every_cut_point
+from tidemill.sim.platform.disk import SimulatedDisk, every_cut_point
 
 FOLDER = "/log"
 

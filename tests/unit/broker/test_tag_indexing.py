@@ -22,7 +22,7 @@ from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
 from tidemill.log.segments.segment import TAG_INDEX
 from tidemill.log.segments.tag_index_files import Indexing, write_index, write_indexes
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
 TOPIC_ID = bytes(15) + b"\x01"

@@ -26,7 +26,7 @@ from tidemill.log.cleaning.cleanable import find_dirt
 from tidemill.log.cleaning.cleaner import SourceSegment, group_segments
 from tidemill.log.cleaning.swap import CleaningAbandoned
 from tidemill.protocol.records import DELETE_HORIZON, LOG_APPEND_TIME, checksum_matches
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 CODECS = (0, 1, 2, 3, 4)
 

@@ -11,7 +11,7 @@ from tests.thoroughness import examples
 from tests.unit.log.compacted import DELETE_RETENTION_MS, compact, latest, open_log, put, records, seal
 from tidemill.log.cleaning.offset_map import SLOT_BYTES, OffsetMap, fingerprint
 from tidemill.protocol.records import Record
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 @dataclass

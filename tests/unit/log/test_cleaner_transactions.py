@@ -28,7 +28,7 @@ from tidemill.log.cleaning.transactions import CleanedTransactions
 from tidemill.log.log import Log
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.protocol.records import DELETE_HORIZON, TRANSACTIONAL, Record, build_batch, header_at
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 @pytest.fixture

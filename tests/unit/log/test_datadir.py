@@ -12,7 +12,7 @@ import pytest
 from tidemill.errors import StorageError
 from tidemill.log.datadir import DataDir, Identity
 from tidemill.log.files import DiskFiles
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
 TP, OTHER = TopicPartition("some.topic-x", 3), TopicPartition("other", 0)

@@ -12,7 +12,7 @@ from tidemill.delays.state import PartitionDelays
 from tidemill.log.log import Log
 from tidemill.protocol.records import Header, Record, build_batch
 from tidemill.protocol.steps import run_steps
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 FOLDER = "/data/t-0"
 

@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.errors import StorageError
 from tidemill.log.epochs import LeaderEpochs
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.unit.log.batches import T0, append, batch, parse_segment, small_segme
 from tidemill.errors import StorageError
 from tidemill.log.log import Log
 from tidemill.log.segments.index import CorruptIndex, OffsetIndex, TimeIndex
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tidemill.protocol.records import (
     split_batches,
     stamp,
 )
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 CONFIG = TopicConfig(segment_bytes=1000, index_interval_bytes=100)
 

@@ -18,7 +18,7 @@ from tidemill.protocol.records import (
     restamp,
     with_named_partition,
 )
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 LARGEST = 0x7FFFFFFF
 

@@ -31,7 +31,7 @@ from tidemill.protocol.records import (
     stamp,
 )
 from tidemill.protocol.steps import NotAtOnce, run_first_step, run_steps
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 # Two such batches do not fit a run, even when they are compressed.
 LARGE = RUN_BYTES // 2 + 100

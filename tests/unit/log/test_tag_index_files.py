@@ -17,7 +17,7 @@ from tidemill.log.segments.segment import TAG_INDEX
 from tidemill.log.segments.tag_index_files import Indexing, TagIndexes, write_index
 from tidemill.protocol.records import Record, build_batch
 from tidemill.protocol.steps import Steps, run_steps
-from tidemill.sim.disk import CutPoint, SimulatedDisk, every_cut_point
+from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, every_cut_point
 
 FOLDER = "/data/t-0"
 

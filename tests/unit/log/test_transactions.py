@@ -19,7 +19,7 @@ from tidemill.protocol.records import (
     header_at,
     iterate_records,
 )
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 @pytest.fixture

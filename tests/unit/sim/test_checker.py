@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tidemill.sim.checker import (
+from tidemill.sim.checks.checker import (
     RULES,
     Acked,
     Assigned,

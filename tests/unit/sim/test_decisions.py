@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.sim.checker import MessageId
-from tidemill.sim.decisions import DECISION_RULES, check_decisions, row
-from tidemill.sim.transactions import (
+from tidemill.sim.checks.checker import MessageId
+from tidemill.sim.checks.decisions import DECISION_RULES, check_decisions, row
+from tidemill.sim.checks.transactions import (
     Began,
     Decided,
     Ended,

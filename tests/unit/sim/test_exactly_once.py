@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.sim import exactly_once
-from tidemill.sim.checker import Found, MessageId
-from tidemill.sim.exactly_once import Logs, check, message_of
+from tidemill.sim.checks import exactly_once
+from tidemill.sim.checks.checker import Found, MessageId
+from tidemill.sim.checks.exactly_once import Logs, check, message_of
 from tidemill.types import TopicPartition
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidemill.log.transactions import TransactionEnd, build_marker
 from tidemill.protocol.isolation import AbortedBatches
 from tidemill.protocol.records import TRANSACTIONAL, Record, build_batch, header_at, stamp
-from tidemill.sim.open_transactions import OpenTransactions
+from tidemill.sim.checks.open_transactions import OpenTransactions
 
 
 class Log:

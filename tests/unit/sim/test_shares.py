@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.sim.checker import MessageId
-from tidemill.sim.shares import (
+from tidemill.sim.checks.checker import MessageId
+from tidemill.sim.checks.shares import (
     SHARE_RULES,
     Acknowledge,
     Acknowledged,

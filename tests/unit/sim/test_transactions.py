@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.sim.checker import MessageId
-from tidemill.sim.transactions import (
+from tidemill.sim.checks.checker import MessageId
+from tidemill.sim.checks.transactions import (
     TRANSACTION_RULES,
     Began,
     EndAsked,

@@ -19,7 +19,7 @@ from tidemill.log.log import Log
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import iterate_records
-from tidemill.sim.disk import SimulatedDisk
+from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.spark.source import segments
 from tidemill.spark.source.segments import (
     Leader,

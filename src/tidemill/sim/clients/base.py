@@ -24,11 +24,11 @@ from tidemill.protocol.api.cluster import (
     MetadataResponse,
 )
 from tidemill.protocol.schema import Request, Response
-from tidemill.sim.checker import Event
-from tidemill.sim.loops import SimulatedLoop
-from tidemill.sim.network import ProcessNetwork
-from tidemill.sim.platform import EPOCH_MS
-from tidemill.sim.transactions import TransactionEvent, TransactionName
+from tidemill.sim.checks.checker import Event
+from tidemill.sim.checks.transactions import TransactionEvent, TransactionName
+from tidemill.sim.platform.loops import SimulatedLoop
+from tidemill.sim.platform.network import ProcessNetwork
+from tidemill.sim.platform.platform import EPOCH_MS
 from tidemill.types import TopicPartition
 
 REQUEST_TIMEOUT_S = 12.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tidemill.sim.checker import (
+from tidemill.sim.checks.checker import (
     Assigned,
     Delivered,
     Drained,
@@ -15,9 +15,9 @@ from tidemill.sim.checker import (
     Shown,
     ShownToEnd,
 )
+from tidemill.sim.checks.transactions import Read, ReadToEnd
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
-from tidemill.sim.transactions import Read, ReadToEnd
 from tidemill.types import TopicPartition
 
 _WAIT_MS = 5_000

@@ -22,7 +22,7 @@ from tidemill.protocol.api.data import (
 )
 from tidemill.protocol.isolation import AbortedBatches
 from tidemill.protocol.records import InvalidBatch, Record, iterate_records, split_batches
-from tidemill.sim.checker import MessageId
+from tidemill.sim.checks.checker import MessageId
 from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
 

@@ -36,7 +36,7 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchResponse,
 )
 from tidemill.protocol.schema import decode, encode
-from tidemill.sim.checker import Assigned, CommitSent, Committed, Delivered, Lost, MemberName, Revoked
+from tidemill.sim.checks.checker import Assigned, CommitSent, Committed, Delivered, Lost, MemberName, Revoked
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.types import TopicPartition

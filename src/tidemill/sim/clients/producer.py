@@ -20,7 +20,7 @@ from tidemill.protocol.api.data import (
 )
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.records import Record, build_batch
-from tidemill.sim.checker import Acked, MessageId, Sent, is_shown
+from tidemill.sim.checks.checker import Acked, MessageId, Sent, is_shown
 from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
 

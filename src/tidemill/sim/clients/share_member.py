@@ -30,9 +30,7 @@ from tidemill.protocol.api.share import (
     ShareGroupHeartbeatResponse,
 )
 from tidemill.protocol.records import iterate_records, split_batches
-from tidemill.sim.clients.base import Client
-from tidemill.sim.clients.fetching import message_of
-from tidemill.sim.shares import (
+from tidemill.sim.checks.shares import (
     Acknowledge,
     Acknowledged,
     AcknowledgeSent,
@@ -41,6 +39,8 @@ from tidemill.sim.shares import (
     FetchSent,
     ShareEvent,
 )
+from tidemill.sim.clients.base import Client
+from tidemill.sim.clients.fetching import message_of
 from tidemill.types import TopicPartition, uuid_text
 
 _HEARTBEAT_S = 2.0

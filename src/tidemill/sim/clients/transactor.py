@@ -41,9 +41,17 @@ from tidemill.protocol.api.transactions import (
 )
 from tidemill.protocol.records import TRANSACTIONAL, Record, build_batch
 from tidemill.protocol.schema import Request, Response
-from tidemill.sim.checker import MessageId
+from tidemill.sim.checks.checker import MessageId
+from tidemill.sim.checks.transactions import (
+    Began,
+    EndAsked,
+    Ended,
+    Initialised,
+    Place,
+    TransactionName,
+    Wrote,
+)
 from tidemill.sim.clients.base import GROUP, TRANSACTION, Client
-from tidemill.sim.transactions import Began, EndAsked, Ended, Initialised, Place, TransactionName, Wrote
 from tidemill.types import TopicPartition
 
 _PRODUCE_TIMEOUT_MS = 3_000

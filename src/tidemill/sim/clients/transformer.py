@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from tidemill.sim.checks.transactions import Place
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.member import HEARTBEAT_S, POLL_WAIT_MS, Generation, Member, Rejoin
 from tidemill.sim.clients.transactional import TRANSACTION_TIMEOUT_MS
 from tidemill.sim.clients.transactor import Abortable, Fenced, Transactor
-from tidemill.sim.transactions import Place
 from tidemill.types import TopicPartition
 
 _PATIENCE_S = 8.0

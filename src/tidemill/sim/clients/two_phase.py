@@ -24,13 +24,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tidemill.sim.checker import MessageId
+from tidemill.sim.checks.checker import MessageId
+from tidemill.sim.checks.decisions import row
+from tidemill.sim.checks.transactions import Decided
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.sim.clients.transactional import TRANSACTION_TIMEOUT_MS
 from tidemill.sim.clients.transactor import Abortable, Fenced, Transactor
-from tidemill.sim.decisions import row
-from tidemill.sim.transactions import Decided
 from tidemill.types import TopicPartition
 
 _WAIT_MS = 1_000

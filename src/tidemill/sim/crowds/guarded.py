@@ -17,7 +17,7 @@ from tidemill.security.acls import Permission
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.visitors import Guest, Stranger, Visitor, Warden, rule
 from tidemill.sim.guarding import NODE, VAULT, Acknowledged, Burglar, Guards, login_of
-from tidemill.sim.loops import SimulatedLoop
+from tidemill.sim.platform.loops import SimulatedLoop
 
 if TYPE_CHECKING:
     from tidemill.sim.world import World

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.two_phase import Attempt, Driver, Query, Task
-from tidemill.sim.crowd import END_LIMIT_S, Crowd, partitions_of
+from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd, partitions_of
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from tidemill.coordinator.share_state.machine import PartitionState
 from tidemill.internal_topics import SHARE_STATE_TOPIC
 from tidemill.protocol.records import Record
 from tidemill.protocol.share_state import SharePartitionKey
-from tidemill.sim.checker import MessageId
+from tidemill.sim.checks.checker import MessageId
+from tidemill.sim.checks.shares import DeadLetter, Produced, Settled, ShareEvent
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position, message_of
 from tidemill.sim.clients.producer import Batch, IdempotentProducer
 from tidemill.sim.clients.share_member import ShareMember
-from tidemill.sim.crowd import END_LIMIT_S, Crowd, partitions_of
-from tidemill.sim.shares import DeadLetter, Produced, Settled, ShareEvent
+from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd, partitions_of
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill.protocol.records import Header, Record, build_batch
-from tidemill.sim.checker import MessageId, Violation
+from tidemill.sim.checks.checker import MessageId, Violation
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position, message_of
 from tidemill.sim.clients.producer import Batch, IdempotentProducer

@@ -28,7 +28,7 @@ from random import Random
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from tidemill.log.files import FolderInUse
-from tidemill.sim.disk_nodes import FileNode, FolderNode, Keep, SimulatedMapping
+from tidemill.sim.platform.disk_nodes import FileNode, FolderNode, Keep, SimulatedMapping
 
 Operation = Literal[
     "create",

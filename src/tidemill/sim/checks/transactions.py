@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tidemill.sim.checker import MessageId, Violation
+from tidemill.sim.checks.checker import MessageId, Violation
 from tidemill.types import TopicPartition
 
 _NAMED_MAX = 3

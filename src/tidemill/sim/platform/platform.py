@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 from tidemill.broker.platform import Platform
-from tidemill.sim.disk import SimulatedDisk
-from tidemill.sim.loops import Scheduler, SimulatedLoop
-from tidemill.sim.network import Wires
+from tidemill.sim.platform.disk import SimulatedDisk
+from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
+from tidemill.sim.platform.network import Wires
 
 # The wall time at which every simulation starts.
 EPOCH_MS = 1_800_000_000_000

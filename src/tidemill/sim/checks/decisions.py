@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from tidemill.sim.checker import MessageId, Violation
-from tidemill.sim.transactions import (
+from tidemill.sim.checks.checker import MessageId, Violation
+from tidemill.sim.checks.transactions import (
     Began,
     Decided,
     Ended,

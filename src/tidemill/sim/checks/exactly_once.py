@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tidemill.sim.checker import Found, MessageId, Violation
+from tidemill.sim.checks.checker import Found, MessageId, Violation
 
 _NAMED_MAX = 5
 

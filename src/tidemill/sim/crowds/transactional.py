@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
-from tidemill.sim.checker import Died, MemberName
+from tidemill.sim.checks.checker import Died, MemberName
+from tidemill.sim.checks.transactions import Transformed
 from tidemill.sim.clients.transactional import TransactionalProducer
 from tidemill.sim.clients.transformer import Transformer
-from tidemill.sim.crowd import END_LIMIT_S, Crowd, partitions_of
-from tidemill.sim.transactions import Transformed
+from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd, partitions_of
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from tidemill.protocol.records import BatchHeader, InvalidBatch, split_batches
 from tidemill.raft.core import RaftMachine
 from tidemill.raft.roles import Leader
 from tidemill.replication.leader import PartitionLeader
+from tidemill.sim.checks.open_transactions import OpenTransactions
+from tidemill.sim.checks.replayed import differences
 from tidemill.sim.cluster import Cluster, Machine, Process
-from tidemill.sim.loops import SimulatedLoop
-from tidemill.sim.open_transactions import OpenTransactions
-from tidemill.sim.replayed import differences
+from tidemill.sim.platform.loops import SimulatedLoop
 
 _READ_BYTES = 1 << 16
 # The metadata log is read like a partition; no topic has this id.

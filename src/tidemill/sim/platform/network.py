@@ -25,7 +25,7 @@ from tidemill.broker.net.request_order import InFlight, Order, order_of
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.security.principals import ANONYMOUS
-from tidemill.sim.loops import Scheduler, SimulatedLoop
+from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
 from tidemill.tls.contexts import TlsContexts
 
 _EPHEMERAL_PORT_MIN = 40_000

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tidemill.sim.checker import MessageId, Violation
+from tidemill.sim.checks.checker import MessageId, Violation
 from tidemill.types import TopicPartition
 
 Place = tuple[TopicPartition, int]
