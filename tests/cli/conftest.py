@@ -20,9 +20,9 @@ import pytest
 from tests.brokers import KEEPS_EVERYTHING, RunningBroker, command, readable, start_broker
 from tests.cli.clusters import CLUSTER_BOOTSTRAP, LocalCluster, RunningCluster, start_cluster
 from tests.conftest import BOOTSTRAP
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.producer import Producer
+from tidemill.client.producing.producer import Producer
 
 LIMIT_S = 60.0
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.brokers import eventually
 from tests.cli.conftest import LIMIT_S, Run
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 
 SHORT = ("--seconds", "0.3", "--record-bytes", "100")

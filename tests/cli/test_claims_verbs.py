@@ -12,9 +12,9 @@ import pytest
 from tests.cli.conftest import Run
 from tidemill.claims.claim import Claim
 from tidemill.claims.large_payloads import LargePayloads
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.producer import Producer
+from tidemill.client.producing.producer import Producer
 from tidemill.protocol.records import Header
 from tidemill.types import TopicPartition
 

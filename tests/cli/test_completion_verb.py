@@ -15,7 +15,7 @@ import pytest
 
 from tests.brokers import RunningBroker, command, readable
 from tests.cli.conftest import LIMIT_S, Run
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

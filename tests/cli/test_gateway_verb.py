@@ -24,9 +24,9 @@ from tests.cli.gateways import (
     wait_for_end,
 )
 from tidemill.cli.serving import addresses
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 
 pytest.importorskip("uvicorn", reason="needs tidemill[gateway]")
 

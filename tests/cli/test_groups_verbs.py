@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.brokers import RunningBroker, eventually
 from tests.cli.conftest import Run, write
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 
 JANUARY_MS = 1_767_225_600_000

@@ -17,12 +17,12 @@ import pytest
 from tests.brokers import RunningBroker, eventually, readable
 from tests.cli.conftest import LIMIT_S, Run, write
 from tidemill.cli.records.record_format import NewRecord
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumer
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.partitioner import partition_of_key
-from tidemill.client.producer import Producer
+from tidemill.client.producing.partitioner import partition_of_key
+from tidemill.client.producing.producer import Producer
 from tidemill.protocol.records import Header
 from tidemill.types import TopicPartition
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cli.conftest import Run, write
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 
 

@@ -19,7 +19,7 @@ from tests.conftest import BOOTSTRAP
 from tests.wire.batches import TRANSACTIONAL, Header, encode
 from tests.wire.connection import Connection, produce_fields
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_coordinator import TransactionCoordinator
+from tidemill.client.producing.transaction_coordinator import TransactionCoordinator
 from tidemill.spark.sink.commits import Commits, Decision, Transaction
 from tidemill.spark.sink.two_phase import task_prefix
 

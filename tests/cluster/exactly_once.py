@@ -25,8 +25,8 @@ import confluent_kafka
 from tests.brokers import eventually
 from tests.cluster.clusters import Cluster
 from tests.cluster.workload import CONFLUENT_SETTINGS
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster as ClientCluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
 from tidemill.sim.checks import exactly_once
 from tidemill.sim.checks.checker import Found

@@ -10,11 +10,11 @@ from tests.brokers import eventually
 from tests.cluster.clusters import QUICK_FENCING, Cluster
 from tests.conftest import BOOTSTRAP
 from tests.unit.client.test_transactional import batch
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster as ClusterOfClient
 from tidemill.client.fetch import fetch_range
-from tidemill.client.transaction_coordinator import TransactionCoordinator
-from tidemill.client.transactional import (
+from tidemill.client.producing.transaction_coordinator import TransactionCoordinator
+from tidemill.client.producing.transactional import (
     BatchProducer,
     CommittedOffset,
     TransactionalProducer,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from confluent_kafka import Consumer, Producer
 
 from tests.brokers import Broker
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 
 # 2026-03-01 10:00:00 UTC; one order a minute from there on.

@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 from tests.console.conftest import ConsolePage
 from tests.gateway.conftest import Gateway
 from tests.gateway.secured_cluster import PASSWORD, SecuredCluster, secured_cluster
-from tidemill.client.producer import Producer
-from tidemill.client.views import ViewAdmin
+from tidemill.client.admin.views import ViewAdmin
+from tidemill.client.producing.producer import Producer
 from tidemill.protocol.records import Header
 from tidemill.security.acls import Operation, ResourceType
 

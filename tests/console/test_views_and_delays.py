@@ -11,11 +11,11 @@ from playwright.sync_api import expect
 from tests.brokers import Broker
 from tests.console.conftest import ConsolePage
 from tests.console.kafka_side import make_topic
-from tidemill.client.admin import Admin
+from tidemill.client.admin.delays import DelayAdmin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.views import ViewAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.delays import DelayAdmin
 from tidemill.client.fetch import fetch_range
-from tidemill.client.views import ViewAdmin
 from tidemill.types import TopicPartition
 
 DELAYS = {"tidemill.delays.enable": "true"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import RunningBroker, command, eventually
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CLIENTS = ("confluent", "kafka_python", "aiokafka")

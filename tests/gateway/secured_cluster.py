@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.certificates import Authority
 from tests.gateway.conftest import Gateway, start_gateway
 from tests.secured import Issuer, start_secured
-from tidemill.client.admin import Admin
+from tidemill.client.admin.security import SecurityAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.producer import Producer
-from tidemill.client.security_admin import SecurityAdmin
+from tidemill.client.producing.producer import Producer
 from tidemill.gateway.settings import LoginLimits, Settings
 from tidemill.security.acls import AclBinding, Operation, PatternType, Permission, ResourceType
 from tidemill.security.scram import ScramMechanism

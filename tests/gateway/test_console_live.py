@@ -14,8 +14,8 @@ from tests.brokers import start_broker
 from tests.gateway.conftest import HTTP_TIMEOUT_S, Gateway, start_gateway
 from tests.gateway.test_console_cluster import API, await_true, get
 from tests.gateway.test_console_messages import events
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.gateway.console_api import cluster_view, history, live, trends
 from tidemill.gateway.settings import Settings
 from tidemill.testing import InProcessBroker

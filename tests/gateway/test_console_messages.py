@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_console_cluster import API, get
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.partitioner import partition_of_key
+from tidemill.client.producing.partitioner import partition_of_key
 from tidemill.testing import InProcessBroker
 from tidemill.types import TopicPartition
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.brokers import RunningBroker
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost, TopicReplaced, fetch_range
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED

@@ -37,11 +37,11 @@ from tests.secured import (
     sasl_settings,
     start_secured,
 )
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.fetch import fetch_range
-from tidemill.client.producer import Producer as TidemillProducer
-from tidemill.client.security import SecurityOptions
+from tidemill.client.producing.producer import Producer as TidemillProducer
 from tidemill.protocol.records import iterate_records
 from tidemill.types import TopicPartition as TidemillPartition
 

@@ -15,12 +15,12 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.brokers import Broker, readable
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.connections.connection import BrokerUnreachable
+from tidemill.client.connections.sasl import AuthenticationFailed
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.fetch import fetch_range
-from tidemill.client.sasl import AuthenticationFailed
-from tidemill.client.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol.records import iterate_records
 from tidemill.types import TopicPartition

@@ -12,7 +12,7 @@ import pytest
 from tests.secured import Issuer
 from tidemill import AsyncClient, Client, ClientError
 from tidemill.client.cluster import Cluster
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.sdk.errors import InvalidSetting
 from tidemill.testing import InProcessBroker
 

@@ -31,8 +31,8 @@ from tests.cluster.clusters import Cluster
 from tests.cluster.exactly_once import PARTITIONS, Filling, Summary, judge, read_topic
 from tests.spark.faulty_source import POINTS
 from tests.spark.processes import EXECUTOR, LIMIT_S, STOP_LIMIT_S, WORKER, Driver, Process, descendants
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster as ClientCluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
 from tidemill.types import TopicPartition
 

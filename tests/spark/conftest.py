@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.brokers import RunningBroker
 from tests.cluster.clusters import Cluster as Brokers
 from tests.spark.chaos import COMMON, THREE
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.spark.session import SparkUnavailable, find_java
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from tests.brokers import eventually
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark.sink.options import SinkOptions
 from tidemill.spark.sink.two_phase import commit_batch

@@ -55,8 +55,8 @@ from tests.cluster.exactly_once import (
 )
 from tests.spark.processes import Process, process_of
 from tests.spark.task_process import Order
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster as ClientCluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
 from tidemill.spark.sink import two_phase
 from tidemill.spark.sink.options import SinkOptions

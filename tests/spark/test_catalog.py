@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.brokers import RunningBroker
 from tests.spark import sinks
 from tests.spark.conftest import Fed, Feed
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.spark.session import failure_line
 
 Create = Callable[..., None]

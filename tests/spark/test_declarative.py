@@ -18,7 +18,7 @@ import pytest
 from tests.brokers import RunningBroker
 from tests.spark.conftest import Fed, Feed
 from tests.spark.test_pipeline_dead_letters import records_of
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 
 PROJECT = Path(__file__).resolve().parents[2] / "examples" / "spark" / "declarative"
 VARIABLE = "TIDEMILL_SPARK_PIPELINES_PYTHON"

@@ -21,8 +21,8 @@ from tests.spark.faulty_source import POINTS
 from tests.spark.gates import EXPECTED, PADDING, ROWS, Gate, seen
 from tests.spark.processes import EXECUTOR, LIMIT_S, Driver, Standalone, descendants, kill_family
 from tests.spark.sinks import assert_nothing_is_open, create
+from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.spark.session import SparkUnavailable, find_java
 
 FILES = 8

@@ -20,9 +20,9 @@ from tests.brokers import RunningBroker, command, eventually
 from tests.spark.archive_process import InProcess, parse
 from tests.spark.test_table import options_of, planned, row_of, rows_of
 from tests.spark.topics import SMALL_SEGMENTS, FilledTopic, Row
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.spark.pipelines import PipelineError, Progress, Status, Summary, archive, replay
 from tidemill.spark.source.archive import Archive, ArchiveTaken, ArchiveWork
 from tidemill.spark.source.work import DataLost

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from tests.brokers import RunningBroker
 from tests.spark.conftest import Fed, Feed
-from tidemill.client.admin import Admin
-from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.spark import session
 from tidemill.spark.pipelines import PipelineError, Progress, dead_letters
 

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from tests.brokers import RunningBroker
 from tests.spark.conftest import Fed, Feed
 from tests.unit.spark.test_report_page import read as read_page
-from tidemill.client.admin import Admin
-from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.spark.pipelines import PipelineError, Progress, report
 from tidemill.types import TopicPartition
 

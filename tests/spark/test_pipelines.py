@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 
 from tests.brokers import RunningBroker
 from tests.spark.conftest import Fed, Feed, Read
-from tidemill.client.admin import Admin
-from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.errors import TidemillError
 from tidemill.spark import pipelines
 from tidemill.spark.pipelines import Pipeline, PipelineError, Progress, Summary

@@ -13,7 +13,7 @@ import pytest
 import tidemill
 from tests.brokers import RunningBroker
 from tests.spark.conftest import JAVA_MISSING, Fed, Feed
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.spark import use_this_python
 from tidemill.spark.session import SparkUnavailable, find_java, line_of
 

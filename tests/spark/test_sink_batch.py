@@ -13,11 +13,11 @@ from pyspark.sql import Row, SparkSession
 
 from tests.brokers import RunningBroker
 from tests.spark.sinks import Seen, create, options, read, rows, values, write_batch
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.transaction_coordinator import TransactionCoordinator
-from tidemill.client.transactional import Fenced, RecordTooLarge
+from tidemill.client.producing.transaction_coordinator import TransactionCoordinator
+from tidemill.client.producing.transactional import Fenced, RecordTooLarge
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark.sink.routing import UnroutableRow
 from tidemill.spark.sink.writers import CHUNK_BYTES, Task, Written, write_rows

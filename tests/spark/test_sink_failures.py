@@ -24,8 +24,8 @@ from tests.spark.gates import EXPECTED, PADDING, ROWS, Gate, seen
 from tests.spark.processes import WORKER, descendants
 from tests.spark.sinks import assert_nothing_is_open, create, read, values
 from tests.spark.test_sink_stream import LIMIT_S, forget_commit
+from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_admin import TransactionAdmin
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.brokers import RunningBroker
 from tests.spark.sinks import create, read, values
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.spark.sink.commits import Commits, Decision
 
 LIMIT_S = 120

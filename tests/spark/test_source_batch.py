@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from tests.brokers import Broker, RunningBroker, eventually
 from tests.spark.conftest import Fed, Feed, Read
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.errors import TidemillError
 from tidemill.spark.source.data_source import BatchReader

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.brokers import RunningBroker
 from tests.spark.conftest import Fed, Feed
 from tests.unit.spark.test_java_regex import NAMES, PATTERNS
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.errors import TidemillError
 from tidemill.spark.session import failure_line
 from tidemill.spark.source.data_source import BatchReader, StreamReader

@@ -15,8 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.brokers import RunningBroker, eventually
 from tests.spark.conftest import Fed, Feed
-from tidemill.client.admin import Admin
-from tidemill.client.group_admin import GroupAdmin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.errors import TidemillError
 from tidemill.spark.behind import offsets_behind_latest
 from tidemill.spark.source.data_source import StreamReader

@@ -17,10 +17,10 @@ import pytest
 from tests.brokers import Broker, eventually
 from tests.cluster import clusters
 from tests.spark.topics import QUICK_CHECKPOINTS, SMALL_SEGMENTS, FilledTopic, Row
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.views import ViewAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.producer import Producer
-from tidemill.client.views import ViewAdmin
+from tidemill.client.producing.producer import Producer
 from tidemill.errors import StorageError
 from tidemill.log.datadir import parse_checkpoint
 from tidemill.protocol.records import Header

@@ -12,9 +12,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.brokers import RunningBroker, eventually
 from tests.spark.sinks import create, options, read, rows, values, write_batch
+from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_admin import TransactionAdmin
-from tidemill.client.transaction_coordinator import Fenced, TransactionCoordinator
+from tidemill.client.producing.transaction_coordinator import Fenced, TransactionCoordinator
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.spark.sink import two_phase
 from tidemill.spark.sink.commits import Commits, Decision, Transaction

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Producer
 
 from tidemill.broker.partitions import delivery
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.delays import DelayAdmin, NotPending
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
-from tidemill.client.delays import DelayAdmin, NotPending
 from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, TidemillError
 from tidemill.log.delay_snapshots import DelaySnapshots

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.health import examine
+from tidemill.client.admin.topics import Admin, ResourceType
+from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.health import examine
-from tidemill.client.transaction_admin import TransactionAdmin
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.testing import InProcessBroker
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.sasl import AuthenticationFailed
+from tidemill.client.connections.sasl import AuthenticationFailed
 from tidemill.errors import ConfigError
 from tidemill.security.acls import AclBinding, Operation, PatternType, Permission, ResourceType
 from tidemill.testing import InProcessBroker, InProcessCluster, Security

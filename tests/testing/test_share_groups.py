@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.brokers import eventually
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.share_groups import ShareGroupAdmin, SharePosition
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.share_group_admin import ShareGroupAdmin, SharePosition
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.share import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from tidemill.testing import InProcessCluster

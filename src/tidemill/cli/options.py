@@ -12,8 +12,8 @@ from typing import Any
 
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import BrokerUnreachable
-from tidemill.client.security import PREFIXES, SecurityOptions
+from tidemill.client.connections.connection import BrokerUnreachable
+from tidemill.client.connections.security import PREFIXES, SecurityOptions
 from tidemill.types import TopicPartition
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.cli.positions import AtOffset, AtTime, Beginning, End, Position
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.types import TopicPartition
 
 

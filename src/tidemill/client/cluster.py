@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from tidemill.client.connection import Address, BrokerUnreachable, Connection
+from tidemill.client.connections.connection import Address, BrokerUnreachable, Connection
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.retry import Retries, UnknownTopic, may_retry
-from tidemill.client.security import SecurityOptions
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.protocol.api.cluster import (

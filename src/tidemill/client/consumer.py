@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
-from tidemill.client.connection import Connection
+from tidemill.client.connections.connection import Connection
 from tidemill.client.fetch import decoded, shown_batches, whole_batches
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidemill.protocol.isolation import READ_UNCOMMITTED

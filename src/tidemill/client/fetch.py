@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, known_code
-from tidemill.client.connection import Connection
+from tidemill.client.connections.connection import Connection
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import wire
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchTopic

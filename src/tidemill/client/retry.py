@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidemill.client.connection import BrokerUnreachable, ConnectionLost
+from tidemill.client.connections.connection import BrokerUnreachable, ConnectionLost
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 
 BACKOFF_S = 0.05

@@ -15,8 +15,8 @@ from confluent_kafka import KafkaError
 from starlette.responses import Response
 
 from tidemill.client.cluster import known_code
-from tidemill.client.connection import BrokerUnreachable, ConnectionLost
-from tidemill.client.sasl import AuthenticationFailed
+from tidemill.client.connections.connection import BrokerUnreachable, ConnectionLost
+from tidemill.client.connections.sasl import AuthenticationFailed
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.gateway.answers import json_answer
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from tidemill.client.partitioner import partition_of_key
+from tidemill.client.producing.partitioner import partition_of_key
 from tidemill.sdk.errors import InvalidSetting
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic as NoTopic
 from tidemill.client.share.consumer import ShareConsumer

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tidemill.client.security import PREFIXES, SecurityOptions
-from tidemill.client.tokens import Token, TokenSource, expiry_of
+from tidemill.client.connections.security import PREFIXES, SecurityOptions
+from tidemill.client.connections.tokens import Token, TokenSource, expiry_of
 from tidemill.errors import ConfigError
 from tidemill.sdk.errors import InvalidSetting
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.connections.connection import BrokerUnreachable
+from tidemill.client.connections.security import PREFIXES, SecurityOptions
 from tidemill.client.fetch import FETCH_BYTES
-from tidemill.client.security import PREFIXES, SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol.isolation import READ_UNCOMMITTED
 

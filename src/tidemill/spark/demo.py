@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin, PartitionLag
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumer
-from tidemill.client.group_admin import GroupAdmin, PartitionLag
-from tidemill.client.producer import Producer
+from tidemill.client.producing.producer import Producer
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark import pipelines
 from tidemill.spark.pipelines import Progress, Summary

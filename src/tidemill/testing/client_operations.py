@@ -14,16 +14,16 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from tidemill.broker.node import Node
-from tidemill.client.admin import Admin
+from tidemill.client.admin.delays import DelayAdmin, PendingMessage
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.security import SecurityAdmin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.views import ViewAdmin
 from tidemill.client.cluster import Cluster
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.consumer import Consumer
-from tidemill.client.delays import DelayAdmin, PendingMessage
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.producer import Producer
+from tidemill.client.producing.producer import Producer
 from tidemill.client.retry import UnknownTopic
-from tidemill.client.security import SecurityOptions
-from tidemill.client.security_admin import SecurityAdmin
-from tidemill.client.views import ViewAdmin
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import Header

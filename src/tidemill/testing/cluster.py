@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tidemill.broker.node import Node
-from tidemill.client.cluster_admin import ClusterAdmin, ElectionType, raise_first_refusal
+from tidemill.client.admin.cluster import ClusterAdmin, ElectionType, raise_first_refusal
 from tidemill.config import load_broker_config
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.brokers import BrokerHeartbeatRequest

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.errors import ApiError, ConfigError
 from tidemill.jaas import LOGIN_MODULES
 from tidemill.security.acls import (

@@ -9,7 +9,7 @@ from tests.unit.broker.node_client import SESSION_MS, Client, group_config, join
 from tests.wire.batches import encode
 from tidemill.broker.node import Node
 from tidemill.broker.status.lag import PartitionLag, lags
-from tidemill.client.lag import lag_of
+from tidemill.client.admin.lag import lag_of
 
 
 async def test_lag_is_what_lies_between_the_commit_and_the_end(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tidemill.cli.main import make_parser
 from tidemill.cli.security import layout, setup
 from tidemill.cli.security.layout import NodeAddress, Passwords
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.config import load_broker_config, parse_properties
 from tidemill.errors import ConfigError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import Address, BrokerUnreachable, Connection
+from tidemill.client.connections.connection import Address, BrokerUnreachable, Connection
 from tidemill.errors import TidemillError
 from tidemill.protocol import frames
 from tidemill.protocol.api.cluster import (

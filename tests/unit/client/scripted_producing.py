@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import Address, Connection, ConnectionLost
+from tidemill.client.connections.connection import Address, Connection, ConnectionLost
 from tidemill.errors import ErrorCode, TidemillError
 from tidemill.protocol import frames
 from tidemill.protocol.api.cluster import (

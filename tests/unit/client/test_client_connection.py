@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tidemill.client.connection import Address, BrokerUnreachable, Connection, ConnectionLost
+from tidemill.client.connections.connection import Address, BrokerUnreachable, Connection, ConnectionLost
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.protocol import frames
 from tidemill.protocol.api.cluster import (

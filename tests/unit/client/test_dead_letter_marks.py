@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.client.dead_letters import Marks
-from tidemill.client.transactional import CommittedOffset
+from tidemill.client.admin.dead_letters import Marks
+from tidemill.client.producing.transactional import CommittedOffset
 from tidemill.errors import TidemillError
 
 

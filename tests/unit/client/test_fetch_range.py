@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.client.scripted import Answer, ScriptedConnection, ScriptedNetwork
-from tidemill.client.connection import BrokerUnreachable, ConnectionLost
+from tidemill.client.connections.connection import BrokerUnreachable, ConnectionLost
 from tidemill.client.consumer import Consumer
 from tidemill.client.fetch import (
     FETCH_BYTES,

@@ -7,11 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from tidemill.client.admin.cluster import Quorum
+from tidemill.client.admin.health import (
+    BrokerFact,
+    BrokerState,
+    Health,
+    Severity,
+    examine,
+    judge,
+    quorum_symptoms,
+)
+from tidemill.client.admin.probes import Probes
 from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_admin import Quorum
-from tidemill.client.connection import Address
-from tidemill.client.health import BrokerFact, BrokerState, Health, Severity, examine, judge, quorum_symptoms
-from tidemill.client.probes import Probes
+from tidemill.client.connections.connection import Address
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.protocol.api.quorum import ReplicaState
 from tidemill.testing import InProcessBroker

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tidemill.client.partitioner import Partitioner, murmur2, partition_of_key
+from tidemill.client.producing.partitioner import Partitioner, murmur2, partition_of_key
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.client.connection import Address, Connection, ConnectionLost
-from tidemill.client.sasl import AuthenticationFailed
+from tidemill.client.connections.connection import Address, Connection, ConnectionLost
+from tidemill.client.connections.sasl import AuthenticationFailed
 from tidemill.protocol import frames
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataResponse
 from tidemill.testing import InProcessBroker, Security

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.client.scripted import Answer, ScriptedNetwork
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, check, parse_bootstrap
-from tidemill.client.connection import Address, BrokerUnreachable, Connection, ConnectionLost
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.producer import Producer
+from tidemill.client.connections.connection import Address, BrokerUnreachable, Connection, ConnectionLost
+from tidemill.client.producing.producer import Producer
 from tidemill.client.retry import UnknownTopic, may_retry
 from tidemill.errors import ApiError, ConfigError, ErrorCode, TidemillError
 from tidemill.protocol.api.admin import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse

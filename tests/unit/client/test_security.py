@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.brokers import RunningBroker
-from tidemill.client.connection import Address, Connection
-from tidemill.client.sasl import AuthenticationFailed
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.connection import Address, Connection
+from tidemill.client.connections.sasl import AuthenticationFailed
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.protocol import frames
 from tidemill.protocol.api.cluster import (

@@ -14,9 +14,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tidemill.client import tokens
-from tidemill.client.security import SecurityOptions
-from tidemill.client.tokens import TokenSource, TokenUnavailable, expiry_of
+from tidemill.client.connections import tokens
+from tidemill.client.connections.security import SecurityOptions
+from tidemill.client.connections.tokens import TokenSource, TokenUnavailable, expiry_of
 from tidemill.errors import ConfigError
 
 MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.unit.client.scripted_producing import LOST_AFTER, LOST_BEFORE, Fault, ProducingNetwork
-from tidemill.client.connection import ConnectionLost
-from tidemill.client.transactional import (
+from tidemill.client.connections.connection import ConnectionLost
+from tidemill.client.producing.transactional import (
     BatchProducer,
     CommittedOffset,
     DeliveryFailed,

@@ -14,11 +14,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.brokers import eventually, start_broker
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.views import ViewAdmin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
-from tidemill.client.producer import Producer as ClientProducer
-from tidemill.client.views import ViewAdmin
+from tidemill.client.producing.producer import Producer as ClientProducer
 from tidemill.protocol.records import Header
 from tidemill.types import TopicPartition as TopicPartitionName
 

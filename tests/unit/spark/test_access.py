@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkFiles
 
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.errors import ConfigError
 from tidemill.spark.access import BrokerAccess
 from tidemill.spark.sink.options import SinkOptions

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thoroughness import examples
-from tidemill.client.partitioner import partition_of_key
+from tidemill.client.producing.partitioner import partition_of_key
 from tidemill.spark.sink.murmur2 import murmur2_of, partitions_of
 
 TYPES = [pa.binary(), pa.large_binary()]

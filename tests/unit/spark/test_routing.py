@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.client.scripted_producing import ProducingNetwork
-from tidemill.client.partitioner import partition_of_key
+from tidemill.client.producing.partitioner import partition_of_key
 from tidemill.spark.sink.routing import Routed, Router, UnroutableRow
 
 COUNT = 3

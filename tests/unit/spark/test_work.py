@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import BrokerUnreachable
+from tidemill.client.connections.connection import BrokerUnreachable
 from tidemill.client.fetch import Batch, OffsetsLost, RangeAnswer
 from tidemill.protocol.records import Record, build_batch, header_at
 from tidemill.spark.access import BrokerAccess

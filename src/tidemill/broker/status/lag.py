@@ -1,9 +1,9 @@
 """Consumer lag: how far each group is behind, for the groups that this broker coordinates.
 
-Lag is the distance from the committed offset, or from the log's start where nothing is committed (`client/lag.py`), to the
-end of what consumers may read. It covers every partition of the topics that the group has committed something of. It is
-known exactly for partitions that this broker leads, a fetch late for those that it follows, and a partition without a
-replica here is reported without an end.
+Lag is the distance from the committed offset to the end of what consumers may read. Where nothing is committed, it begins
+at the log's start (`client/admin/lag.py`). It covers every partition of the topics that the group has committed something
+of. It is known exactly for partitions that this broker leads, a fetch late for those that it follows, and a partition
+without a replica here is reported without an end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tidemill.broker.coordinators.groups import GroupCoordinators
 from tidemill.broker.partitions.replicas import Replicas
-from tidemill.client.lag import lag_of, partitions_to_read
+from tidemill.client.admin.lag import lag_of, partitions_to_read
 from tidemill.coordinator.groups.group import Group
 from tidemill.coordinator.groups.machine import Groups
 from tidemill.types import TopicPartition

@@ -28,7 +28,7 @@ from tidemill.cli.options import (
 from tidemill.cli.progress import Progress
 from tidemill.cli.stop import Stop
 from tidemill.cli.table import Quantity, print_table, size_text
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.errors import ApiError, ErrorCode
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from tidemill.cli.benchmark.measures import Latencies, Result, Stopwatch
 from tidemill.client.cluster import Cluster
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.consumer import Consumer
-from tidemill.client.producer import ACKS_ALL, Producer
-from tidemill.client.security import SecurityOptions
+from tidemill.client.producing.producer import ACKS_ALL, Producer
 from tidemill.errors import TidemillError
 from tidemill.protocol.compression import CompressionType
 from tidemill.types import TopicPartition

@@ -11,11 +11,11 @@ import time
 from tidemill.cli.checks.data_dir import disk_space
 from tidemill.cli.checks.finding import Finding, ok, problem, warning
 from tidemill.cli.table import plural
-from tidemill.client.admin import Admin
+from tidemill.client.admin.cluster import ClusterAdmin, Quorum
+from tidemill.client.admin.health import BrokerState, Health, Severity, Symptom, examine, quorum_symptoms
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_admin import ClusterAdmin, Quorum
-from tidemill.client.connection import Address, Connection
-from tidemill.client.health import BrokerState, Health, Severity, Symptom, examine, quorum_symptoms
+from tidemill.client.connections.connection import Address, Connection
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest
 from tidemill.protocol.api.data import FetchRequest, ListOffsetsRequest, ProduceRequest

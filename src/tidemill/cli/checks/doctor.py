@@ -20,9 +20,9 @@ from tidemill.cli.checks.ports import can_bind, owner_of
 from tidemill.cli.checks.security import cluster_security, configuration_security
 from tidemill.cli.options import complete, print_json, properties_file, security_options
 from tidemill.cli.table import BOLD, plural, printable, styled
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, parse_bootstrap
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 from tidemill.config import BrokerConfig, load_broker_config
 from tidemill.errors import TidemillError
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from tidemill.cli.checks.finding import Finding, ok, problem
 from tidemill.cli.checks.ports import owner_of
 from tidemill.client.cluster import check as check_error
-from tidemill.client.connection import Address, Connection
-from tidemill.client.sasl import AuthenticationFailed
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.connection import Address, Connection
+from tidemill.client.connections.sasl import AuthenticationFailed
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.protocol.api.admin import (
     DescribeConfigsRequest,

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from tidemill.cli.checks.finding import Finding, ok, problem, warning
 from tidemill.cli.checks.network import is_loopback
 from tidemill.cli.table import plural
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.security import SecurityAdmin
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import Address, Connection
-from tidemill.client.security_admin import SecurityAdmin
+from tidemill.client.connections.connection import Address, Connection
 from tidemill.config import BrokerConfig
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.security.acls import WILDCARD, AclBinding, AclFilter, Operation, Permission

@@ -13,8 +13,8 @@ from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, add_verbs, connect, natural, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, size_text
-from tidemill.client.admin import Admin
-from tidemill.client.health import examine
+from tidemill.client.admin.health import examine
+from tidemill.client.admin.topics import Admin
 from tidemill.errors import ApiError, ErrorCode
 
 # Partitions may be created on the broker while it is drained.

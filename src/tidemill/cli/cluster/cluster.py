@@ -10,10 +10,10 @@ from tidemill.cli.cluster.view import broker_rows, print_brokers
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.serving import local_cluster
 from tidemill.cli.table import Quantity, plural, print_fields, print_table
-from tidemill.client.admin import Admin
+from tidemill.client.admin.cluster import ClusterAdmin, Quorum
+from tidemill.client.admin.health import Health, PartitionFact, Symptom, examine, quorum_symptoms
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_admin import ClusterAdmin, Quorum
-from tidemill.client.health import Health, PartitionFact, Symptom, examine, quorum_symptoms
 from tidemill.errors import ApiError, TidemillError
 from tidemill.protocol.api.quorum import ReplicaState
 

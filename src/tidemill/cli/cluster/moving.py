@@ -15,10 +15,10 @@ from tidemill.cli.cluster import throttle
 from tidemill.cli.failures import CommandError
 from tidemill.cli.progress import Progress
 from tidemill.cli.table import size_text
-from tidemill.client.admin import Admin
+from tidemill.client.admin.cluster import ClusterAdmin, Reassignment, raise_first_refusal
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_admin import ClusterAdmin, Reassignment, raise_first_refusal
-from tidemill.client.connection import BrokerUnreachable, ConnectionLost
+from tidemill.client.connections.connection import BrokerUnreachable, ConnectionLost
 from tidemill.errors import ApiError
 from tidemill.protocol.api.cluster import DescribeClusterBroker
 from tidemill.types import TopicPartition

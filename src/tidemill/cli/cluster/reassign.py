@@ -15,7 +15,7 @@ from tidemill.cli.cluster.replica_plan import PlanError, balance
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, add_verbs, connect, positive, print_json
 from tidemill.cli.table import plural, print_table, size_text
-from tidemill.client.cluster_admin import raise_first_refusal
+from tidemill.client.admin.cluster import raise_first_refusal
 from tidemill.types import TopicPartition
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.types import TopicPartition
 
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from tidemill.cli.table import print_table, size_text
-from tidemill.client.admin import Admin
-from tidemill.client.connection import Address, BrokerUnreachable, ConnectionLost
-from tidemill.client.health import BrokerState, Health
+from tidemill.client.admin.health import BrokerState, Health
+from tidemill.client.admin.topics import Admin
+from tidemill.client.connections.connection import Address, BrokerUnreachable, ConnectionLost
 from tidemill.errors import ApiError
 from tidemill.protocol.api.cluster import DescribeClusterBroker
 from tidemill.protocol.api.replicas import DescribeLogDirsResult

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, security_options
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
 
 _ASK_S_MAX = 1.0

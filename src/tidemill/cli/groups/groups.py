@@ -10,7 +10,7 @@ from tidemill.cli.groups import reset as group_reset
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, print_fields, print_table
-from tidemill.client.group_admin import GroupAdmin, GroupDescription, GroupMember, PartitionLag
+from tidemill.client.admin.groups import GroupAdmin, GroupDescription, GroupMember, PartitionLag
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.types import TopicPartition
 

@@ -14,11 +14,11 @@ from tidemill.cli.options import add_verb, add_verbs, chosen_partitions, connect
 from tidemill.cli.prompt import confirm
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import print_fields, print_table
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription, SharePosition
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.retry import UnknownTopic
-from tidemill.client.share_group_admin import ShareGroupAdmin, ShareGroupDescription, SharePosition
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.types import TopicPartition
 

@@ -15,9 +15,9 @@ from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, chosen_partitions, connect, print_json
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import Quantity, plural, print_table
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.types import TopicPartition

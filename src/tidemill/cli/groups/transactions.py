@@ -20,11 +20,11 @@ from tidemill.cli.options import add_verb, add_verbs, chosen_partitions, connect
 from tidemill.cli.positions import time_text
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import print_fields, print_table
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.transactions import OpenTransaction, TransactionAdmin, TransactionDescription
 from tidemill.client.cluster import Cluster
+from tidemill.client.producing.transaction_coordinator import TransactionCoordinator
 from tidemill.client.retry import UnknownTopic
-from tidemill.client.transaction_admin import OpenTransaction, TransactionAdmin, TransactionDescription
-from tidemill.client.transaction_coordinator import TransactionCoordinator
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.spark.sink.two_phase import query_of, settle
 from tidemill.types import TopicPartition

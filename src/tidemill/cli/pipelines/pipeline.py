@@ -28,8 +28,8 @@ from tidemill.cli.options import (
 )
 from tidemill.cli.progress import Progress as Display
 from tidemill.cli.table import Cell, Quantity, print_fields, print_table, size_text
-from tidemill.client.connection import BrokerUnreachable
-from tidemill.client.security import PREFIXES
+from tidemill.client.connections.connection import BrokerUnreachable
+from tidemill.client.connections.security import PREFIXES
 from tidemill.spark import pipelines, session
 from tidemill.spark.pipelines import Bytes, Pipeline, Status, Summary
 from tidemill.spark.pipelines.connecting import open_cluster, parse_words

@@ -18,7 +18,7 @@ from tidemill.cli.records.payloads import add_store, large_payloads_of, resolvin
 from tidemill.cli.records.record_format import DEFAULT_TEMPLATE, Writer, json_writer, template_writer
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import plural
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumed, Consumer
 from tidemill.client.retry import UnknownTopic

@@ -11,7 +11,7 @@ from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, add_verbs, connect, natural, positive, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import print_table
-from tidemill.client.dead_letters import ATTEMPTS_MAX, DeadLetterAdmin, ListedLetter
+from tidemill.client.admin.dead_letters import ATTEMPTS_MAX, DeadLetterAdmin, ListedLetter
 from tidemill.dead_letters import Failure
 
 _TEXT_CHARS_MAX = 60

@@ -24,7 +24,7 @@ from tidemill.cli.records.payloads import add_store, add_threshold, large_payloa
 from tidemill.cli.records.record_format import BadRecord, NewRecord, read_json
 from tidemill.cli.table import plural
 from tidemill.client.cluster import Cluster
-from tidemill.client.producer import ACKS_ALL, Appended, Producer
+from tidemill.client.producing.producer import ACKS_ALL, Appended, Producer
 from tidemill.client.retry import UnknownTopic
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.records import Header

@@ -10,10 +10,10 @@ from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.security.acl_rules import bindings_of, filters_of, operation_named, resources_of
 from tidemill.cli.table import plural, print_table, printable
-from tidemill.client.admin import Admin
-from tidemill.client.admin import ResourceType as ConfigResource
+from tidemill.client.admin.security import SecurityAdmin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.topics import ResourceType as ConfigResource
 from tidemill.client.cluster import Cluster
-from tidemill.client.security_admin import SecurityAdmin
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.security.acls import (
     WILDCARD,

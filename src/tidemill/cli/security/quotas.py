@@ -9,7 +9,7 @@ from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, add_verbs, connect, key_values, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import Quantity, print_table
-from tidemill.client.security_admin import SecurityAdmin
+from tidemill.client.admin.security import SecurityAdmin
 from tidemill.security.quotas import CLIENT_ID, CLIENT_KEYS, IP, IP_KEYS, USER, QuotaEntity
 
 # The entity type, its option, and the option of its default.

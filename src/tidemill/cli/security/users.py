@@ -15,7 +15,7 @@ from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, add_verbs, connect, natural, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import print_table
-from tidemill.client.security_admin import SecurityAdmin
+from tidemill.client.admin.security import SecurityAdmin
 from tidemill.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS, ScramMechanism
 
 _DEFAULT_MECHANISM = ScramMechanism.SHA_512.mechanism_name

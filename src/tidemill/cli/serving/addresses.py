@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 from tidemill.config.listeners import parse_listeners
 from tidemill.errors import ConfigError
 

@@ -43,7 +43,7 @@ from tidemill.cli.serving.gateway_access import has_login
 from tidemill.cli.serving.gateway_child import FROM_PARENT, INSTALL_HINT, missing_packages
 from tidemill.cli.serving.http_listeners import HttpListener, check_exposure, http_listener
 from tidemill.cli.serving.logs import add_log_arguments, configure_logging
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 
 if TYPE_CHECKING:
     import uvicorn

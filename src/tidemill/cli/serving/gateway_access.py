@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tidemill.cli.serving.addresses import dialled
 from tidemill.cli.serving.http_listeners import CLIENT_CONFIG_KEY
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 from tidemill.config import BrokerConfig, Listener, ListenerSecurity
 from tidemill.errors import ConfigError
 from tidemill.tls.settings import TrustStore

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemill.cli.serving.addresses import dialled, listen_address
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 from tidemill.config.listeners import is_loopback
 from tidemill.config.security import load_https
 from tidemill.errors import ConfigError

@@ -41,9 +41,9 @@ from tidemill.cli.serving.http_listeners import (
 )
 from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
 from tidemill.cli.table import plural
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 from tidemill.config import load_broker_config, parse_properties
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.log.files import FOLDER_MODE

@@ -46,7 +46,7 @@ from tidemill.cli.serving.http_listeners import (
 )
 from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
 from tidemill.cli.serving.logs import add_log_arguments, configure_logging
-from tidemill.client.connection import Address
+from tidemill.client.connections.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError
 

@@ -16,7 +16,7 @@ from tidemill.cli.positions import parse_age_ms
 from tidemill.cli.progress import Progress
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, print_table, size_text
-from tidemill.client.claims import ClaimRecord, ClaimScan, Sweeper
+from tidemill.client.admin.claims import ClaimRecord, ClaimScan, Sweeper
 from tidemill.client.cluster import Cluster
 from tidemill.objects.store import open_store
 

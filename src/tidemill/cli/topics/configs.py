@@ -8,7 +8,7 @@ import sys
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, add_verbs, connect, key_values, print_json
 from tidemill.cli.table import print_table
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
 from tidemill.protocol.api.admin import DescribeConfigsResourceResult
 

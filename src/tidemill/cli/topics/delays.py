@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from tidemill.cli.options import add_verb, add_verbs, connect, natural, positive, print_json
 from tidemill.cli.table import print_table
-from tidemill.client.delays import DelayAdmin, PendingMessage
+from tidemill.client.admin.delays import DelayAdmin, PendingMessage
 from tidemill.delays.requests import DELAY, DELIVER_AT, SCHEDULE, TIME_ZONE
 from tidemill.protocol.records import Header
 

@@ -9,7 +9,7 @@ from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.options import add_verb, chosen_partitions, connect, natural, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, print_table
-from tidemill.client.cluster_admin import ClusterAdmin, ElectionType
+from tidemill.client.admin.cluster import ClusterAdmin, ElectionType
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ErrorCode
 

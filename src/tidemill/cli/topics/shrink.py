@@ -7,7 +7,7 @@ import argparse
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, connect, positive, print_json
 from tidemill.cli.table import plural
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
 from tidemill.config import PARTITIONS_ACTIVE, PARTITIONS_UNKEYED
 from tidemill.types import TopicPartition

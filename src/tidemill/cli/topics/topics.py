@@ -23,7 +23,7 @@ from tidemill.cli.resolve import resolve
 from tidemill.cli.table import plural, print_fields, print_table, size_text
 from tidemill.cli.topics import elect
 from tidemill.cli.topics.shrink import add_verb_shrink
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.cluster import MetadataResponseTopic

@@ -8,8 +8,8 @@ import sys
 from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, print_table
-from tidemill.client.admin import Admin
-from tidemill.client.views import ViewAdmin
+from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.views import ViewAdmin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

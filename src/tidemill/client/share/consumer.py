@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from tidemill.client.cluster import Cluster, check, known_code
-from tidemill.client.connection import Address, Connection
+from tidemill.client.connections.connection import Address, Connection
 from tidemill.client.retry import may_retry
 from tidemill.client.share.deliveries import (
     AlreadySettled,

@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.cluster import ClusterAdmin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_admin import ClusterAdmin
-from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
-from tidemill.client.group_admin import GroupAdmin
-from tidemill.client.sasl import AuthenticationFailed, CredentialsRefused
+from tidemill.client.connections.connection import BrokerUnreachable, Connection, ConnectionLost
+from tidemill.client.connections.sasl import AuthenticationFailed, CredentialsRefused
 from tidemill.config import DELAYS_ENABLE
 from tidemill.errors import TidemillError
 from tidemill.gateway.cluster import inquiries

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from tidemill.client.group_admin import GroupMember
-from tidemill.client.health import BrokerFact
+from tidemill.client.admin.groups import GroupMember
+from tidemill.client.admin.health import BrokerFact
 from tidemill.protocol.api.cluster import MetadataResponseTopic
 from tidemill.types import TopicPartition
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, check, known_code
-from tidemill.client.connection import BrokerUnreachable, ConnectionLost
+from tidemill.client.connections.connection import BrokerUnreachable, ConnectionLost
 from tidemill.client.fetch import Batch, decoded, shown_batches, whole_batches
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData

@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from tidemill.client.admin import Admin
-from tidemill.client.cluster import Cluster, check
-from tidemill.client.cluster_admin import ClusterAdmin, Quorum
-from tidemill.client.connection import BrokerUnreachable, Connection, ConnectionLost
-from tidemill.client.group_admin import (
+from tidemill.client.admin.cluster import ClusterAdmin, Quorum
+from tidemill.client.admin.groups import (
     LAST_VERSION_WITH_NAMES,
     GroupAdmin,
     GroupDescription,
     classic_description,
     consumer_description,
 )
-from tidemill.client.health import BrokerFact
+from tidemill.client.admin.health import BrokerFact
+from tidemill.client.admin.topics import Admin
+from tidemill.client.cluster import Cluster, check
+from tidemill.client.connections.connection import BrokerUnreachable, Connection, ConnectionLost
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataResponse

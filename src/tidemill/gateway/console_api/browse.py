@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from tidemill.client.admin import Admin
-from tidemill.client.partitioner import partition_of_key
+from tidemill.client.admin.topics import Admin
+from tidemill.client.producing.partitioner import partition_of_key
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.cluster.fetching import Fetcher, Read, record_bytes

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tidemill.client.cluster_admin import Quorum
-from tidemill.client.health import (
+from tidemill.client.admin.cluster import Quorum
+from tidemill.client.admin.health import (
     OFFLINE,
     OK,
     UNDER_REPLICATED,
@@ -30,7 +30,7 @@ from tidemill.client.health import (
     quorum_symptoms,
     state_of,
 )
-from tidemill.client.lag import lag_of, partitions_to_read
+from tidemill.client.admin.lag import lag_of, partitions_to_read
 from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidemill.client.admin import ResourceType
+from tidemill.client.admin.topics import ResourceType
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.access import Access, access_in, access_of, backend_of, session_id_of

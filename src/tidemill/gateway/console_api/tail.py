@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.cluster.backend import Admins, Backend

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterable
 
-from tidemill.client.views import View, ViewAdmin
+from tidemill.client.admin.views import View, ViewAdmin
 from tidemill.gateway.cluster.backend import Backend
 from tidemill.gateway.console_api import traffic
 from tidemill.gateway.console_api.cluster_view import ClusterView

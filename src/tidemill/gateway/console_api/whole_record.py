@@ -6,7 +6,7 @@ import re
 import time
 
 from tidemill.claims.claim import Place
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.retry import UnknownTopic
 from tidemill.gateway.cluster.fetching import Fetcher
 from tidemill.gateway.cluster.payloads import Payloads

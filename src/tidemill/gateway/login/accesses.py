@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tidemill.client.cluster import Cluster
-from tidemill.client.sasl import CredentialsRefused
+from tidemill.client.connections.sasl import CredentialsRefused
 from tidemill.errors import TidemillError
 from tidemill.gateway.cluster.access import Access
 from tidemill.gateway.cluster.backend import CLIENT_ID, Backend, credentials_refused

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.client.admin import ResourceType
+from tidemill.client.admin.topics import ResourceType
 from tidemill.gateway.answers import JSON, json_bytes_in_turns
 from tidemill.gateway.cluster.access import backend_of
 from tidemill.gateway.cluster.backend import Admins, Backend, Delivery

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.client.admin import ResourceType
+from tidemill.client.admin.topics import ResourceType
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster.backend import Admins, unknown_topic

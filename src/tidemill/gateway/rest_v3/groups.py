@@ -12,8 +12,8 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.client.connection import Address
-from tidemill.client.group_admin import GroupDescription, GroupMember, PartitionLag
+from tidemill.client.admin.groups import GroupDescription, GroupMember, PartitionLag
+from tidemill.client.connections.connection import Address
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.backend import Admins

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.client.cluster_admin import Reassignment
+from tidemill.client.admin.cluster import Reassignment
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster.backend import unknown_partition, unknown_topic
 from tidemill.gateway.http.bodies import kind_of, read_json_object

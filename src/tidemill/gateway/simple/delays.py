@@ -13,7 +13,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.client.delays import DelayAdmin, NotPending, PendingMessage
+from tidemill.client.admin.delays import DelayAdmin, NotPending, PendingMessage
 from tidemill.delays.requests import SCHEDULE_ID
 from tidemill.gateway.answers import JSON, json_answer, json_bytes
 from tidemill.gateway.cluster.access import access_of, backend_of

@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tidemill.claims.claim import CLAIM_HEADERS, Place, claimed_bytes
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.gateway.answers import JSON, json_bytes
 from tidemill.gateway.cluster.access import backend_of
 from tidemill.gateway.cluster.backend import Admins, Backend

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.client.views import View, ViewAdmin
+from tidemill.client.admin.views import View, ViewAdmin
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster.access import backend_of
 from tidemill.gateway.http.bodies import read_json_object

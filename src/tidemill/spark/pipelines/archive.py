@@ -28,9 +28,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.spark.pipelines import Bytes, PipelineError, Summary
 from tidemill.spark.pipelines.connecting import connection_options, open_cluster, require_topics

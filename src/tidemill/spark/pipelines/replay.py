@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.errors import TidemillError
 from tidemill.protocol.compression import CompressionType
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from tidemill.client.transactional import Encoded, TransactionalProducer
+    from tidemill.client.producing.transactional import Encoded, TransactionalProducer
     from tidemill.spark.access import BrokerAccess
     from tidemill.spark.source.archive import Archive, ArchiveWork, Manifest
 
@@ -270,7 +270,7 @@ def _replay_numbered(
 
 def replay_share(replaying: Replaying, works: Sequence[ArchiveWork]) -> tuple[int, int]:
     """Writes what is left of these works, which follow each other: how many records, and from which offset on."""
-    from tidemill.client.transactional import Fenced, TransactionalProducer, stable_offsets
+    from tidemill.client.producing.transactional import Fenced, TransactionalProducer, stable_offsets
 
     partition = works[0].partition
     group_id = f"replay-{replaying.name}-{partition.partition}"
@@ -324,7 +324,7 @@ class _Transactions:
             self._is_open, self._size, self._begun_at = True, 0, time.monotonic()
 
     def end(self, next_offset: int) -> None:
-        from tidemill.client.transactional import CommittedOffset
+        from tidemill.client.producing.transactional import CommittedOffset
 
         self._open()
         self._producer.flush()

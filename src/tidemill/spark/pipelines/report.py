@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.spark.pipelines import Bytes, PipelineError, Progress, Summary
 from tidemill.spark.pipelines.connecting import open_cluster, require_topics
 from tidemill.spark.pipelines.topic_report.brokers import ask_brokers, lags

@@ -24,12 +24,12 @@ from urllib.parse import quote
 
 from crc32c import crc32c
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
+from tidemill.client.producing.transaction_coordinator import Identity
+from tidemill.client.producing.transactional import TransactionalProducer
 from tidemill.client.retry import UnknownTopic
-from tidemill.client.transaction_coordinator import Identity
-from tidemill.client.transactional import TransactionalProducer
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.protocol.isolation import READ_COMMITTED
 from tidemill.protocol.records import HEADER_SIZE, Record, build_batch, iterate_records

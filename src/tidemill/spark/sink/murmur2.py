@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidemill.client.partitioner import murmur2
+from tidemill.client.producing.partitioner import murmur2
 from tidemill.spark.arrow.varints import Bytes, Ints
 
 NO_PARTITION = -1

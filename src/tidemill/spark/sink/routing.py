@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import TidemillError

@@ -19,15 +19,15 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from tidemill.client.admin.transactions import TransactionAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.transaction_admin import TransactionAdmin
-from tidemill.client.transaction_coordinator import (
+from tidemill.client.producing.transaction_coordinator import (
     Fenced,
     Identity,
     TransactionCoordinator,
     TransactionFailed,
 )
-from tidemill.client.transactional import TransactionalProducer
+from tidemill.client.producing.transactional import TransactionalProducer
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.spark.sink.commits import Commits, Decision, Transaction
 

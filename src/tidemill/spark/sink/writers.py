@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.client.cluster import Cluster
-from tidemill.client.transactional import (
+from tidemill.client.producing.transactional import (
     BatchProducer,
     Encoded,
     Fenced,

@@ -35,8 +35,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.spark.access import BrokerAccess
 from tidemill.spark.source.offsets import Offsets, Place

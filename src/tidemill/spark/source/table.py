@@ -18,9 +18,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster, PartitionAnswer
-from tidemill.client.connection import Connection
+from tidemill.client.connections.connection import Connection
 from tidemill.config import DELAYS_ENABLE
 from tidemill.errors import ApiError, ConfigError, StorageError
 from tidemill.protocol.api.data import (

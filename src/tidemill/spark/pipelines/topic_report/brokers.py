@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.groups import GroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.group_admin import GroupAdmin
 from tidemill.errors import TidemillError
 from tidemill.spark.pipelines import PipelineError
 from tidemill.spark.pipelines.connecting import require_topics

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.spark.pipelines.connecting import FORMAT, connection_options
 from tidemill.spark.pipelines.topic_report.brokers import GROWTH_DAYS_MAX, Log

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from tidemill.client.connection import Address, Connection
+from tidemill.client.connections.connection import Address, Connection
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import ApiVersionsRequest, ApiVersionsResponse
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
-from tidemill.client.connection import Connection
+from tidemill.client.connections.connection import Connection
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.transactions import (
     DescribeProducersRequest,

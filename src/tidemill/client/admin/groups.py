@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.lag import lag_of, partitions_to_read
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, check, known_code
-from tidemill.client.lag import lag_of, partitions_to_read
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import wire
 from tidemill.protocol.api.groups import (

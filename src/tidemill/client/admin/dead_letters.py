@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.consumer import Consumer
-from tidemill.client.partitioner import Partitioner
-from tidemill.client.transactional import CommittedOffset, TransactionalProducer, stable_offsets
+from tidemill.client.producing.partitioner import Partitioner
+from tidemill.client.producing.transactional import CommittedOffset, TransactionalProducer, stable_offsets
 from tidemill.dead_letters import EXHAUSTED, FAILED, PUBLISH, DeadLetter, Decision, Header, decide, read
 from tidemill.errors import TidemillError
 from tidemill.protocol.isolation import READ_COMMITTED

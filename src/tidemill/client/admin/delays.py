@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
-from tidemill.client.producer import Producer
+from tidemill.client.producing.producer import Producer
 from tidemill.config import DELAYS_ENABLE
 from tidemill.delays.offsets import PendingOffsets
 from tidemill.delays.requests import (

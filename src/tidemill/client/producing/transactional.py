@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.client.batch_producer import (
+from tidemill.client.cluster import Cluster, check
+from tidemill.client.producing.batch_producer import (
     DELIVERY_TIMEOUT_S,
     BatchProducer,
     DeliveryFailed,
     Encoded,
     RecordTooLarge,
 )
-from tidemill.client.cluster import Cluster, check
-from tidemill.client.transaction_coordinator import (
+from tidemill.client.producing.transaction_coordinator import (
     TRANSACTION_TIMEOUT_MS,
     Fenced,
     Identity,

@@ -1,4 +1,4 @@
-"""What an operator asks of topics, configurations, offsets and brokers. Groups are in `group_admin`.
+"""What an operator asks of topics, configurations, offsets and brokers. Groups are in `groups`.
 
 One resource per request: then a retry repeats only what failed, and a failure has one reason. What a broker answers
 is handed on as the protocol's own message where that says it all.
@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
-from tidemill.client.connection import Connection
+from tidemill.client.connections.connection import Connection
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tidemill.client import sasl
-from tidemill.client.sasl import AuthenticationFailed, Exchange
-from tidemill.client.tokens import TokenSource
+from tidemill.client.connections import sasl
+from tidemill.client.connections.sasl import AuthenticationFailed, Exchange
+from tidemill.client.connections.tokens import TokenSource
 from tidemill.errors import ConfigError
 from tidemill.jaas import parse_jaas
 from tidemill.security import oauthbearer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidemill.client.admin import Admin, ResourceType
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.config import VIEW_FILTER, VIEW_SOURCE
 from tidemill.errors import ApiError, ErrorCode
 

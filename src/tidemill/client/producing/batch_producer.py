@@ -21,9 +21,9 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol, Self
 
 from tidemill.client.cluster import Cluster, check, known_code
-from tidemill.client.connection import Connection, ConnectionLost
+from tidemill.client.connections.connection import Connection, ConnectionLost
+from tidemill.client.producing.transaction_coordinator import INIT_PRODUCER_ID_VERSION, Identity
 from tidemill.client.retry import may_retry
-from tidemill.client.transaction_coordinator import INIT_PRODUCER_ID_VERSION, Identity
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import compression, frames
 from tidemill.protocol.api.data import (

@@ -27,8 +27,8 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from tidemill import __version__
-from tidemill.client.sasl import AuthenticationFailed
-from tidemill.client.security import SecurityOptions
+from tidemill.client.connections.sasl import AuthenticationFailed
+from tidemill.client.connections.security import SecurityOptions
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import frames, wire
 from tidemill.protocol.api.cluster import ApiVersionsRequest, ApiVersionsResponse

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
-from tidemill.client.connection import Connection
-from tidemill.client.partitioner import Partitioner
+from tidemill.client.connections.connection import Connection
+from tidemill.client.producing.partitioner import Partitioner
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     PartitionProduceData,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tidemill.client.admin.groups import GroupAdmin, GroupMember
 from tidemill.client.cluster import Cluster, check
-from tidemill.client.group_admin import GroupAdmin, GroupMember
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.groups import ListedGroup
 from tidemill.protocol.api.share import (

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from tidemill.client.admin import Admin
+from tidemill.client.admin.cluster import Quorum
+from tidemill.client.admin.probes import ANSWER_S_MAX, Probes
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.client.cluster_admin import Quorum
-from tidemill.client.connection import Address
-from tidemill.client.probes import ANSWER_S_MAX, Probes
+from tidemill.client.connections.connection import Address
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition
 

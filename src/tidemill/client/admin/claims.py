@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tidemill.claims.claim import CLAIM_HEADERS, Place
 from tidemill.claims.sweep import OWNER_KEY, Standing, Sweep
-from tidemill.client.admin import Admin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost, decoded, fetch_range
 from tidemill.config import DELAYS_ENABLE, VIEW_SOURCE

@@ -1,0 +1,1 @@
+"""Administration: topics, groups, security and transactions of a cluster, and how healthy it is."""

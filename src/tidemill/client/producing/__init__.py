@@ -1,0 +1,1 @@
+"""Writing: the producer of single records, the producer of whole batches, and transactions."""
