@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill import Client
-from tidemill.sdk.guarantees import AtLeastOnceWithRetries
-from tidemill.sdk.transactions import Transactions
+from tidemill.sdk.consuming.guarantees import AtLeastOnceWithRetries
+from tidemill.sdk.publishing.transactions import Transactions
 
 
 def die(*_: Any, **__: Any) -> Any:

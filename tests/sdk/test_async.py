@@ -9,9 +9,9 @@ import confluent_kafka
 import pytest
 
 from tidemill import AsyncClient, Delivery, HotKeys, NewRecord
-from tidemill.sdk import async_publishing
+from tidemill.sdk.consuming.guarantees import GuaranteeName
 from tidemill.sdk.errors import Closed, DeliveryFailed, InvalidSetting, QueueFull, TopicExists, Unreachable
-from tidemill.sdk.guarantees import GuaranteeName
+from tidemill.sdk.publishing import async_publisher as async_publishing
 from tidemill.testing import InProcessBroker
 from tidemill.types import TopicPartition
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tidemill import Client
+from tidemill.sdk.consuming.guarantees import GuaranteeName
 from tidemill.sdk.errors import Closed, DeliveryFailed, Fenced, InvalidSetting, UnknownTopic
-from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.testing import InProcessBroker
 from tidemill.types import TopicPartition
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill import Client, HotKeys, NewRecord
 from tidemill.sdk.errors import InvalidSetting
-from tidemill.sdk.hot_keys import HotKeySpreader
+from tidemill.sdk.publishing.hot_keys import HotKeySpreader
 from tidemill.testing import InProcessBroker
 
 PARTITIONS = 12

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Producer
 
 from tidemill import Batches, Client
+from tidemill.sdk.consuming.guarantees import GuaranteeName
 from tidemill.sdk.errors import InvalidSetting, NotAssigned
-from tidemill.sdk.guarantees import GuaranteeName
 from tidemill.testing import InProcessBroker
 from tidemill.types import TopicPartition
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidemill import Client
-from tidemill.sdk.guarantees import GuaranteeName
+from tidemill.sdk.consuming.guarantees import GuaranteeName
 from tidemill.testing import InProcessBroker
 
 LIMIT_S = 60.0

@@ -13,9 +13,9 @@ import pytest
 
 from tidemill import AsyncClient, Client, Record
 from tidemill.dead_letters import Header, failure_of
+from tidemill.sdk.consuming.retries import Retrying, Waits
 from tidemill.sdk.errors import Closed, InvalidSetting, UnknownTopic
 from tidemill.sdk.records import NewRecord
-from tidemill.sdk.retries import Retrying, Waits
 from tidemill.testing import InProcessBroker
 from tidemill.types import TopicPartition
 

@@ -7,7 +7,7 @@ import os
 import signal
 
 from tidemill import Client
-from tidemill.sdk.publishing import Publication
+from tidemill.sdk.publishing.publisher import Publication
 
 
 def main() -> None:

@@ -8,19 +8,19 @@ and that nothing waits without end.
 |---|---|
 | `client.py`, `async_client.py` | what users call; how each of them waits |
 | `core.py` | what both share: topics, the one producer, the consumers that are open |
-| `batches.py` | batches of records, and the iterator over them |
-| `publishing.py` | one producer: delivery results, back pressure, failures whose results were not read |
-| `async_publishing.py` | the same from an event loop |
-| `reading.py` | one consumer: membership, what is read and what is done with it |
+| `consuming/batches.py` | batches of records, and the iterator over them |
+| `publishing/publisher.py` | one producer: delivery results, back pressure, failures whose results were not read |
+| `publishing/async_publisher.py` | the same from an event loop |
+| `consuming/reader.py` | one consumer: membership, what is read and what is done with it |
 | `claims.py` | records whose payload is in an object store |
-| `positions.py` | where it stands: seeking, pausing, lag |
-| `guarantees.py` | when a batch's offsets are committed: at least once, at most once, exactly once |
-| `retries.py` | what becomes of a record that failed: retried later, or a dead letter |
-| `commits.py` | committing offsets, in bounded time |
-| `transactions.py` | the transactional producer, and what each kind of its errors asks for |
-| `queues.py` | queues: the member of a share group, iterators of jobs, their limits, shutdown |
-| `jobs.py` | what becomes of a job: done, retried, failed, its lock extended |
-| `hot_keys.py` | spreading a key that is a large share of a topic |
+| `consuming/positions.py` | where it stands: seeking, pausing, lag |
+| `consuming/guarantees.py` | when a batch's offsets are committed: at least once, at most once, exactly once |
+| `consuming/retries.py` | what becomes of a record that failed: retried later, or a dead letter |
+| `consuming/commits.py` | committing offsets, in bounded time |
+| `publishing/transactions.py` | the transactional producer, and what each kind of its errors asks for |
+| `queues/queue.py` | queues: the member of a share group, iterators of jobs, their limits, shutdown |
+| `queues/jobs.py` | what becomes of a job: done, retried, failed, its lock extended |
+| `publishing/hot_keys.py` | spreading a key that is a large share of a topic |
 | `settings.py` | the configuration of each librdkafka client, from what the user gave |
 | `tokens.py` | bearer tokens, from a function or a file |
 | `stopping.py` | SIGTERM as Ctrl-C, for programs that ask for it |

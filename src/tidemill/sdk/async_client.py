@@ -15,20 +15,20 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tidemill.sdk.async_publishing import AsyncPublication, AsyncPublishing
-from tidemill.sdk.batches import IdleLimit, RecordBatch, milliseconds
 from tidemill.sdk.claims import LargePayloads
 from tidemill.sdk.client import as_new_record
+from tidemill.sdk.consuming.batches import IdleLimit, RecordBatch, milliseconds
+from tidemill.sdk.consuming.guarantees import GuaranteeName
+from tidemill.sdk.consuming.positions import Place, Positions
+from tidemill.sdk.consuming.reader import Chunk, Reader
+from tidemill.sdk.consuming.retries import Backoff
 from tidemill.sdk.core import Core
-from tidemill.sdk.delays import Delay, cancel_headers, delay_headers
 from tidemill.sdk.errors import ClientError
-from tidemill.sdk.guarantees import GuaranteeName
-from tidemill.sdk.hot_keys import HotKeys
-from tidemill.sdk.positions import Place, Positions
-from tidemill.sdk.queues import AsyncQueue, Workshop
-from tidemill.sdk.reading import Chunk, Reader
+from tidemill.sdk.publishing.async_publisher import AsyncPublication, AsyncPublishing
+from tidemill.sdk.publishing.delays import Delay, cancel_headers, delay_headers
+from tidemill.sdk.publishing.hot_keys import HotKeys
+from tidemill.sdk.queues.queue import AsyncQueue, Workshop
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Record, Serializer, Text
-from tidemill.sdk.retries import Backoff
 from tidemill.sdk.settings import LOGGER
 from tidemill.sdk.tokens import GetToken, with_token
 from tidemill.sdk.views import AsyncViews

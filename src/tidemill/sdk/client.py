@@ -8,17 +8,17 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from tidemill.sdk.batches import Batches
 from tidemill.sdk.claims import LargePayloads
+from tidemill.sdk.consuming.batches import Batches
+from tidemill.sdk.consuming.guarantees import GuaranteeName
+from tidemill.sdk.consuming.positions import Place
+from tidemill.sdk.consuming.retries import Backoff
 from tidemill.sdk.core import Core
-from tidemill.sdk.delays import Delay, cancel_headers, delay_headers
-from tidemill.sdk.guarantees import GuaranteeName
-from tidemill.sdk.hot_keys import HotKeys
-from tidemill.sdk.positions import Place
-from tidemill.sdk.publishing import Publication
-from tidemill.sdk.queues import Queue, Workshop
+from tidemill.sdk.publishing.delays import Delay, cancel_headers, delay_headers
+from tidemill.sdk.publishing.hot_keys import HotKeys
+from tidemill.sdk.publishing.publisher import Publication
+from tidemill.sdk.queues.queue import Queue, Workshop
 from tidemill.sdk.records import Delivery, Headers, NewRecord, Serializer, Text
-from tidemill.sdk.retries import Backoff
 from tidemill.sdk.tokens import GetToken, with_token
 from tidemill.sdk.views import Views
 

@@ -19,9 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from tidemill.config import DELAYS_ENABLE
 from tidemill.sdk.claims import LargePayloads, Withdrawals
-from tidemill.sdk.commits import Commits
-from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, TopicExists, UnknownTopic
-from tidemill.sdk.guarantees import (
+from tidemill.sdk.consuming.commits import Commits
+from tidemill.sdk.consuming.guarantees import (
     AtLeastOnce,
     AtLeastOnceWithRetries,
     AtMostOnce,
@@ -30,16 +29,17 @@ from tidemill.sdk.guarantees import (
     GuaranteeName,
     TransactionalOffsets,
 )
-from tidemill.sdk.hot_keys import HotKeys
+from tidemill.sdk.consuming.positions import Place
+from tidemill.sdk.consuming.reader import Reader, Reading
+from tidemill.sdk.consuming.retries import Backoff, Retrying
+from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, TopicExists, UnknownTopic
 from tidemill.sdk.kafka_errors import cause, translated
-from tidemill.sdk.positions import Place
-from tidemill.sdk.publishing import Publisher
-from tidemill.sdk.queues import Workshop
-from tidemill.sdk.reading import Reader, Reading
+from tidemill.sdk.publishing.hot_keys import HotKeys
+from tidemill.sdk.publishing.publisher import Publisher
+from tidemill.sdk.publishing.transactions import Transactions
+from tidemill.sdk.queues.queue import Workshop
 from tidemill.sdk.records import Serializer
-from tidemill.sdk.retries import Backoff, Retrying
 from tidemill.sdk.settings import LOGGER, Settings, properties
-from tidemill.sdk.transactions import Transactions
 from tidemill.sdk.waiting import Health, patiently
 
 _MAX_BATCH_MAX = 1_000_000

@@ -27,8 +27,8 @@ from tidemill.sdk.errors import (
     QueueFull,
     UnknownTopic,
 )
-from tidemill.sdk.hot_keys import HotKeys, HotKeySpreader
 from tidemill.sdk.kafka_errors import cause, translated
+from tidemill.sdk.publishing.hot_keys import HotKeys, HotKeySpreader
 from tidemill.sdk.records import Delivery, NewRecord, Serializer, encoded, header_pairs
 from tidemill.sdk.settings import Settings
 from tidemill.sdk.waiting import Health, topic_metadata

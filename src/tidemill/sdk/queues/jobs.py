@@ -22,12 +22,12 @@ from typing import Any
 from tidemill.client.share.consumer import ShareConsumer
 from tidemill.client.share.deliveries import AlreadySettled, LockLost, ShareDelivery
 from tidemill.client.share.session import Acknowledge
-from tidemill.sdk.delays import Delay, delay_text
+from tidemill.sdk.consuming.retries import dead_letter_of, restored, retry_of
 from tidemill.sdk.errors import ClientError, InvalidSetting, JobLost, JobSettled
 from tidemill.sdk.kafka_errors import one_line
-from tidemill.sdk.publishing import Publication
+from tidemill.sdk.publishing.delays import Delay, delay_text
+from tidemill.sdk.publishing.publisher import Publication
 from tidemill.sdk.records import NewRecord, Record
-from tidemill.sdk.retries import dead_letter_of, restored, retry_of
 from tidemill.sdk.settings import LOGGER
 
 Publish = Callable[[str, NewRecord], Publication]

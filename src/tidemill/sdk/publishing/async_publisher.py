@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from tidemill.sdk.errors import ClientError, QueueFull
-from tidemill.sdk.publishing import Publication, Publisher
+from tidemill.sdk.publishing.publisher import Publication, Publisher
 from tidemill.sdk.records import Delivery, NewRecord, Serializer
 
 BACKLOG_MAX = 100_000

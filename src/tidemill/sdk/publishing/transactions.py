@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition as Position
 
 from tidemill.sdk.errors import Fenced, TransactionFailed
 from tidemill.sdk.kafka_errors import FENCED, cause, one_line, translated
-from tidemill.sdk.publishing import Publisher
+from tidemill.sdk.publishing.publisher import Publisher
 from tidemill.sdk.waiting import patiently
 from tidemill.types import TopicPartition
 

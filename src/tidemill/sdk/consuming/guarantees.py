@@ -22,14 +22,14 @@ from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError
 
-from tidemill.sdk.commits import Commits, Outcome
+from tidemill.sdk.consuming.commits import Commits, Outcome
+from tidemill.sdk.consuming.retries import Retrying
 from tidemill.sdk.errors import ClientError, InvalidSetting, TransactionFailed, Unreachable
 from tidemill.sdk.kafka_errors import LOST_MEMBERSHIP, REBALANCING, one_line
-from tidemill.sdk.publishing import Publication, Publisher
+from tidemill.sdk.publishing.publisher import Publication, Publisher
+from tidemill.sdk.publishing.transactions import Transactions
 from tidemill.sdk.records import NewRecord, Record
-from tidemill.sdk.retries import Retrying
 from tidemill.sdk.settings import LOGGER
-from tidemill.sdk.transactions import Transactions
 from tidemill.types import TopicPartition
 
 GuaranteeName = Literal["at-least-once", "at-most-once", "exactly-once"]

@@ -24,12 +24,12 @@ from tidemill.client.share.consumer import ShareConsumer
 from tidemill.client.share.deliveries import ShareDelivery
 from tidemill.client.share.session import Acknowledge
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.sdk.consuming.positions import Place
+from tidemill.sdk.consuming.retries import group_of
 from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, NotAuthorized, UnknownTopic, Unreachable
-from tidemill.sdk.jobs import AsyncJob, BaseJob, Job, Settling, message_of, record_of
-from tidemill.sdk.positions import Place
-from tidemill.sdk.publishing import Publication
+from tidemill.sdk.publishing.publisher import Publication
+from tidemill.sdk.queues.jobs import AsyncJob, BaseJob, Job, Settling, message_of, record_of
 from tidemill.sdk.records import NewRecord, Record
-from tidemill.sdk.retries import group_of
 from tidemill.sdk.settings import LOGGER
 from tidemill.sdk.tokens import security_of
 

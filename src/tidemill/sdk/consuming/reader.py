@@ -25,7 +25,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Position
 
 from tidemill.sdk.claims import Withdrawals
-from tidemill.sdk.commits import Commits
+from tidemill.sdk.consuming.commits import Commits
+from tidemill.sdk.consuming.guarantees import Guarantee, Verdict
+from tidemill.sdk.consuming.positions import Positions
+from tidemill.sdk.consuming.retries import Retrying
 from tidemill.sdk.errors import (
     ClientError,
     Closed,
@@ -34,12 +37,9 @@ from tidemill.sdk.errors import (
     TransactionFailed,
     Unreachable,
 )
-from tidemill.sdk.guarantees import Guarantee, Verdict
 from tidemill.sdk.kafka_errors import LOST_MEMBERSHIP, NO_ANSWER, cause, one_line, translated
-from tidemill.sdk.positions import Positions
-from tidemill.sdk.publishing import Publication
+from tidemill.sdk.publishing.publisher import Publication
 from tidemill.sdk.records import NewRecord, Record, Serializer
-from tidemill.sdk.retries import Retrying
 from tidemill.sdk.settings import LOGGER, Settings
 from tidemill.sdk.waiting import Health, topic_metadata
 from tidemill.types import TopicPartition

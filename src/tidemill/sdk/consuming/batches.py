@@ -17,10 +17,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, overload
 
+from tidemill.sdk.consuming.positions import Place
+from tidemill.sdk.consuming.reader import Chunk, Reader
 from tidemill.sdk.errors import ClientError
-from tidemill.sdk.positions import Place
-from tidemill.sdk.publishing import Publication
-from tidemill.sdk.reading import Chunk, Reader
+from tidemill.sdk.publishing.publisher import Publication
 from tidemill.sdk.records import Headers, NewRecord, Record, Serializer, Text
 from tidemill.sdk.settings import LOGGER
 from tidemill.types import TopicPartition

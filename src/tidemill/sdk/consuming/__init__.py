@@ -1,0 +1,1 @@
+"""Consuming: one consumer of a group, its batches and positions, when offsets are committed, and retries."""

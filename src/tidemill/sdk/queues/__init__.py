@@ -1,0 +1,1 @@
+"""Queues: jobs of a topic, shared among workers by a share group."""
