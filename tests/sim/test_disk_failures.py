@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.scripted import Stage, play
 from tidemill.broker.partitions.isr_changes import IsrChanges
-from tidemill.broker.partitions.log_manager import LogManager
+from tidemill.broker.partitions.upkeep.log_manager import LogManager
 from tidemill.broker.quorum.lifecycle import Lifecycle
 from tidemill.broker.quorum.log import MetadataLog
 from tidemill.controller.controller import Controller

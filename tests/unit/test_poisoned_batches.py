@@ -17,7 +17,7 @@ from tests.poisoned import KEYS, POISONED, T0
 from tests.unit.log.compacted import open_log, prepare, put, seal, topic_config
 from tidemill.broker.clock import SteadyClock, SystemClock
 from tidemill.broker.coordinators.runtime import HostedShard
-from tidemill.broker.partitions.produce_rules import ProduceRules
+from tidemill.broker.partitions.appending.produce_rules import ProduceRules
 from tidemill.client.fetch import decoded
 from tidemill.config import TopicConfig
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, StorageError

@@ -28,9 +28,9 @@ from tidemill.broker.metadata_publisher import MetadataPublisher
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.link_security import link_security, tls_contexts
 from tidemill.broker.net.network import ServerLimits
-from tidemill.broker.partitions.compaction import Compactor
 from tidemill.broker.partitions.replicas import Replicas
-from tidemill.broker.partitions.tag_indexing import TagIndexer
+from tidemill.broker.partitions.upkeep.compaction import Compactor
+from tidemill.broker.partitions.upkeep.tag_indexing import TagIndexer
 from tidemill.broker.platform import Platform, real_platform
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle

@@ -28,8 +28,8 @@ from tests.unit.log.compacted import (
     topic_config,
 )
 from tidemill.broker.disk.cleaning_process import clean_in_process
-from tidemill.broker.partitions.compaction import Compactor
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.upkeep.compaction import Compactor
 from tidemill.config import TopicConfig, load_broker_config
 from tidemill.errors import StorageError
 from tidemill.log.cleaning.cleanable import find_dirt, plan_cleaning

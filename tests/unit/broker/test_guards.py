@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.broker.partitions.guards import Guards
+from tidemill.broker.partitions.appending.guards import Guards
 from tidemill.log.transactions import TransactionEnd
 
 PRODUCER = 7

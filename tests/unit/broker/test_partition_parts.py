@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.broker.replica_world import batch_of
 from tidemill.broker.metrics.registry import TopicCounts
-from tidemill.broker.partitions.appender import Appender
+from tidemill.broker.partitions.appending.appender import Appender
 from tidemill.broker.partitions.delayed_operations import DelayedOperations
 from tidemill.broker.partitions.flush import LogFlush
 from tidemill.broker.partitions.leadership import Leadership

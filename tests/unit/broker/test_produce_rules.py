@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.log.batches import T0, batch
 from tests.wire.batches import Record, encode_records
-from tidemill.broker.partitions.produce_rules import ProduceRules
+from tidemill.broker.partitions.appending.produce_rules import ProduceRules
 from tidemill.config import TopicConfig
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.compression import CompressionType, compress

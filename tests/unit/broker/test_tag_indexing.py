@@ -16,7 +16,7 @@ from tests.unit.log.indexed import check_indexes, index_files
 from tidemill.broker.disk.cleaning_process import index_in_process
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
-from tidemill.broker.partitions.tag_indexing import TagIndexer
+from tidemill.broker.partitions.upkeep.tag_indexing import TagIndexer
 from tidemill.errors import StorageError
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
-from tidemill.broker.partitions.appender import Appender
+from tidemill.broker.partitions.appending.appender import Appender
 from tidemill.broker.partitions.leadership import Leadership
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.config import TopicConfig

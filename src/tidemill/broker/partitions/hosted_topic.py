@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tidemill.broker.metrics.registry import TopicCounts
-from tidemill.broker.partitions.former_partition import FormerPartition
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.passing_on import PassingOnHost
+from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
+from tidemill.broker.partitions.shrinking.passing_on import PassingOnHost
 from tidemill.config import TopicConfig
 from tidemill.types import TopicPartition
 

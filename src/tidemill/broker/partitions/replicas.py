@@ -25,17 +25,17 @@ from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metrics.registry import Metrics
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
-from tidemill.broker.partitions.batch_transfers import BatchTransfers
+from tidemill.broker.partitions.appending.refusals import EarlyRefusals
 from tidemill.broker.partitions.fetchers import Fetchers
-from tidemill.broker.partitions.former_partition import FormerPartition
 from tidemill.broker.partitions.hosted_topic import HostedTopic
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
-from tidemill.broker.partitions.log_manager import LogManager
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.refusals import EarlyRefusals
-from tidemill.broker.partitions.retirement import retirements
-from tidemill.broker.partitions.strays import set_strays_aside
+from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
+from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
+from tidemill.broker.partitions.shrinking.retirement import retirements
 from tidemill.broker.partitions.throttles import Throttles
+from tidemill.broker.partitions.upkeep.log_manager import LogManager
+from tidemill.broker.partitions.upkeep.strays import set_strays_aside
 from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config

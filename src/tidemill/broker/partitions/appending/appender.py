@@ -22,12 +22,17 @@ from typing import Protocol
 
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
-from tidemill.broker.partitions.guards import Guard, Guards
+from tidemill.broker.partitions.appending.guards import Guard, Guards
+from tidemill.broker.partitions.appending.produce_rules import Inspected, ProduceRules
+from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.leadership import Leadership
-from tidemill.broker.partitions.passing_on import PassingOn, PassingOnHost, stored_before, taken_over
-from tidemill.broker.partitions.produce_rules import Inspected, ProduceRules
 from tidemill.broker.partitions.reader import PartitionReader
-from tidemill.broker.partitions.refusals import Refusals
+from tidemill.broker.partitions.shrinking.passing_on import (
+    PassingOn,
+    PassingOnHost,
+    stored_before,
+    taken_over,
+)
 from tidemill.config import TopicConfig
 from tidemill.coordinator.shard import Writer
 from tidemill.errors import ApiError, ErrorCode, ProtocolError

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from tidemill.broker.partitions.guards import Guard
-from tidemill.broker.partitions.passing_on import PassingOn, PassingOnHost
-from tidemill.broker.partitions.produce_rules import ProduceRules
-from tidemill.broker.partitions.refusals import Refusals
+from tidemill.broker.partitions.appending.guards import Guard
+from tidemill.broker.partitions.appending.produce_rules import ProduceRules
+from tidemill.broker.partitions.appending.refusals import Refusals
+from tidemill.broker.partitions.shrinking.passing_on import PassingOn, PassingOnHost
 from tidemill.config import TopicConfig
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import BatchHeader, InvalidBatch, check_produced

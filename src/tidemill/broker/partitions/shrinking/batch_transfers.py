@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
-from tidemill.broker.partitions.passing_on import Settle
+from tidemill.broker.partitions.shrinking.passing_on import Settle
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
