@@ -21,9 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.thoroughness import examples
 from tests.unit.controller.cluster import Cluster, creatable, directory
 from tidemill.controller.delta import MetadataDelta
-from tidemill.controller.elections import ElectionType
 from tidemill.controller.image import MetadataImage, PartitionImage
-from tidemill.controller.partition_changes import RECOVERING
+from tidemill.controller.partitions.elections import ElectionType
+from tidemill.controller.partitions.partition_changes import RECOVERING
 from tidemill.controller.records import decode_record, encode_record
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (

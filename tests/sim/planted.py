@@ -19,7 +19,8 @@ from tidemill.broker.quorum import driver
 from tidemill.broker.quorum import log as quorum_log
 from tidemill.broker.quorum import state as quorum_state
 from tidemill.broker.requests import replica_fetch
-from tidemill.controller import alter_partition, brokers
+from tidemill.controller import brokers
+from tidemill.controller.partitions import alter_partition
 from tidemill.errors import ErrorCode
 from tidemill.log.producer_state import producers
 from tidemill.log.segments import segment

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.controller.image import BrokerImage, ControllerImage, Endpoint, MetadataImage
+from tidemill.controller.partitions.replication import Replication
 from tidemill.controller.records import Record, controller_record
-from tidemill.controller.replication import Replication
 from tidemill.controller.sessions import Session, Sessions
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision

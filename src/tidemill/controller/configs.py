@@ -26,11 +26,11 @@ from tidemill.config import (
     validate_topic_configs,
 )
 from tidemill.controller.features import MIN_ISR
-from tidemill.controller.fewer_partitions import check_active, role_changes
 from tidemill.controller.image import CLUSTER_DEFAULT, ConfigResource, MetadataImage, ResourceType
 from tidemill.controller.records import Record
-from tidemill.controller.topic_names import check_topic_name
-from tidemill.controller.views import check_changed
+from tidemill.controller.topics.fewer_partitions import check_active, role_changes
+from tidemill.controller.topics.topic_names import check_topic_name
+from tidemill.controller.topics.views import check_changed
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (

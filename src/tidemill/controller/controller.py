@@ -21,21 +21,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tidemill.config import BrokerConfig, BrokerLayers
-from tidemill.controller import (
-    alter_partition,
-    brokers,
-    configs,
-    elections,
-    features,
-    reassignments,
-    topics,
-)
+from tidemill.controller import brokers, configs, features
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage
+from tidemill.controller.partitions import alter_partition, elections, reassignments
+from tidemill.controller.partitions.replication import ELECTIONS_PER_DECISION, Replication
 from tidemill.controller.records import Record, encode_record
-from tidemill.controller.replication import ELECTIONS_PER_DECISION, Replication
 from tidemill.controller.security import acls, client_quotas, scram_credentials
 from tidemill.controller.sessions import Sessions
+from tidemill.controller.topics import topics
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision, Writer
 from tidemill.protocol.api import admin, replicas, security

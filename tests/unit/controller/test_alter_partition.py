@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable
-from tidemill.controller.elections import ElectionType
-from tidemill.controller.partition_changes import RECOVERING
+from tidemill.controller.partitions.elections import ElectionType
+from tidemill.controller.partitions.partition_changes import RECOVERING
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.brokers import (
     AlterPartitionRequest,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable
-from tidemill.controller.elections import ElectionType
-from tidemill.controller.partition_changes import RECOVERING
+from tidemill.controller.partitions.elections import ElectionType
+from tidemill.controller.partitions.partition_changes import RECOVERING
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.replicas import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from tidemill.types import NO_BROKER

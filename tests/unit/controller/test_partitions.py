@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from tests.unit.controller.cluster import Cluster, creatable, directory
-from tidemill.controller.elections import ElectionType
 from tidemill.controller.image import PartitionImage
-from tidemill.controller.partition_changes import RECOVERED, RECOVERING, Election, PartitionChange
+from tidemill.controller.partitions.elections import ElectionType
+from tidemill.controller.partitions.partition_changes import RECOVERED, RECOVERING, Election, PartitionChange
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
     IncrementalAlterConfigsAlterableConfig,

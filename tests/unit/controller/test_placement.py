@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thoroughness import examples
-from tidemill.controller.placement import PlacementError, UsableBroker, place_replicas
+from tidemill.controller.topics.placement import PlacementError, UsableBroker, place_replicas
 from tidemill.types import BrokerId
 
 Placement = list[tuple[BrokerId, ...]]

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.requests.access import Access, access_of
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.controller.image import PartitionImage, TopicImage
-from tidemill.controller.topic_names import is_valid_topic_name
+from tidemill.controller.topics.topic_names import is_valid_topic_name
 from tidemill.errors import ErrorCode
 from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol.api.cluster import (

@@ -42,7 +42,7 @@ from tidemill.config import (
     describe_topic_key,
 )
 from tidemill.controller.image import ConfigResource, ResourceType
-from tidemill.controller.topic_names import check_topic_name
+from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import ConfigResource as ListedResource
 from tidemill.protocol.api.admin import (

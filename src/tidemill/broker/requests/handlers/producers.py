@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.dispatch import Call, serves
-from tidemill.controller.topic_names import check_topic_name
+from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.transactions import (
     DescribeProducersRequest,

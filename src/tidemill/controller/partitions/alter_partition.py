@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from tidemill.controller.brokers import check_broker_epoch
 from tidemill.controller.delta import merge_change
-from tidemill.controller.fewer_partitions import is_removable, removal_records
 from tidemill.controller.image import MetadataImage, PartitionImage, TopicImage
-from tidemill.controller.partition_changes import RECOVERED, RECOVERING
+from tidemill.controller.partitions.partition_changes import RECOVERED, RECOVERING
+from tidemill.controller.partitions.replication import Replication
 from tidemill.controller.records import Record
-from tidemill.controller.replication import Replication
+from tidemill.controller.topics.fewer_partitions import is_removable, removal_records
 from tidemill.errors import ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.brokers import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 from enum import IntEnum
 
 from tidemill.controller.image import PartitionImage
-from tidemill.controller.partition_changes import Election
+from tidemill.controller.partitions.partition_changes import Election
+from tidemill.controller.partitions.replication import Replication
 from tidemill.controller.records import Record
-from tidemill.controller.replication import Replication
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.metadata import PartitionChangeRecord

@@ -19,7 +19,6 @@ from tidemill.config import (
     effective_topic_configs,
     validate_topic_configs,
 )
-from tidemill.controller.fewer_partitions import active_partitions, first_leader_epoch
 from tidemill.controller.image import (
     NO_DIRECTORY,
     MetadataImage,
@@ -27,11 +26,12 @@ from tidemill.controller.image import (
     TopicImage,
     topic_resource,
 )
-from tidemill.controller.placement import PlacementError, UsableBroker, place_replicas
+from tidemill.controller.partitions.replication import only_directory
 from tidemill.controller.records import Record, partition_record
-from tidemill.controller.replication import only_directory
-from tidemill.controller.topic_names import check_topic_name, collision_key
-from tidemill.controller.views import check_shape, check_unviewed, check_view, is_view
+from tidemill.controller.topics.fewer_partitions import active_partitions, first_leader_epoch
+from tidemill.controller.topics.placement import PlacementError, UsableBroker, place_replicas
+from tidemill.controller.topics.topic_names import check_topic_name, collision_key
+from tidemill.controller.topics.views import check_shape, check_unviewed, check_view, is_view
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.machine import Decision

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from tidemill.config import TOPIC_KEYS_BY_NAME, BrokerLayers
 from tidemill.config.topics import effective_topic_text
 from tidemill.controller.image import NO_DIRECTORY, BrokerImage, MetadataImage, PartitionImage, TopicImage
-from tidemill.controller.partition_changes import Election, PartitionChange
+from tidemill.controller.partitions.partition_changes import Election, PartitionChange
 from tidemill.controller.records import Record
 from tidemill.types import BrokerId
 

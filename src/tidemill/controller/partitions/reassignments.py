@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import MetadataImage, PartitionImage, TopicImage
-from tidemill.controller.partition_changes import Election
-from tidemill.controller.placement import UsableBroker, extend_replicas
+from tidemill.controller.partitions.partition_changes import Election
+from tidemill.controller.partitions.replication import Replication, only_directory
 from tidemill.controller.records import Record
-from tidemill.controller.replication import Replication, only_directory
+from tidemill.controller.topics.placement import UsableBroker, extend_replicas
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidemill.machine import Decision

@@ -1,0 +1,1 @@
+"""Decisions about the replicas of partitions: ISR, leaders, elections, reassignments."""

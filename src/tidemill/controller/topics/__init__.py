@@ -1,0 +1,1 @@
+"""Decisions about topics: their names, partitions, placement of replicas, and views."""
