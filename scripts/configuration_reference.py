@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
-from tidemill.config import BROKER_KEYS, BrokerLayers, brokers, load_broker_config
+from tidemill.config import BROKER_KEYS, BrokerLayers, load_broker_config
+from tidemill.config.broker import broker as brokers
 from tidemill.config.definitions import ConfigKey, UpdateMode
 from tidemill.config.group_configs import GROUP_KEYS, broker_key_of
 from tidemill.config.keys.broker_topics import TOPICS_KEYS

@@ -1,28 +1,41 @@
 """Configuration: every key once in a table, text parsed into typed frozen dataclasses, no I/O.
 
-`definitions` defines what a key is; `keys` holds the tables; `layers` finds the value in force; `topics` and `brokers`
+`definitions` defines what a key is; `keys` holds the tables; `layers` finds the value in force; `topics` and `broker`
 build the typed results; `describe` reports the source of each value to clients. The caller reads files, the command
 line and the environment.
 """
 
-from tidemill.config.brokers import (
+from tidemill.config.broker.broker import (
     BrokerConfig,
     FetchConfig,
     StorageConfig,
     TopicsConfig,
     load_broker_config,
 )
+from tidemill.config.broker.cluster import (
+    ControllerQuorumConfig,
+    MembershipConfig,
+    QuorumVoter,
+    ReplicationConfig,
+)
+from tidemill.config.broker.groups import GroupsConfig, OffsetsTopicConfig
+from tidemill.config.broker.listeners import Listener
+from tidemill.config.broker.network import NetworkConfig
+from tidemill.config.broker.protection import check_dynamic_protection, check_protection
+from tidemill.config.broker.security import (
+    ListenerSecurity,
+    Login,
+    OAuthSettings,
+    SaslSettings,
+    SecurityConfig,
+)
+from tidemill.config.broker.share_coordinator import ShareCoordinatorConfig
+from tidemill.config.broker.transactions import TransactionsConfig
 from tidemill.config.client_metrics import (
     Subscription,
     describe_client_metrics,
     subscription,
     validate_client_metrics,
-)
-from tidemill.config.cluster import (
-    ControllerQuorumConfig,
-    MembershipConfig,
-    QuorumVoter,
-    ReplicationConfig,
 )
 from tidemill.config.definitions import ConfigKey, ConfigSource, ConfigType, UpdateMode
 from tidemill.config.describe import (
@@ -35,7 +48,6 @@ from tidemill.config.describe import (
     effective_topic_configs,
 )
 from tidemill.config.group_configs import describe_group_configs, validate_group_configs
-from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.keys.topics import (
     DELAYS_ENABLE,
     PARTITIONS_ACTIVE,
@@ -47,12 +59,7 @@ from tidemill.config.keys.topics import (
     VIEW_SOURCE,
 )
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers, LayerTexts, unknown_key_warning
-from tidemill.config.listeners import Listener
-from tidemill.config.network import NetworkConfig
 from tidemill.config.properties import parse_properties
-from tidemill.config.protection import check_dynamic_protection, check_protection
-from tidemill.config.security import ListenerSecurity, Login, OAuthSettings, SaslSettings, SecurityConfig
-from tidemill.config.share_coordinator import ShareCoordinatorConfig
 from tidemill.config.share_groups import (
     OffsetReset,
     OffsetResetStrategy,
@@ -67,7 +74,6 @@ from tidemill.config.topics import (
     validate_topic_config,
     validate_topic_configs,
 )
-from tidemill.config.transactions import TransactionsConfig
 
 __all__ = [
     "BROKER_KEYS",

@@ -26,7 +26,7 @@ from starlette.types import Scope
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.client.cluster import parse_bootstrap
 from tidemill.client.connections.security import PREFIXES, SecurityOptions
-from tidemill.config.listeners import is_loopback
+from tidemill.config.broker.listeners import is_loopback
 from tidemill.errors import ConfigError
 from tidemill.security import oauthbearer
 from tidemill.tls.settings import TlsSettings

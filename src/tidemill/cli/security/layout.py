@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tidemill.config.listeners import is_loopback
-from tidemill.config.security import DECOY_SECRET
+from tidemill.config.broker.listeners import is_loopback
+from tidemill.config.broker.security import DECOY_SECRET
 
 ADMIN, NODE, APP = "admin", "node", "app"
 MECHANISM = "SCRAM-SHA-512"

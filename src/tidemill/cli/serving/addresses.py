@@ -8,7 +8,7 @@ import socket
 import time
 
 from tidemill.client.connections.connection import Address
-from tidemill.config.listeners import parse_listeners
+from tidemill.config.broker.listeners import parse_listeners
 from tidemill.errors import ConfigError
 
 # A gateway whose broker was killed holds its address for a few seconds until it has ended.

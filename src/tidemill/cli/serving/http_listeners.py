@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from tidemill.cli.serving.addresses import dialled, listen_address
 from tidemill.client.connections.connection import Address
-from tidemill.config.listeners import is_loopback
-from tidemill.config.security import load_https
+from tidemill.config.broker.listeners import is_loopback
+from tidemill.config.broker.security import load_https
 from tidemill.errors import ConfigError
 from tidemill.tls.contexts import server_context
 from tidemill.tls.settings import TlsSettings

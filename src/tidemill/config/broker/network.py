@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tidemill.config.definitions import invalid_value
-from tidemill.config.listeners import (
+from tidemill.config.broker.listeners import (
     Listener,
     check_advertised,
     check_ports_differ,
     parse_listeners,
     parse_protocol_map,
 )
+from tidemill.config.definitions import invalid_value
 from tidemill.config.values import Values
 from tidemill.errors import ConfigError
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tidemill.config.broker.listeners import Listener
+from tidemill.config.broker.network import NetworkConfig
 from tidemill.config.definitions import invalid_value
-from tidemill.config.listeners import Listener
-from tidemill.config.network import NetworkConfig
 from tidemill.config.values import Values
 from tidemill.errors import ConfigError
 from tidemill.types import BrokerId

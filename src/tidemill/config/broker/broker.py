@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from tidemill.config.cluster import (
+from tidemill.config.broker.cluster import (
     ControllerQuorumConfig,
     MembershipConfig,
     ReplicationConfig,
@@ -19,17 +19,17 @@ from tidemill.config.cluster import (
     load_quorum,
     load_replication,
 )
+from tidemill.config.broker.groups import GroupsConfig, OffsetsTopicConfig
+from tidemill.config.broker.network import NetworkConfig, load_network
+from tidemill.config.broker.protection import check_protection, is_security_key
+from tidemill.config.broker.security import SecurityConfig, load_security
+from tidemill.config.broker.share_coordinator import ShareCoordinatorConfig, load_share_coordinator
+from tidemill.config.broker.transactions import TransactionsConfig, load_transactions
 from tidemill.config.definitions import invalid_value
-from tidemill.config.groups import GroupsConfig, OffsetsTopicConfig
 from tidemill.config.keys.topics import TOPIC_KEYS
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers, unknown_key_warning
-from tidemill.config.network import NetworkConfig, load_network
-from tidemill.config.protection import check_protection, is_security_key
-from tidemill.config.security import SecurityConfig, load_security
-from tidemill.config.share_coordinator import ShareCoordinatorConfig, load_share_coordinator
 from tidemill.config.share_groups import ShareGroupsConfig, load_share_groups
 from tidemill.config.topics import TopicConfig, resolve_topic_config
-from tidemill.config.transactions import TransactionsConfig, load_transactions
 from tidemill.config.values import Values
 from tidemill.types import BrokerId
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from tidemill.config.broker.network import NetworkConfig
 from tidemill.config.definitions import Value, invalid_value
 from tidemill.config.layers import BROKER_KEYS, BrokerLayers
-from tidemill.config.network import NetworkConfig
 from tidemill.config.values import Values
 from tidemill.errors import ConfigError
 from tidemill.jaas import JaasEntry, parse_jaas
