@@ -18,7 +18,7 @@ from tidemill.broker.partitions import delayed_operations, fetchers, leadership,
 from tidemill.broker.quorum import driver
 from tidemill.broker.quorum import log as quorum_log
 from tidemill.broker.quorum import state as quorum_state
-from tidemill.broker.requests import replica_fetch
+from tidemill.broker.requests.fetching import replica_fetch
 from tidemill.controller import brokers
 from tidemill.controller.partitions import alter_partition
 from tidemill.errors import ErrorCode

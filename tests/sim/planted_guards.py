@@ -9,9 +9,9 @@ from typing import Any
 from tests.sim.planted import ROUGH, Bug, Replace
 from tidemill.broker.node import Node
 from tidemill.broker.quorum import driver
-from tidemill.broker.requests.access import Access
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.sasl import SaslGate
+from tidemill.broker.requests.security.access import Access
+from tidemill.broker.requests.security.sasl import SaslGate
 from tidemill.protocol.api.metadata import AccessControlEntryRecord
 from tidemill.security.acls import Operation
 from tidemill.security.authorizer import Authorizer

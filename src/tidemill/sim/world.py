@@ -21,7 +21,7 @@ from tidemill.broker.coordinators import markers
 from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.partitions import delivery
 from tidemill.broker.quorum import driver
-from tidemill.broker.requests import sasl as gate
+from tidemill.broker.requests.security import sasl as gate
 from tidemill.coordinator.partitions import partition_for_group
 from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.security import scram

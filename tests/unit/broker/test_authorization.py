@@ -29,8 +29,9 @@ from tests.unit.broker.authorized_node import (
     WRITE,
     Authorized,
 )
-from tidemill.broker.requests import authorization, dispatch
+from tidemill.broker.requests import dispatch
 from tidemill.broker.requests.dispatch import TABLE
+from tidemill.broker.requests.security import authorization
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api import (

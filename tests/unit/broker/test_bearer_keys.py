@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.secured import Issuer
-from tidemill.broker.requests.bearer_keys import BearerKeys
+from tidemill.broker.requests.security.bearer_keys import BearerKeys
 from tidemill.config import OAuthSettings
 from tidemill.errors import ConfigError
 from tidemill.security.conversations import SaslFailure

@@ -18,7 +18,7 @@ from tests.unit.broker.replica_world import (
     write,
 )
 from tidemill.broker.partitions.fetchers import _FetchLoop
-from tidemill.broker.requests.replica_fetch import ReplicaFetch
+from tidemill.broker.requests.fetching.replica_fetch import ReplicaFetch
 from tidemill.errors import ErrorCode
 from tidemill.log.log import Log
 from tidemill.protocol.api.data import (

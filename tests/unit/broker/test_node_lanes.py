@@ -11,7 +11,7 @@ import pytest
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.node_proof import NodeLanes, hosts_of_replica, known_hosts
+from tidemill.broker.requests.security.node_proof import NodeLanes, hosts_of_replica, known_hosts
 from tidemill.config import SecurityConfig
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request

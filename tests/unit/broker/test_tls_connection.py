@@ -21,7 +21,7 @@ from tidemill.broker.net.network import Address, Dispatch, Entrance, Peer, Serve
 from tidemill.broker.net.server import Server
 from tidemill.broker.net.sockets import SocketNetwork
 from tidemill.broker.net.tls_socket import KernelTlsSocket, TlsSocket
-from tidemill.broker.requests.sasl import SaslGate, server_settings
+from tidemill.broker.requests.security.sasl import SaslGate, server_settings
 from tidemill.config import Login, SaslSettings
 from tidemill.log.files import DiskFiles, FileSlice
 from tidemill.protocol.api.cluster import (

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tidemill.broker.net.network import Part, Peer, Reply
 from tidemill.broker.net.request_order import Order, declare, order_in
-from tidemill.broker.requests import authorization
-from tidemill.broker.requests.node_proof import known_hosts
 from tidemill.broker.requests.quotas import RequestUsage
+from tidemill.broker.requests.security import authorization
+from tidemill.broker.requests.security.node_proof import known_hosts
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis

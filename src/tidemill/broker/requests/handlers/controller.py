@@ -59,11 +59,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests import loggers
-from tidemill.broker.requests.access import Access, access_of
-from tidemill.broker.requests.authorization import merged
 from tidemill.broker.requests.dispatch import Call, Scope, serves
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.mutations import within_quota
+from tidemill.broker.requests.security.access import Access, access_of
+from tidemill.broker.requests.security.authorization import merged
 from tidemill.controller.controller import DECIDES
 from tidemill.controller.image import ResourceType
 from tidemill.errors import ApiError, ErrorCode, ProtocolError

@@ -40,10 +40,9 @@ from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.views import View
-from tidemill.broker.requests.access import Access
-from tidemill.broker.requests.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.dispatch import Call, Scope, serves_raw
-from tidemill.broker.requests.fetch_sessions import (
+from tidemill.broker.requests.fetching.delayed_fetch import Answer, respond_or_delay
+from tidemill.broker.requests.fetching.fetch_sessions import (
     INITIAL_EPOCH,
     TOPIC_IDS_SINCE,
     CachedPartition,
@@ -52,10 +51,11 @@ from tidemill.broker.requests.fetch_sessions import (
     is_replica,
     replica_of,
 )
-from tidemill.broker.requests.filtered_fetch import FilteredFetch, flattened
-from tidemill.broker.requests.node_proof import hosts_of_replica
+from tidemill.broker.requests.fetching.filtered_fetch import FilteredFetch, flattened
+from tidemill.broker.requests.fetching.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.broker.requests.quotas import RequestUsage
-from tidemill.broker.requests.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
+from tidemill.broker.requests.security.access import Access
+from tidemill.broker.requests.security.node_proof import hosts_of_replica
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.log.files import FileSlice

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.dispatch import Call
-from tidemill.broker.requests.node_proof import claimed_hosts, comes_from, is_authenticated_node
+from tidemill.broker.requests.security.node_proof import claimed_hosts, comes_from, is_authenticated_node
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.schema import Request, Response

@@ -38,10 +38,10 @@ from tidemill.broker.partitions.appending.guards import Guard
 from tidemill.broker.partitions.delayed_operations import Waiter
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
-from tidemill.broker.requests.access import Access
 from tidemill.broker.requests.dispatch import Call, serves_raw
-from tidemill.broker.requests.node_proof import is_authenticated_node
-from tidemill.broker.requests.replica_fetch import node_endpoints
+from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
+from tidemill.broker.requests.security.access import Access
+from tidemill.broker.requests.security.node_proof import is_authenticated_node
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     BatchIndexAndErrorMessage,

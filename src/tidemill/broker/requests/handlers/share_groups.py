@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from tidemill.broker.requests.access import Access, access_of
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.broker.requests.handlers.groups import asked, caller_of, show_operations
+from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.share import (
     AlterShareGroupOffsetsRequest,

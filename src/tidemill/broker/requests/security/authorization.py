@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidemill.broker.requests.access import Access
+from tidemill.broker.requests.security.access import Access
 from tidemill.config import VIEW_SOURCE
 from tidemill.controller.image import ResourceType as ConfigType
 from tidemill.errors import ApiError, ErrorCode

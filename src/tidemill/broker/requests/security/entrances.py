@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from tidemill.broker.net.network import Dispatch, Entrance
 from tidemill.broker.platform import Platform
-from tidemill.broker.requests.bearer_keys import BearerKeys
-from tidemill.broker.requests.sasl import FindScram, SaslGate, server_settings
+from tidemill.broker.requests.security.bearer_keys import BearerKeys
+from tidemill.broker.requests.security.sasl import FindScram, SaslGate, server_settings
 from tidemill.config import BrokerConfig
 from tidemill.security.principals import PrincipalMapping
 from tidemill.tls.contexts import TlsContexts

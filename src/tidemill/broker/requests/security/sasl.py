@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.net.network import Dispatch, Peer
-from tidemill.broker.requests.bearer_keys import BearerKeys
 from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.security.bearer_keys import BearerKeys
 from tidemill.config import Login, SaslSettings
 from tidemill.errors import ProtocolError
 from tidemill.protocol import api as apis

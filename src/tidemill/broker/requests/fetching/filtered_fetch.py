@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.broker.net.network import Part
-from tidemill.broker.requests.delayed_fetch import Fetch
+from tidemill.broker.requests.fetching.delayed_fetch import Fetch
 from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import Filtered
 from tidemill.protocol.api.data import FetchRequest
