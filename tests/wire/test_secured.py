@@ -19,6 +19,7 @@ import pytest
 from tests.brokers import Broker, RunningBroker, eventually, raise_descriptor_limit, readable
 from tests.certificates import Authority
 from tests.secured import PASSWORD, USER, Issuer, sasl_settings, start_secured
+from tests.wire import messages
 from tests.wire.connection import Connection, ConnectionClosedError
 from tests.wire.transactional import Producer, fetch, kinds, until_stable
 from tidemill.errors import ErrorCode
@@ -200,19 +201,35 @@ def test_garbage_of_a_stranger_costs_one_connection(secured: Secured, listener: 
     assert is_served(secured.at("SSL", secured.context()))
 
 
-def test_thousands_of_half_handshakes_leave_others_served(secured: Secured) -> None:
+def half_login() -> bytes:
+    """A SaslHandshake, and the size of a SaslAuthenticate that does not come."""
+    return messages.request("sasl_handshake", 1, 1, mechanism="PLAIN") + struct.pack(">i", 200)
+
+
+@pytest.mark.parametrize(
+    ("listener", "half"), [("SSL", HALF_HELLO), ("SASL_PLAINTEXT", half_login())], ids=["tls", "sasl"]
+)
+def test_thousands_of_half_handshakes_leave_others_served(
+    secured: Secured, listener: str, half: bytes
+) -> None:
     count = min(HALF_HANDSHAKES, raise_descriptor_limit(2 * HALF_HANDSHAKES) - 500)
-    host, _, port = secured.addresses["SSL"].rpartition(":")
+    host, _, port = secured.addresses[listener].rpartition(":")
     strangers: list[socket.socket] = []
+
+    def assert_others_are_served() -> None:
+        assert is_served(secured.at("SSL", secured.context()))
+        with Connection(secured.at("SASL_PLAINTEXT")) as connection:
+            assert log_in(connection) == 0
+
     try:
         for number in range(count):
             strangers.append(socket.create_connection((host, int(port)), 30))
             if number % 2:
                 with contextlib.suppress(ConnectionError):
-                    strangers[-1].send(HALF_HELLO)
+                    strangers[-1].send(half)
             if number % 1000 == 0:
-                assert is_served(secured.at("SSL", secured.context()))
-        assert is_served(secured.at("SSL", secured.context()))
+                assert_others_are_served()
+        assert_others_are_served()
         assert is_served(secured.at("PLAINTEXT"))
         open_files = secured.broker.open_files()
         assert open_files is None or open_files < 2_000
