@@ -536,6 +536,25 @@ def test_altered_offsets_are_initialised_anew_and_need_an_empty_group() -> None:
     )
 
 
+def test_altered_offsets_have_a_larger_state_epoch_each_time() -> None:
+    world = world_with(partitions=1)
+    member = ShareConsumer(world, "m", ["orders"])
+    settle(world, [member])
+    member.leave()
+    epochs = [world.share_group().group_epoch]
+    for _ in range(2):
+        wanted = world.request(_alter({0: 5}))
+        world.initialize(wanted.initialize)
+        epochs.append(wanted.initialize.state_epoch)
+        assert world.share_group().group_epoch == epochs[-1]
+    # Also when the outcome of the first is not known, and when the state is being deleted.
+    epochs += [world.request(_alter({0: 5})).initialize.state_epoch for _ in range(2)]
+    world.request(_delete("orders"))
+    epochs.append(world.request(_alter({0: 5})).initialize.state_epoch)
+    assert all(earlier < later for earlier, later in pairwise(epochs))
+    assert world.groups.replicated_state() == world.rebuilt().replicated_state()
+
+
 def test_offsets_of_a_group_that_does_not_exist_create_it() -> None:
     world = world_with(partitions=1)
     wanted = world.request(_alter({0: 3}))

@@ -1,7 +1,8 @@
 """What administrators do to the state of a share group, and what becomes of initialisations.
 
 Offsets of a share group are start offsets in the share coordinator. To alter them is to initialise the partitions
-anew, and to delete them is to delete their state; both need a group without members. Each takes two steps. The first
+anew, and to delete them is to delete their state; both need a group without members. Where there is state already, a
+larger group epoch goes with it as the state epoch, so that a leader with the old state is fenced. Each takes two steps. The first
 writes down what is about to happen and says what is to be done in the share coordinator. The second writes down the
 outcome. A coordinator that takes over between them finds the first step in its log, and the request or the next
 heartbeat repeats what is missing.
@@ -16,7 +17,7 @@ from tidemill.coordinator.groups.assignors import Partitions
 from tidemill.coordinator.groups.group import Decision, Environment, Registry
 from tidemill.coordinator.share_groups.group import ShareGroup
 from tidemill.coordinator.share_groups.partition_states import TopicPartitions
-from tidemill.coordinator.share_groups.records import states_record
+from tidemill.coordinator.share_groups.records import epoch_record, states_record
 from tidemill.coordinator.share_groups.state_requests import (
     GroupDeletion,
     InitializedPartitions,
@@ -150,7 +151,8 @@ class ShareGroupOffsets:
             if topic_id is not None and found:
                 names[topic_id] = topic.topic_name
                 start_offsets.setdefault(topic_id, {}).update(found)
-        initialize = InitializeState(group.group_id, group.group_epoch, start_offsets)
+        epoch = group.group_epoch + _has_state(group, start_offsets)
+        initialize = InitializeState(group.group_id, epoch, start_offsets)
         if not start_offsets:
             return Decision(reply=OffsetsToAlter(response, initialize))
         self.begin_initialization(group, initialize, steady_ms)
@@ -160,8 +162,11 @@ class ShareGroupOffsets:
                 for topic_id, offsets in start_offsets.items()
             }
         )
+        records = [states_record(group.group_id, states)]
+        if epoch != group.group_epoch:
+            records.insert(0, epoch_record(group.group_id, epoch, group.metadata_hash))
         return Decision(
-            [states_record(group.group_id, states)],
+            records,
             OffsetsToAlter(response, initialize),
             on_failed=lambda _error: self.forget_initialization(group, initialize),
         )
@@ -241,6 +246,15 @@ class ShareGroupOffsets:
         group = self.registry.groups.get(event.group_id)
         partitions = group.states.assignable if isinstance(group, ShareGroup) else {}
         return Decision(reply=partitions)
+
+
+def _has_state(group: ShareGroup, partitions: Mapping[TopicId, Mapping[int, int]]) -> bool:
+    """Whether the share coordinator has, or may still have, state of one of the partitions."""
+    known = group.states.all_partitions()
+    return any(
+        topic_id in group.states.deleting or not known.get(topic_id, frozenset()).isdisjoint(indexes)
+        for topic_id, indexes in partitions.items()
+    )
 
 
 def _altered(
