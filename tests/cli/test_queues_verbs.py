@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from tests.cli.conftest import Run, write
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
+from tidemill.client.share.consumer import ShareConsumer
+from tidemill.client.share.session import Acknowledge
 from tidemill.protocol.api.share import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
 JANUARY_MS = 1_767_225_600_000
@@ -54,8 +58,9 @@ def test_a_share_group_is_listed_and_described_with_its_members(
     shown = cli("queues", "describe", group).ok
     assert f"{jobs}:0,1" in shown
     assert [line.split() for line in shown.splitlines()[-2:]] == [
-        [jobs, "0", "0", "3", "1"],
-        [jobs, "1", "0", "1", "1"],
+        # No member fetches, so nothing is in flight; what waits is not known.
+        [jobs, "0", "0", "3", "1", "0", "-", "-"],
+        [jobs, "1", "0", "1", "1", "0", "-", "-"],
     ]
     for verb in (
         ("reset-offsets", group, "--topic", jobs, "--to", "latest"),
@@ -65,6 +70,25 @@ def test_a_share_group_is_listed_and_described_with_its_members(
         assert f"share group {group} has members; stop every one of them first" in cli("queues", *verb).error
     heartbeat(cluster, group, None, epoch=-1)
     assert cli("queues", "delete", group).ok == f"deleted {group}\n"
+
+
+def test_records_in_flight_are_shown_with_their_deliveries(cli: Run, cluster: Cluster, jobs: str) -> None:
+    group = f"{jobs}-workers"
+    cli("queues", "reset-offsets", group, "--topic", jobs, "--to", "earliest")
+    (address,) = [f"{each.host}:{each.port}" for each in cluster.load_metadata([]).brokers]
+    with closing(ShareConsumer(Cluster(address), group, [jobs], capacity=10)) as consumer:
+        taken = [consumer.take(20) for _ in range(4)]
+        again = next(each for each in taken if each is not None and each.partition.partition == 1)
+        consumer.acknowledge(again, Acknowledge.RELEASE).result(20)
+        assert consumer.take(20) is not None
+        document = cli("queues", "describe", group, "--json").json
+        shown = cli("queues", "describe", group).ok
+    found = [each["in_flight"] for each in document["partitions"]]
+    assert [(each["acquired"], each["waiting"], each["by_deliveries"]) for each in found] == [
+        (3, 0, [3]),
+        (1, 0, [0, 1]),
+    ]
+    assert [line.split()[5:] for line in shown.splitlines()[-2:]] == [["3", "0", "1×3"], ["1", "0", "2×1"]]
 
 
 def test_start_offsets_are_reset_and_deleted(cli: Run, jobs: str) -> None:

@@ -23,7 +23,14 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.schema.index import schema_name_map
 from kio.serial import entity_reader, entity_writer
 
-from tidemill.protocol.declarations import ArrayOf, FieldSpec, Kind, Primitive, field_specs
+from tidemill.protocol.declarations import (
+    FIRST_OWN_TAG,
+    ArrayOf,
+    FieldSpec,
+    Kind,
+    Primitive,
+    field_specs,
+)
 from tidemill.protocol.schema import Message, decode_exact, encode
 
 from .message_samples import Sampler, label, message_types, same
@@ -125,11 +132,16 @@ _RENAMED = {
 
 
 def _pairs(cls: type[Any], version: int, twin: type[Any]) -> list[tuple[FieldSpec, dataclasses.Field[Any]]]:
-    ours = [spec for spec in field_specs(cls) if spec.is_in(version)]
+    ours = [spec for spec in field_specs(cls) if spec.is_in(version) and not _is_own(spec)]
     pairs = list(zip(ours, dataclasses.fields(twin), strict=True))
     for spec, other in pairs:
         assert _plain(spec.name) == _plain(other.name) or (spec.name, other.name) in _RENAMED
     return pairs
+
+
+def _is_own(spec: FieldSpec) -> bool:
+    """A field that Kafka does not have."""
+    return spec.tag is not None and spec.tag >= FIRST_OWN_TAG
 
 
 def _plain(name: str) -> str:

@@ -79,6 +79,10 @@ class Tag(NamedTuple):
     number: int
 
 
+# Fields with this tag, or a larger one, are Tidemill's own. Kafka's brokers and clients skip them.
+FIRST_OWN_TAG = 10_000
+
+
 class _Factory(NamedTuple):
     """The factory of a field's default."""
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from tidemill.errors import ProtocolError
 from tidemill.protocol.codegen import Decoder, Encoder, compile_decoder, compile_encoder, has_records
 from tidemill.protocol.declarations import (
+    FIRST_OWN_TAG,
     NO_UUID,
     Bool,
     Bytes,
@@ -45,6 +46,7 @@ from tidemill.protocol.declarations import (
 from tidemill.protocol.wire import Buffer
 
 __all__ = [
+    "FIRST_OWN_TAG",
     "NO_UUID",
     "Bool",
     "Bytes",

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.share_state import ShareState, StateBatch
+from tidemill.replication.share_counts import InFlightCounts, ShareCounts, in_flight_counts
 from tidemill.replication.share_ranges import DeliveryState, InFlight, Range
 
 # The fewest deliveries after which a record is kept apart from others.
@@ -33,6 +34,7 @@ _NEVER_MS = 1 << 62
 # How many ranges there may be for each record that may be locked: what is done behind a record that stays locked
 # takes memory too, here and at the share coordinator.
 _RANGES_PER_LOCK = 4
+_GIVEN_UP = (DeliveryState.ARCHIVING, DeliveryState.ARCHIVED)
 
 
 class AcknowledgeType(IntEnum):
@@ -98,10 +100,12 @@ class Change(NamedTuple):
 class Transition:
     """Changes that take effect together, or not at all."""
 
-    __slots__ = ("changes",)
+    __slots__ = ("changes", "counts")
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        # What is counted when it is durable.
+        self.counts = ShareCounts()
 
 
 class Write(NamedTuple):
@@ -131,12 +135,14 @@ class SharePartition:
         "_in_flight",
         "_is_writing",
         "_log_start_offset",
+        "counts",
         "limits",
     )
 
     def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int) -> None:
         """`state.start_offset` is decided. What lies behind the log's end was lost in an unclean election."""
         self.limits = limits
+        self.counts = ShareCounts()
         start_offset = min(state.start_offset, log_end_offset)
         self._in_flight = InFlight(start_offset)
         for batch in state.batches:
@@ -183,6 +189,9 @@ class SharePartition:
         """(first offset, end offset, state, delivery count, holder), for those that look at it."""
         for each in self._in_flight.ranges:
             yield each.first_offset, each.end_offset, each.state, each.delivery_count, each.holder
+
+    def in_flight_counts(self) -> InFlightCounts:
+        return in_flight_counts(self._in_flight.ranges)
 
     def next_fetch_offset(self, steady_ms: int) -> int | None:
         """Where to read for the next member; None while the limit of locked records is reached."""
@@ -235,6 +244,7 @@ class SharePartition:
             if is_done:
                 break
         if acquired:
+            self.counts.deliveries += max_records - left
             self._earliest_end_ms = min(self._earliest_end_ms, steady_ms + self.limits.lock_duration_ms)
         if first_offset is not None:
             self._in_flight.settle(max(first_offset, self.start_offset), min(end_offset, self.end_offset))
@@ -338,6 +348,7 @@ class SharePartition:
             each.transition = None
             each.deadline_ms = steady_ms + self.limits.lock_duration_ms
             self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
+            self.counts.acknowledged[AcknowledgeType.RENEW] += each.size
         if not transition.changes:
             return None
         self._announced.append(transition)
@@ -378,7 +389,11 @@ class SharePartition:
                 if kind == AcknowledgeType.RENEW:
                     renewed.append(each)
                 else:
-                    transition.changes.append(self._change_of(each, kind, steady_ms))
+                    change = self._change_of(each, kind, steady_ms)
+                    transition.changes.append(change)
+                    transition.counts.acknowledged[kind] += each.size
+                    if kind != AcknowledgeType.GAP and change.state in _GIVEN_UP:
+                        transition.counts.archived += each.size
 
     def _check_held(self, found: Range, member_id: str) -> None:
         if found.state != DeliveryState.ACQUIRED:
@@ -420,7 +435,7 @@ class SharePartition:
             else:
                 # Also of one that is being written: it comes back when that fails.
                 self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
-        return self._give_back(expired)
+        return self._give_back(expired, is_timeout=True)
 
     def release_member(self, member_id: str) -> bool:
         """End the locks of a member that is gone. Returns whether it had any."""
@@ -429,7 +444,7 @@ class SharePartition:
         ]
         return self._give_back(held)
 
-    def _give_back(self, ranges: Sequence[Range]) -> bool:
+    def _give_back(self, ranges: Sequence[Range], *, is_timeout: bool = False) -> bool:
         if not ranges:
             return False
         transition = Transition()
@@ -437,10 +452,14 @@ class SharePartition:
             if each.delivery_count >= self.limits.delivery_count_max:
                 each.transition = transition
                 transition.changes.append(Change(each, self._archived()))
+                counts = transition.counts
+                counts.archived += each.size
                 self._earliest_end_ms = min(self._earliest_end_ms, each.deadline_ms)
             else:
                 self._in_flight.change(each, DeliveryState.AVAILABLE, each.delivery_count)
                 each.is_unwritten = self._has_unwritten = True
+                counts = self.counts
+            counts.lock_timeouts += each.size if is_timeout else 0
         if transition.changes:
             self._announced.append(transition)
         self._in_flight.settle(ranges[0].first_offset, ranges[-1].end_offset)
@@ -533,6 +552,7 @@ class SharePartition:
         self._has_unwritten = any(each.is_unwritten for each in self._in_flight.ranges)
 
     def _carry_out(self, transition: Transition) -> None:
+        self.counts.add(transition.counts)
         for each, state, deadline_ms in transition.changes:
             if each.transition is not transition:
                 continue  # the log's start has passed it meanwhile

@@ -112,6 +112,16 @@ NODE_GAUGES = (
         "kafka_coordinator_group_groupmetadatamanager_numgroups", "group_count", "Groups coordinated here."
     ),
     MetricName(
+        "kafka_server_sharesessioncache_sharesessioncount",
+        "share_sessions",
+        "Members of share groups that fetch from this broker.",
+    ),
+    MetricName(
+        "kafka_server_sharesessioncache_sharepartitionscount",
+        "share_session_partitions",
+        "Partitions in their sessions, counted for each member.",
+    ),
+    MetricName(
         "tidemill_broker_delays_pending",
         "pending_delays",
         "Delayed records that wait in the partitions led here.",
@@ -277,6 +287,52 @@ GROUP_TOPIC_LABELS = ("consumergroup", "topic")
 GROUP_MEMBERS = MetricName("kafka_consumergroup_members", "members", "Members of a group.")
 GROUP_LABELS = ("consumergroup",)
 
+# Told by the leader of the partition, of share groups that fetch from it.
+SHARE_PARTITION_GAUGES = (
+    MetricName(
+        "kafka_server_sharepartitionmetrics_inflightmessagecount",
+        "open_count",
+        "Records of a share group that are locked, wait for another delivery, or are owed a dead letter.",
+    ),
+    MetricName("tidemill_share_acquired", "acquired", "Records that members hold under a lock."),
+    MetricName(
+        "tidemill_share_available",
+        "available",
+        "Records that no member holds and that are to be delivered, for the first time or again.",
+    ),
+    MetricName(
+        "tidemill_share_dead_letters_owed", "owed", "Records that were given up and whose dead letter waits."
+    ),
+    MetricName(
+        "tidemill_share_delivery_count_max",
+        "delivery_count_max",
+        "The most deliveries of a record that is locked or waits for another one.",
+    ),
+)
+SHARE_PARTITION_COUNTERS = (
+    MetricName(
+        "tidemill_share_deliveries", "deliveries", "Records that were handed out; each delivery counts."
+    ),
+    MetricName(
+        "kafka_server_sharepartitionmetrics_acquisitionlocktimeout",
+        "lock_timeouts",
+        "Locks that ended by their time, without an acknowledgement.",
+    ),
+    MetricName(
+        "tidemill_share_archived",
+        "archived",
+        "Records that were given up: rejected, or delivered as often as the group allows.",
+    ),
+    MetricName("tidemill_share_dead_letters", "dead_letters", "Dead letters that were written."),
+)
+SHARE_PARTITION_LABELS = ("group", "topic", "partition")
+SHARE_ACKNOWLEDGEMENTS = MetricName(
+    "tidemill_share_acknowledgements",
+    "acknowledged",
+    "Records that members acknowledged, by type: accept, release, reject, renew.",
+)
+SHARE_ACKNOWLEDGEMENT_LABELS = (*SHARE_PARTITION_LABELS, "type")
+
 REQUESTS = MetricName("kafka_network_requestmetrics_requests", "requests", "Requests that were answered.")
 REQUEST_LABELS = ("request",)
 REQUEST_QUANTILES_MS = MetricName(
@@ -386,6 +442,9 @@ SECTIONS = (
     Section("Groups", "gauge", GROUP_LABELS, (GROUP_MEMBERS,)),
     Section("Groups", "gauge", GROUP_STATES_LABELS, (GROUP_STATES,)),
     Section("Groups", "gauge", GROUP_TYPES_LABELS, (GROUP_TYPES,)),
+    Section("Share groups", "gauge", SHARE_PARTITION_LABELS, SHARE_PARTITION_GAUGES),
+    Section("Share groups", "counter", SHARE_PARTITION_LABELS, SHARE_PARTITION_COUNTERS),
+    Section("Share groups", "counter", SHARE_ACKNOWLEDGEMENT_LABELS, (SHARE_ACKNOWLEDGEMENTS,)),
     Section("Clients", "gauge", QUOTA_LABELS, tuple(each for pair in QUOTA_GAUGES for each in pair)),
     Section("Clients", "gauge", CLIENT_METRIC_LABELS, (CLIENT_METRIC,)),
 )

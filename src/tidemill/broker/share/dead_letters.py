@@ -87,13 +87,14 @@ class DeadLetters:
         topic: str,
         dead: Dead,
         delivery_count_max: int,
-    ) -> None:
-        """Returns when the letters are committed, or were reported as unwritable. `ApiError`: try again later."""
+    ) -> int:
+        """Returns how many letters are committed; others were reported as unwritable. `ApiError`: try again later."""
         log = partition.log
         if log is None:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR)
         is_limit = dead.delivery_count >= delivery_count_max
         message = "The delivery limit was reached." if is_limit else "A member rejected the record."
+        written = 0
         try:
             target = self._target(partition, topic)
             records = await self._host.long_work.run(partial(_records_between, log, dead))
@@ -112,8 +113,10 @@ class DeadLetters:
                 await self._send(
                     target, partition.index, letter, producer_id_of(key, state_epoch, record.offset)
                 )
+                written += 1
         except Unwritable as error:
             self._report(key.group_id, topic, str(error))
+        return written
 
     def _target(self, partition: Partition, topic: str) -> TopicImage:
         target = self._image().topics_by_name.get(topic)

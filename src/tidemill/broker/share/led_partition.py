@@ -34,6 +34,7 @@ from tidemill.protocol.share_state import (
     ShareState,
     ShareStateChange,
 )
+from tidemill.replication.share_counts import ShareCounts
 from tidemill.replication.share_partition import (
     AcknowledgedBatch,
     SharePartition,
@@ -103,6 +104,7 @@ class LedSharePartition:
         clock: SteadyClock,
         host: ShareHost,
         letters: DeadLetters,
+        counts: ShareCounts,
         on_over: Callable[[LedSharePartition], None],
     ) -> None:
         self.key = key
@@ -113,6 +115,7 @@ class LedSharePartition:
         self._host = host
         self._began_ms = host.steady_ms()
         self._letters = letters
+        self._counts = counts
         # For views, and topics with delayed records.
         self.filter: ShownRecords | None = None
         self._prepared: FilteredShare | None = None
@@ -166,6 +169,7 @@ class LedSharePartition:
             return
         self._state_epoch = state.state_epoch
         self.machine = SharePartition(state, self.settings.limits, log.log_end_offset)
+        self.machine.counts = self._counts
         self._bury_soon()
         self.wake()
 
@@ -458,7 +462,7 @@ class LedSharePartition:
         for dead in machine.owed(_LETTERS_AT_ONCE):
             if topic:
                 try:
-                    await self._letters.write(
+                    machine.counts.dead_letters += await self._letters.write(
                         self.key, self._state_epoch, self.partition, topic, dead, limits.delivery_count_max
                     )
                 except Exception as error:

@@ -27,7 +27,11 @@ from tidemill.log.filtered_read import FilteredRead, Select, Skipping, both
 from tidemill.log.hidden_records import select_shown
 from tidemill.log.log import Log
 from tidemill.protocol.share_state import SharePartitionKey
+from tidemill.replication.share_counts import ShareCounts
 from tidemill.types import TopicId
+
+# Counts of share partitions that are no longer led here are kept, so that rates over them stay right: so many at most.
+_COUNTS_MAX = 10_000
 
 
 class SharePartitions:
@@ -47,6 +51,7 @@ class SharePartitions:
         self._letters = DeadLetters(replicas, channels, image)
         self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
         self._led: dict[SharePartitionKey, LedSharePartition] = {}
+        self._counts: dict[SharePartitionKey, ShareCounts] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.sessions = ShareSessions(config.share_groups.max_share_sessions, self._session_ended)
 
@@ -77,10 +82,32 @@ class SharePartitions:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         key = SharePartitionKey(group_id, TopicId(topic_id), index)
         led = self._led[key] = LedSharePartition(
-            key, partition, settings, self._states, self._clock, self._replicas, self._letters, self._ended
+            key,
+            partition,
+            settings,
+            self._states,
+            self._clock,
+            self._replicas,
+            self._letters,
+            self._counts_of(key),
+            self._ended,
         )
         led.filter = self._filter_of(partition, view)
         return led
+
+    def led(self) -> list[LedSharePartition]:
+        """Those that serve."""
+        return [each for each in list(self._led.values()) if each.machine is not None and not each.is_over]
+
+    def counted(self) -> list[tuple[SharePartitionKey, ShareCounts]]:
+        return list(self._counts.items())
+
+    def _counts_of(self, key: SharePartitionKey) -> ShareCounts:
+        if key not in self._counts and len(self._counts) >= _COUNTS_MAX:
+            unused = next((each for each in self._counts if each not in self._led), None)
+            if unused is not None:
+                del self._counts[unused]
+        return self._counts.setdefault(key, ShareCounts())
 
     def _filter_of(self, partition: Partition, view: View | None) -> ShownRecords | None:
         """What is shown of the partition; None when that is everything."""

@@ -56,6 +56,11 @@ class ShareSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def partition_count(self) -> int:
+        """Of all sessions together."""
+        return sum(len(each.partitions) for each in self._sessions.values())
+
     def has_group(self, group_id: str) -> bool:
         return group_id in self._counts
 

@@ -51,6 +51,8 @@ class Snapshot:
     quorum_high_watermark: int
     quorum_end_offset: int
     quorum_state: str
+    share_sessions: int
+    share_session_partitions: int
     isr_shrinks: int
     isr_expands: int
     loop_cpu_s: float
@@ -91,6 +93,8 @@ def snapshot(broker: Broker, recent: Recent, *, is_ready: bool) -> Snapshot:
         quorum_high_watermark=quorum.high_watermark,
         quorum_end_offset=quorum.log_end_offset,
         quorum_state="unattached" if machine is None else type(machine.role).__name__.lower(),
+        share_sessions=len(broker.share.sessions),
+        share_session_partitions=broker.share.sessions.partition_count,
         isr_shrinks=metrics.isr_shrinks,
         isr_expands=metrics.isr_expands,
         loop_cpu_s=loop_cpu_s,

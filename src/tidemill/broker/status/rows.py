@@ -20,6 +20,7 @@ from tidemill.broker.metrics import names
 from tidemill.broker.status.lag import lags_of
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.replication.share_partition import AcknowledgeType
 from tidemill.security.quotas import CLIENT_ID, USER
 from tidemill.types import NO_BROKER
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
     from tidemill.coordinator.groups.group import Group
     from tidemill.coordinator.groups.machine import Groups
+    from tidemill.protocol.share_state import SharePartitionKey
 
 # Rows written in one turn of the loop: about a millisecond.
 _TURN_ROWS = 100
@@ -35,6 +37,8 @@ _TURN_ROWS = 100
 _TURN_COUNTED = 5_000
 # Rows of one metric in one part of the text: about a quarter of a megabyte.
 _PART_ROWS = 4_000
+# A gap is no record.
+_SHOWN_ACKNOWLEDGEMENTS = [each for each in AcknowledgeType if each is not AcknowledgeType.GAP]
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ async def write_rows(broker: Broker, totals: Totals) -> list[bytes]:
         *await _topics(broker),
         *await _partitions(broker, totals),
         *await _groups(broker, totals),
+        *await share_partition_rows(broker),
         *await _client_quotas(broker),
     ]
 
@@ -217,6 +222,40 @@ def _add_group(
     for topic, totals in sums.items():
         topics.add(f'{{{label},topic="{topic}"}}', totals)
     return rows
+
+
+async def share_partition_rows(broker: Broker) -> list[bytes]:
+    gauges = _Families(names.SHARE_PARTITION_GAUGES, "gauge")
+    for led in broker.share.led():
+        machine, topic = led.machine, broker.image.topics_by_id.get(led.key.topic_id)
+        if machine is not None and topic is not None:
+            found = machine.in_flight_counts()
+            available = found.waiting + max(0, led.visible_end - machine.end_offset)
+            gauges.add(
+                f"{{{_share_label(led.key, topic.name)}}}",
+                (machine.open_count, found.acquired, available, found.owed, len(found.by_deliveries)),
+            )
+            await asyncio.sleep(0)
+    counters = _Families(names.SHARE_PARTITION_COUNTERS, "counter")
+    acknowledgements = _Families((names.SHARE_ACKNOWLEDGEMENTS,), "counter")
+    for number, (key, counts) in enumerate(broker.share.counted(), 1):
+        topic = broker.image.topics_by_id.get(key.topic_id)
+        if topic is not None:
+            label = _share_label(key, topic.name)
+            counters.add(
+                f"{{{label}}}", [getattr(counts, each.source) for each in names.SHARE_PARTITION_COUNTERS]
+            )
+            for kind in _SHOWN_ACKNOWLEDGEMENTS:
+                acknowledgements.add(
+                    f'{{{label},type="{kind.name.lower()}"}}', (counts.acknowledged[kind],)
+                )
+        if number % _TURN_ROWS == 0:
+            await asyncio.sleep(0)
+    return [*await gauges.text(), *await counters.text(), *await acknowledgements.text()]
+
+
+def _share_label(key: SharePartitionKey, topic: str) -> str:
+    return f'group="{_escaped(key.group_id)}",topic="{topic}",partition="{key.partition}"'
 
 
 async def _client_quotas(broker: Broker) -> list[bytes]:

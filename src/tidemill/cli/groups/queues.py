@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
 from tidemill.cli import positions
@@ -15,7 +16,12 @@ from tidemill.cli.prompt import confirm
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import print_fields, print_table
 from tidemill.client.admin.groups import GroupAdmin
-from tidemill.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription, SharePosition
+from tidemill.client.admin.share_groups import (
+    InFlight,
+    ShareGroupAdmin,
+    ShareGroupDescription,
+    SharePosition,
+)
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
@@ -32,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs,
         "describe",
         _describe,
-        "show a share group's members, start offsets and lag",
+        "show a share group's members, start offsets, lag, and how often records in flight were delivered",
         "tidemill queues describe workers\ntidemill queues describe workers --json",
     )
     describe.add_argument("group", metavar="GROUP")
@@ -104,8 +110,9 @@ def _describe(arguments: argparse.Namespace) -> int:
         except ApiError as error:
             _refuse(error, arguments.group)
         found = admin.positions(arguments.group)
+        in_flight = admin.in_flight(arguments.group, [each.partition for each in found])
     if arguments.json:
-        print_json(_as_json(group, found))
+        print_json(_as_json(group, found, in_flight))
         return 0
     print_fields(
         [
@@ -115,6 +122,7 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("epoch", group.epoch),
             ("members", len(group.members)),
             ("lag", sum(each.lag or 0 for each in found)),
+            ("in flight", sum(each.acquired for each in in_flight.values()) if in_flight else None),
         ]
     )
     if group.members:
@@ -127,13 +135,25 @@ def _describe(arguments: argparse.Namespace) -> int:
         sharing = _members_of(group)
         print()
         print_table(
-            ("TOPIC", "PARTITION", "START", "LAG", "MEMBERS"),
+            ("TOPIC", "PARTITION", "START", "LAG", "MEMBERS", "IN FLIGHT", "WAITING", "DELIVERIES"),
             [
-                (*each.partition, each.start_offset, each.lag, sharing.get(each.partition, 0))
+                (
+                    *each.partition,
+                    each.start_offset,
+                    each.lag,
+                    sharing.get(each.partition, 0),
+                    *_in_flight_cells(in_flight.get(each.partition)),
+                )
                 for each in found
             ],
         )
     return 0
+
+
+def _in_flight_cells(found: InFlight | None) -> tuple[int | None, int | None, str | None]:
+    if found is None:
+        return None, None, None
+    return found.acquired, found.waiting, found.deliveries_text() or None
 
 
 def _members_of(group: ShareGroupDescription) -> dict[TopicPartition, int]:
@@ -144,7 +164,11 @@ def _members_of(group: ShareGroupDescription) -> dict[TopicPartition, int]:
     return counts
 
 
-def _as_json(group: ShareGroupDescription, found: list[SharePosition]) -> dict[str, object]:
+def _as_json(
+    group: ShareGroupDescription,
+    found: list[SharePosition],
+    in_flight: Mapping[TopicPartition, InFlight],
+) -> dict[str, object]:
     return {
         "group": group.group_id,
         "state": group.state,
@@ -161,7 +185,20 @@ def _as_json(group: ShareGroupDescription, found: list[SharePosition]) -> dict[s
             for each in group.members
         ],
         "partitions": [
-            {**each.partition._asdict(), "start_offset": each.start_offset, "lag": each.lag} for each in found
+            {
+                **each.partition._asdict(),
+                "start_offset": each.start_offset,
+                "lag": each.lag,
+                "in_flight": None
+                if each.partition not in in_flight
+                else {
+                    "acquired": in_flight[each.partition].acquired,
+                    "waiting": in_flight[each.partition].waiting,
+                    "dead_letters_owed": in_flight[each.partition].owed,
+                    "by_deliveries": list(in_flight[each.partition].by_deliveries),
+                },
+            }
+            for each in found
         ],
     }
 

@@ -2,16 +2,19 @@
 
 A share group has no committed offsets. It has a start offset for each partition, before which every record is done, and
 the share coordinator counts the records behind it that are done as well. The lag is what is neither.
+
+What is in flight is known to the leaders of the partitions. Only Tidemill's brokers say it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from tidemill.client.admin.groups import GroupAdmin, GroupMember
 from tidemill.client.cluster import Cluster, check
-from tidemill.errors import ApiError, ErrorCode
+from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.protocol.api.groups import ListedGroup
 from tidemill.protocol.api.share import (
     AlterShareGroupOffsetsRequest,
@@ -23,9 +26,11 @@ from tidemill.protocol.api.share import (
     DeleteShareGroupOffsetsResponse,
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
     DescribeShareGroupOffsetsResponse,
     ShareGroupDescribeRequest,
     ShareGroupDescribeResponse,
+    ShareInFlight,
 )
 from tidemill.types import TopicPartition
 
@@ -46,6 +51,22 @@ class SharePosition(NamedTuple):
     partition: TopicPartition
     start_offset: int | None
     lag: int | None
+
+
+class InFlight(NamedTuple):
+    """Records of a partition that are in flight; None where no member of the group fetches from the leader."""
+
+    # Locked by members, waiting for another delivery, and given up with a dead letter that is not written yet.
+    acquired: int
+    waiting: int | None
+    owed: int | None
+    # Of those that are locked or wait: how many were delivered once, twice, and so on.
+    by_deliveries: tuple[int, ...]
+
+    def deliveries_text(self) -> str:
+        """Such as `1×40 3×2`: forty records in their first delivery, two in their third."""
+        found = (f"{count}×{records}" for count, records in enumerate(self.by_deliveries, 1) if records)
+        return " ".join(found)
 
 
 class ShareGroupAdmin:
@@ -112,6 +133,37 @@ class ShareGroupAdmin:
 
         return self.cluster.retrying(attempt)
 
+    def in_flight(
+        self, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, InFlight]:
+        """What is in flight now. A partition is left out whose leader is away, is not known, or does not say it."""
+        found: dict[TopicPartition, InFlight] = {}
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            with suppress(TidemillError):
+                ((leader_id, _),) = self.cluster.leaders([partition]).items()
+                by_leader.setdefault(leader_id, []).append(partition)
+        for leader_id, led in by_leader.items():
+            with suppress(TidemillError):
+                found.update(self._in_flight_at(leader_id, group_id, led))
+        return found
+
+    def _in_flight_at(
+        self, leader_id: int, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> Iterator[tuple[TopicPartition, InFlight]]:
+        topics: dict[str, DescribeShareGroupOffsetsRequestTopic] = {}
+        for topic, index in partitions:
+            topics.setdefault(
+                topic, DescribeShareGroupOffsetsRequestTopic(topic_name=topic)
+            ).partitions.append(index)
+        group = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=list(topics.values()))
+        message = DescribeShareGroupOffsetsRequest(groups=[group], wants_in_flight=True)
+        response = self.cluster.broker(leader_id).request(message, DescribeShareGroupOffsetsResponse)
+        for answered in response.groups[0].topics:
+            for each in answered.partitions:
+                if each.in_flight is not None:
+                    yield TopicPartition(answered.topic_name, each.partition_index), _in_flight(each.in_flight)
+
     def alter_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Moves a group without members to other start offsets. NON_EMPTY_GROUP when it has members."""
         topics: dict[str, AlterShareGroupOffsetsRequestTopic] = {}
@@ -147,3 +199,12 @@ class ShareGroupAdmin:
                 check(topic.error_code, f"{topic.topic_name}: {topic.error_message}")
 
         self.cluster.retrying(attempt)
+
+
+def _in_flight(answered: ShareInFlight) -> InFlight:
+    return InFlight(
+        answered.acquired,
+        answered.waiting if answered.waiting >= 0 else None,
+        answered.owed if answered.owed >= 0 else None,
+        tuple(answered.by_deliveries),
+    )

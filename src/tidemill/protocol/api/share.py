@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from tidemill.protocol.schema import (
+    FIRST_OWN_TAG,
     NO_UUID,
     Bool,
     Int8,
@@ -17,6 +18,7 @@ from tidemill.protocol.schema import (
     Since,
     String,
     Struct,
+    Tag,
     Uuid,
     field,
 )
@@ -221,6 +223,18 @@ class DescribeShareGroupOffsetsRequestGroup(Struct):
 
 class DescribeShareGroupOffsetsRequest(Request, api_key=90, versions=(0, 1), flexible=0):
     groups: list[DescribeShareGroupOffsetsRequestGroup] = field(default_factory=list)
+    # Instead of offsets, what is in flight in the partitions that the broker leads.
+    wants_in_flight: Annotated[Bool, Tag(FIRST_OWN_TAG)] = False
+
+
+class ShareInFlight(Struct):
+    """Records of a share partition at its leader; -1 where the leader has not read its state."""
+
+    acquired: Int64 = 0
+    waiting: Int64 = -1
+    owed: Int64 = -1
+    # How many of those that are acquired or wait were delivered once, twice, and so on.
+    by_deliveries: list[Int64] = field(default_factory=list)
 
 
 class DescribeShareGroupOffsetsResponsePartition(Struct):
@@ -230,6 +244,7 @@ class DescribeShareGroupOffsetsResponsePartition(Struct):
     lag: Annotated[Int64, Since(1)] = -1
     error_code: Int16 = 0
     error_message: String | None = None
+    in_flight: Annotated[ShareInFlight | None, Tag(FIRST_OWN_TAG)] = None
 
 
 class DescribeShareGroupOffsetsResponseTopic(Struct):

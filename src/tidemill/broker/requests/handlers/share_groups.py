@@ -4,6 +4,9 @@ Offsets of a share group are the start offsets that share coordinators keep. The
 partitions have any; it alters and deletes them, for groups without members. A description is read from the share
 coordinators, and needs no group: what has no state is shown with the offset -1.
 
+What is in flight is known to the leader of each partition alone. Kafka has no API for it. `wants_in_flight`, a tagged field
+of ours in DescribeShareGroupOffsets, asks any broker for the partitions that it leads; other brokers skip the field.
+
 Versions, and what each one changed:
 
     ShareGroupDescribe (77), from 1
@@ -34,6 +37,7 @@ from tidemill.protocol.api.share import (
     DescribeShareGroupOffsetsResponseTopic,
     ShareGroupDescribeRequest,
     ShareGroupDescribeResponse,
+    ShareInFlight,
 )
 from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Response, replace
@@ -112,6 +116,9 @@ async def describe_share_group_offsets(
             code = ErrorCode.GROUP_AUTHORIZATION_FAILED
             response.groups.append(_refused(group.group_id, code, code.message))
             continue
+        if request.wants_in_flight:
+            response.groups.append(_in_flight(broker, access, group))
+            continue
         try:
             response.groups.append(await _described(broker, access, group))
         except ApiError as error:
@@ -141,6 +148,53 @@ async def _described(
     states = await broker.groups.share_offsets(group.group_id, wanted)
     topics = await _with_lag(broker, access, states, asks_all=group.topics is None)
     return DescribeShareGroupOffsetsResponseGroup(group_id=group.group_id, topics=[*topics, *others])
+
+
+def _in_flight(
+    broker: Broker, access: Access | None, group: DescribeShareGroupOffsetsRequestGroup
+) -> DescribeShareGroupOffsetsResponseGroup:
+    answer = DescribeShareGroupOffsetsResponseGroup(group_id=group.group_id)
+    for topic in group.topics or ():
+        image = broker.image.topics_by_name.get(topic.topic_name)
+        if access is not None and not access.topic(Operation.DESCRIBE, topic.topic_name):
+            answer.topics.append(_without_state(topic.topic_name, topic.partitions, denied=True))
+        elif image is None:
+            answer.topics.append(_without_state(topic.topic_name, topic.partitions))
+        else:
+            shown = [_in_flight_of(broker, group.group_id, image.id, each) for each in topic.partitions]
+            answer.topics.append(
+                DescribeShareGroupOffsetsResponseTopic(
+                    topic_name=image.name, topic_id=image.id, partitions=shown
+                )
+            )
+    return answer
+
+
+def _in_flight_of(
+    broker: Broker, group_id: str, topic_id: TopicId, index: int
+) -> DescribeShareGroupOffsetsResponsePartition:
+    shown = DescribeShareGroupOffsetsResponsePartition(
+        partition_index=index, start_offset=NO_START_OFFSET, lag=-1
+    )
+    led = broker.share.find(group_id, topic_id, index)
+    if led is not None and led.machine is not None:
+        found = led.machine.in_flight_counts()
+        shown.start_offset = led.machine.start_offset
+        shown.in_flight = ShareInFlight(
+            acquired=found.acquired,
+            waiting=found.waiting,
+            owed=found.owed,
+            by_deliveries=list(found.by_deliveries),
+        )
+        return shown
+    partition, _, _ = broker.replicas.find_readable((topic_id, index))
+    if partition is None or not partition.is_leader:
+        code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        shown.error_code, shown.error_message = code, code.message
+    else:
+        # No member fetches here, so nothing is locked.
+        shown.in_flight = ShareInFlight()
+    return shown
 
 
 def _without_state(
