@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tests.unit.broker.node_client import group_config
 from tidemill.broker.net.network import Part, Reply
 from tidemill.broker.node import Node
 from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
 from tidemill.protocol.api import admin, security
 from tidemill.protocol.frames import LENGTH_BYTES, parse_response, request_frame
@@ -31,7 +32,12 @@ class _Reply:
         self.sent: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def send(self, parts: Sequence[Part]) -> None:
-        self.sent.set_result(b"".join(cast(Sequence[bytes], parts)))
+        self.sent.set_result(
+            b"".join(
+                part.file.read(part.length, part.position) if isinstance(part, FileSlice) else part
+                for part in parts
+            )
+        )
 
 
 class _Peer:

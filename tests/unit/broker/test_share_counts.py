@@ -60,9 +60,7 @@ def counts(world: World) -> ShareCounts:
 def in_flight(world: World, broker_id: int = 1, group_id: str = GROUP, partition: int = 0) -> Any:
     topic = DescribeShareGroupOffsetsRequestTopic(topic_name=TOPIC, partitions=[partition])
     group = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=[topic])
-    answer = world.ask(
-        broker_id, DescribeShareGroupOffsetsRequest(groups=[group], wants_in_flight=True), 1
-    )
+    answer = world.ask(broker_id, DescribeShareGroupOffsetsRequest(groups=[group], wants_in_flight=True), 1)
     world.until(lambda: answer.is_there, "what is in flight")
     return answer.response.groups[0].topics[0].partitions[0]
 

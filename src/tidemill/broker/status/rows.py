@@ -246,9 +246,7 @@ async def share_partition_rows(broker: Broker) -> list[bytes]:
                 f"{{{label}}}", [getattr(counts, each.source) for each in names.SHARE_PARTITION_COUNTERS]
             )
             for kind in _SHOWN_ACKNOWLEDGEMENTS:
-                acknowledgements.add(
-                    f'{{{label},type="{kind.name.lower()}"}}', (counts.acknowledged[kind],)
-                )
+                acknowledgements.add(f'{{{label},type="{kind.name.lower()}"}}', (counts.acknowledged[kind],))
         if number % _TURN_ROWS == 0:
             await asyncio.sleep(0)
     return [*await gauges.text(), *await counters.text(), *await acknowledgements.text()]

@@ -162,7 +162,10 @@ class ShareGroupAdmin:
         for answered in response.groups[0].topics:
             for each in answered.partitions:
                 if each.in_flight is not None:
-                    yield TopicPartition(answered.topic_name, each.partition_index), _in_flight(each.in_flight)
+                    yield (
+                        TopicPartition(answered.topic_name, each.partition_index),
+                        _in_flight(each.in_flight),
+                    )
 
     def alter_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Moves a group without members to other start offsets. NON_EMPTY_GROUP when it has members."""

@@ -1,0 +1,184 @@
+"""ShareFetch, ShareAcknowledge and what is in flight need Read, or Describe, on the group and on each topic."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.unit.broker.authorized_node import (
+    ADMIN,
+    ALICE,
+    DESCRIBE,
+    GROUP,
+    LIMIT_S,
+    PUBLIC,
+    READ,
+    SECRET,
+    TOPIC,
+    Authorized,
+)
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api import data, share
+from tidemill.protocol.api.cluster import FindCoordinatorRequest
+from tidemill.protocol.records import Record, build_batch
+
+WORKERS = "workers"
+ACCEPT = 1
+
+
+async def ready(authorized: Authorized) -> None:
+    """Two records in each topic, and a group that begins with the first."""
+    for name in (PUBLIC, SECRET):
+        records = bytes(
+            build_batch([Record(offset=at, timestamp=0, key=None, value=b"v", headers=()) for at in range(2)])
+        )
+        entry = data.TopicProduceData(
+            name=name,
+            topic_id=authorized.topic_id(name),
+            partition_data=[data.PartitionProduceData(index=0, records=records)],
+        )
+        produced = await authorized.ask(
+            ADMIN, data.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[entry])
+        )
+        assert produced.responses[0].partition_responses[0].error_code == 0
+    altered = share.AlterShareGroupOffsetsRequest(
+        group_id=WORKERS,
+        topics=[
+            share.AlterShareGroupOffsetsRequestTopic(
+                topic_name=name,
+                partitions=[share.AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)],
+            )
+            for name in (PUBLIC, SECRET)
+        ],
+    )
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            await authorized.ask(ADMIN, FindCoordinatorRequest(key_type=0, coordinator_keys=[WORKERS]))
+            answer = await authorized.ask(ADMIN, altered)
+            codes = {each.error_code for topic in answer.responses for each in topic.partitions}
+            if codes == {ErrorCode.NONE}:
+                return
+            # The coordinators are being made.
+            await asyncio.sleep(0.02)
+
+
+async def fetch(authorized: Authorized, epoch: int, *acknowledged: str) -> Any:
+    return await authorized.ask(
+        ALICE,
+        share.ShareFetchRequest(
+            group_id=WORKERS,
+            member_id="m",
+            share_session_epoch=epoch,
+            max_wait_ms=0,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            max_records=1,
+            batch_size=1,
+            topics=[
+                share.FetchTopic(
+                    topic_id=authorized.topic_id(name),
+                    partitions=[
+                        share.FetchPartition(
+                            partition_index=0,
+                            acknowledgement_batches=[accepted()] if name in acknowledged else [],
+                        )
+                    ],
+                )
+                for name in (PUBLIC, SECRET)
+            ],
+        ),
+    )
+
+
+def accepted() -> share.AcknowledgementBatch:
+    return share.AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=[ACCEPT])
+
+
+async def acknowledge(authorized: Authorized, epoch: int, *topics: str) -> Any:
+    partition = share.AcknowledgePartition(partition_index=0, acknowledgement_batches=[accepted()])
+    request = share.ShareAcknowledgeRequest(
+        group_id=WORKERS,
+        member_id="m",
+        share_session_epoch=epoch,
+        topics=[
+            share.AcknowledgeTopic(topic_id=authorized.topic_id(name), partitions=[partition])
+            for name in topics
+        ],
+    )
+    return await authorized.ask(ALICE, request)
+
+
+def by_topic(authorized: Authorized, response: Any) -> dict[str, Any]:
+    names = {authorized.topic_id(name): name for name in (PUBLIC, SECRET)}
+    return {names[each.topic_id]: each.partitions[0] for each in response.responses}
+
+
+async def acquired(authorized: Authorized) -> int:
+    """Fetches until a record of the public topic is there; returns the next epoch of the session."""
+    for epoch in range(1, 1000):
+        found = by_topic(authorized, await fetch(authorized, epoch))
+        assert found[SECRET].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert (found[SECRET].acquired_records, bytes(found[SECRET].records or b"")) == ([], b"")
+        if PUBLIC in found and found[PUBLIC].acquired_records:
+            return epoch + 1
+        await asyncio.sleep(0.01)
+    raise AssertionError("no record was acquired")
+
+
+async def test_share_fetch_and_acknowledge_need_read_on_the_group(authorized: Authorized) -> None:
+    await ready(authorized)
+    await authorized.allow(READ, TOPIC, PUBLIC)
+    await authorized.allow(DESCRIBE, GROUP, WORKERS)
+    for refused in (await fetch(authorized, 0), await acknowledge(authorized, 1, PUBLIC)):
+        assert (refused.error_code, refused.responses) == (ErrorCode.GROUP_AUTHORIZATION_FAILED, [])
+    assert len(authorized.node.broker.share.sessions) == 0
+
+
+async def test_share_fetch_and_acknowledge_refuse_each_topic_by_itself(authorized: Authorized) -> None:
+    await ready(authorized)
+    await authorized.allow(READ, GROUP, WORKERS)
+    await authorized.allow(READ, TOPIC, PUBLIC)
+    await authorized.allow(DESCRIBE, TOPIC, SECRET)
+    assert (await fetch(authorized, 0)).error_code == ErrorCode.NONE
+    epoch = await acquired(authorized)
+    found = by_topic(authorized, await acknowledge(authorized, epoch, PUBLIC, SECRET))
+    assert found[PUBLIC].error_code == ErrorCode.NONE
+    assert found[SECRET].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    # The same for acknowledgements that ride on a fetch; the record of the public topic is done already.
+    found = by_topic(authorized, await fetch(authorized, epoch + 1, PUBLIC, SECRET))
+    assert found[PUBLIC].acknowledge_error_code == ErrorCode.INVALID_RECORD_STATE
+    assert found[SECRET].acknowledge_error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert found[SECRET].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+async def test_right_that_is_taken_away_ends_within_the_session(authorized: Authorized) -> None:
+    await ready(authorized)
+    await authorized.allow(READ, GROUP, WORKERS)
+    await authorized.allow(READ, TOPIC, PUBLIC)
+    await fetch(authorized, 0)
+    epoch = await acquired(authorized)
+    await authorized.allow(READ, TOPIC, PUBLIC, permission_type=2)
+    found = by_topic(authorized, await fetch(authorized, epoch, PUBLIC))
+    assert found[PUBLIC].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert found[PUBLIC].acknowledge_error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    found = by_topic(authorized, await acknowledge(authorized, epoch + 1, PUBLIC))
+    assert found[PUBLIC].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+async def test_what_is_in_flight_needs_describe_on_group_and_topic(authorized: Authorized) -> None:
+    await ready(authorized)
+    topics = [
+        share.DescribeShareGroupOffsetsRequestTopic(topic_name=name, partitions=[0])
+        for name in (PUBLIC, SECRET)
+    ]
+    group = share.DescribeShareGroupOffsetsRequestGroup(group_id=WORKERS, topics=topics)
+    request = share.DescribeShareGroupOffsetsRequest(groups=[group], wants_in_flight=True)
+    (refused,) = (await authorized.ask(ALICE, request)).groups
+    assert (refused.error_code, refused.topics) == (ErrorCode.GROUP_AUTHORIZATION_FAILED, [])
+    await authorized.allow(DESCRIBE, GROUP, WORKERS)
+    await authorized.allow(DESCRIBE, TOPIC, PUBLIC)
+    (shown,) = (await authorized.ask(ALICE, request)).groups
+    found = {each.topic_name: each.partitions[0] for each in shown.topics}
+    assert (found[PUBLIC].error_code, found[PUBLIC].in_flight.acquired) == (ErrorCode.NONE, 0)
+    assert found[SECRET].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert found[SECRET].in_flight is None
