@@ -1,7 +1,7 @@
 """What is counted of a share partition: what happened to its records, and how they stand now.
 
-`ShareCounts` only grows, by an addition for each range of records. `in_flight_counts` looks at the ranges, at a scrape or for
-an administrator.
+`ShareCounts` only grows, by an addition for each range of records. `in_flight_counts` looks at the ranges, at a scrape
+or for an administrator.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def world(make_world: MakeWorld, states: StoredStates) -> World:
 
 def counts(world: World) -> ShareCounts:
     ((_, found),) = world[1].broker.share.counted()
+    assert isinstance(found, ShareCounts)
     return found
 
 

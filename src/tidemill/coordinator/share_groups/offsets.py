@@ -2,10 +2,11 @@
 
 Offsets of a share group are start offsets in the share coordinator. To alter them is to initialise the partitions
 anew, and to delete them is to delete their state; both need a group without members. Where there is state already, a
-larger group epoch goes with it as the state epoch, so that a leader with the old state is fenced. Each takes two steps. The first
-writes down what is about to happen and says what is to be done in the share coordinator. The second writes down the
-outcome. A coordinator that takes over between them finds the first step in its log, and the request or the next
-heartbeat repeats what is missing.
+larger group epoch goes with it as the state epoch, so that a leader with the old state is fenced.
+
+Each takes two steps. The first writes down what is about to happen and says what is to be done in the share coordinator.
+The second writes down the outcome. A coordinator that takes over between them finds the first step in its log, and the
+request or the next heartbeat repeats what is missing.
 """
 
 from __future__ import annotations
