@@ -15,7 +15,7 @@ import pytest
 
 from tests.poisoned import KEYS, POISONED, T0
 from tests.unit.log.compacted import open_log, prepare, put, seal, topic_config
-from tidemill.broker.clock import SteadyClock, SystemClock
+from tidemill.broker.clock import Clock, SystemClock
 from tidemill.broker.coordinators.runtime import HostedShard
 from tidemill.broker.partitions.appending.produce_rules import ProduceRules
 from tidemill.client.fetch import decoded
@@ -148,7 +148,7 @@ def test_a_coordinator_that_meets_it_does_not_load_and_says_so_in_one_line(
             cast("Any", partition),
             0,
             _Machine(),
-            SteadyClock(SystemClock(), asyncio.get_running_loop().time),
+            Clock(SystemClock(), asyncio.get_running_loop().time),
             respond=lambda _token, answer: answers.append(answer),
             report=lambda _effect: None,
             is_deserted=lambda: False,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Clock(Protocol):
-    """The wall clock."""
+class WallClock(Protocol):
+    """A wall clock, which may jump."""
 
     def wall_ms(self) -> int:
-        """Wall time, for timestamps and retention. It may jump, so timers and deadlines use the loop's time."""
+        """Milliseconds since 1970, for timestamps and retention."""
 
 
 class SystemClock:
@@ -21,16 +21,21 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
-class SteadyClock:
-    """A clock that starts at wall time and then advances with the loop's clock, so it cannot jump.
+class Clock:
+    """Both clocks of a process. Each has one origin, so times from different parts of the broker can be compared.
 
-    It is for deadlines that are kept as points in time, such as the sessions of group members. A wall clock that jumps
-    an hour forward would end them all at once; one that jumps back would keep dead members for an hour.
+    `wall_ms` is for timestamps and retention. `steady_ms` starts at wall time and then advances with the event loop's
+    clock, so it cannot jump. Deadlines and ages are steady: a wall clock that jumps an hour forward would end every
+    session of a group member at once, and one that jumps back would keep dead members for an hour.
+
+    Waits that an event loop ends by itself (`call_at`, `timeout`) use the loop's own seconds.
     """
 
-    def __init__(self, clock: Clock, loop_seconds: Callable[[], float]) -> None:
+    def __init__(self, wall: WallClock, loop_seconds: Callable[[], float]) -> None:
+        # An attribute, not a method: a produce request reads it, and is spared a call.
+        self.wall_ms = wall.wall_ms
         self._loop_seconds = loop_seconds
-        self._origin_ms = clock.wall_ms() - int(loop_seconds() * 1000)
+        self._origin_ms = wall.wall_ms() - int(loop_seconds() * 1000)
 
     def steady_ms(self) -> int:
         return self._origin_ms + int(self._loop_seconds() * 1000)

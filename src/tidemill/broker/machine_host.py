@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.broker.clock import SteadyClock
+from tidemill.broker.clock import Clock
 from tidemill.errors import ApiError
 from tidemill.runtime import NO_TOKEN
 
@@ -69,7 +69,7 @@ class DeadlineTimer:
     It may fire early: a deadline that moved back is found out then, so that moving one costs nothing.
     """
 
-    def __init__(self, clock: SteadyClock, on_due: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, on_due: Callable[[], None]) -> None:
         self._clock = clock
         self._on_due = on_due
         self._loop = asyncio.get_running_loop()

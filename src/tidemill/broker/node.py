@@ -272,7 +272,7 @@ class Node:
         )
         self._entrances.start()
         connection_rates = ConnectionRates(
-            asyncio.get_running_loop(), lambda: self._driver.image.security.client_quotas
+            self._platform.clock.steady_ms, lambda: self._driver.image.security.client_quotas
         )
         self._listening = self._platform.network.listen(
             self._dispatcher.dispatch, replace(_limits(self.config), throttle_ms=connection_rates.throttle_ms)

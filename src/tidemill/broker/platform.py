@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tidemill.broker.clock import Clock, SystemClock
+from tidemill.broker.clock import Clock, SystemClock, WallClock
 from tidemill.broker.disk.syncer import RunBlocking
 from tidemill.broker.net.network import Network
 from tidemill.broker.net.sockets import SocketNetwork
@@ -53,7 +53,7 @@ def boot_id() -> str | None:
 
 
 def real_platform(
-    *, files: Files | None = None, clock: Clock | None = None, rng: random.Random | None = None
+    *, files: Files | None = None, clock: WallClock | None = None, rng: random.Random | None = None
 ) -> Platform:
     """The operating system's own, for the running loop; tests may replace a part."""
     loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ def real_platform(
 
     return Platform(
         files=files or DiskFiles(),
-        clock=clock or SystemClock(),
+        clock=Clock(clock or SystemClock(), loop.time),
         network=network,
         rng=rng or random.SystemRandom(),
         run_blocking=lambda function: loop.run_in_executor(pool, function),

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from tidemill.broker.clock import Clock
 from tidemill.broker.net.sockets import SocketNetwork
 from tidemill.broker.node import Node
 from tidemill.broker.platform import Platform, boot_id
@@ -223,7 +224,7 @@ class NodeThread:
 
         return Platform(
             files=self._files,
-            clock=self._clock,
+            clock=Clock(self._clock, loop.time),
             network=self._network,
             rng=random.SystemRandom(),
             run_blocking=run_blocking,

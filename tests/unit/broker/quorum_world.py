@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tidemill.broker.clock import Clock
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address, Link
@@ -164,7 +165,8 @@ class TestNode:
         def start_blocking(function: Callable[[], Any]) -> Awaitable[Any]:
             return loop.create_task(run_blocking(function))
 
-        clock = SimpleNamespace(wall_ms=lambda: WALL_MS + self.wall_offset_ms + int(loop.time() * 1000))
+        wall = SimpleNamespace(wall_ms=lambda: WALL_MS + self.wall_offset_ms + int(loop.time() * 1000))
+        clock = Clock(wall, loop.time)
         platform = SimpleNamespace(
             files=self.disk,
             clock=clock,

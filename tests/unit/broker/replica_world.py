@@ -242,10 +242,11 @@ class World:
             properties["broker.rack"] = host.rack
         config, _ = load_broker_config(properties)
         rng = Random(host.id * 1000 + host.starts)
-        clock = WallClock(self.scheduler, 0)
+        wall = WallClock(self.scheduler, 0)
         platform = simulated_platform(
-            self.scheduler, self.wires, loop, host.name, host.disk, clock, DiskSpeed(), rng, host.starts
+            self.scheduler, self.wires, loop, host.name, host.disk, wall, DiskSpeed(), rng, host.starts
         )
+        clock = platform.clock
         data_dir = DataDir(platform.files, DATA, host.starts)
         data_dir.mark_in_use()
         syncer = Syncer(platform.run_blocking, clock.wall_ms)
@@ -264,6 +265,7 @@ class World:
             config=config,
             loop=loop,
             clock=clock,
+            wall=wall,
             replicas=host.replicas,
             marker_writer=MarkerWriter(host.replicas, cast(Any, None), clock),
             metrics=host.replicas.metrics,

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.unit.broker.node_client import LIMIT_S, SESSION_MS, Client, group_config, join
-from tidemill.broker.clock import SteadyClock
+from tidemill.broker.clock import Clock
 from tidemill.broker.node import Node
 from tidemill.broker.platform import real_platform
 
@@ -50,12 +50,12 @@ async def test_failure_28_a_clock_that_jumps_ends_no_session_and_keeps_no_silent
 
 def test_failure_28_a_steady_clock_starts_at_the_wall_clock_and_follows_the_loop() -> None:
     wall, loop_seconds = JumpingClock(), [1000.5]
-    steady = SteadyClock(wall, lambda: loop_seconds[0])
-    start_ms = steady.steady_ms()
+    clock = Clock(wall, lambda: loop_seconds[0])
+    start_ms = clock.steady_ms()
     assert start_ms == wall.ms
     wall.ms += HOUR_MS
-    assert steady.steady_ms() == start_ms
+    assert clock.steady_ms() == start_ms
     loop_seconds[0] += 2.25
-    assert steady.steady_ms() == start_ms + 2250
+    assert clock.steady_ms() == start_ms + 2250
     wall.ms -= 3 * HOUR_MS
-    assert steady.steady_ms() == start_ms + 2250
+    assert clock.steady_ms() == start_ms + 2250

@@ -60,7 +60,7 @@ class Clients:
 
     def __init__(self, quotas: Quotas) -> None:
         self.now_s = 100.0
-        self.quotas = ClientQuotas(cast(Any, SimpleNamespace(time=lambda: self.now_s)), quotas)
+        self.quotas = ClientQuotas(lambda: int(self.now_s * 1000), quotas)
         self.muted_ms: list[int] = []
 
     def request(self, user: str = "alice", client_id: str = "app") -> RequestUsage:
@@ -253,7 +253,7 @@ def test_quotas_of_addresses_measure_no_client() -> None:
 
 
 def test_broker_measures_only_while_there_is_a_quota_for_clients() -> None:
-    broker = SimpleNamespace(quotas=None, loop=SimpleNamespace(time=lambda: 0.0))
+    broker = SimpleNamespace(quotas=None, clock=SimpleNamespace(steady_ms=lambda: 0))
 
     def follow(quotas: Quotas) -> ClientQuotas | None:
         image = SimpleNamespace(security=SimpleNamespace(client_quotas=quotas))
@@ -351,7 +351,7 @@ def test_deleted_and_added_partitions_are_counted(version: int) -> None:
 def test_address_over_its_rate_waits_a_sample_at_most() -> None:
     clock = SimpleNamespace(now_s=100.0)
     quotas = {entity(ip="10.0.0.1"): {CONNECTION_CREATION_RATE: 0.5}}
-    rates = ConnectionRates(cast(Any, SimpleNamespace(time=lambda: clock.now_s)), lambda: quotas)
+    rates = ConnectionRates(lambda: int(clock.now_s * 1000), lambda: quotas)
     opened = [rates.throttle_ms("10.0.0.1") for _ in range(12)]
     assert opened == [0] * 5 + [1_000] * 7
     assert not any(rates.throttle_ms("10.0.0.2") for _ in range(100))

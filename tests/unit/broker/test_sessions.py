@@ -59,7 +59,7 @@ def test_jump_of_wall_clock_evicts_no_session(make_world: Callable[..., World]) 
     broker.fetch_sessions = FetchSessions(1, count(1).__next__)
     opening = FetchRequest(session_epoch=0)
     assert world.ask(1, opening).response.session_id == 1
-    broker.clock.skew_ms += 3_600_000
+    broker.wall.skew_ms += 3_600_000
     assert world.ask(1, opening).response.session_id == 0
     going_on = FetchRequest(session_id=1, session_epoch=1)
     assert world.ask(1, going_on).response.error_code == ErrorCode.NONE

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.certificates import Authority
+from tidemill.broker.clock import Clock
 from tidemill.broker.net.channel import Channel
 from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.net.network import Address, Dispatch, Entrance, Peer, ServerLimits
@@ -197,7 +198,7 @@ def test_certificate_that_no_rule_names_is_refused(
     assert "no rule of ssl.principal.mapping.rules applies to 'CN=stranger'" in caplog.text
 
 
-class _Clock:
+class _Wall:
     def wall_ms(self) -> int:
         return 1_700_000_000_000
 
@@ -228,7 +229,7 @@ def test_channel_logs_in_over_tls_and_again_before_its_session_ends(authority: A
             return handshakes[-1]
 
         settings = server_settings(sasl, lambda _mechanism, _user: None, None, b"decoy")
-        gate = SaslGate(settings, answer, loop, _Clock(), new_nonce, 1)
+        gate = SaslGate(settings, answer, loop, Clock(_Wall(), loop.time), new_nonce, 1)
         tls = contexts(authority)
         entrance = Entrance(tls=tls, login_bytes_max=1000, dispatch=gate.dispatch)
         async with serving(answer, entrance) as port:

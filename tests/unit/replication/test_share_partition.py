@@ -30,15 +30,15 @@ def begun(
 
 
 def take(
-    machine: SharePartition, records: int, end_offset: int, member: str = "m", now_ms: int = 0
+    machine: SharePartition, records: int, end_offset: int, member: str = "m", steady_ms: int = 0
 ) -> list[Acquired]:
-    first = machine.next_fetch_offset(now_ms)
+    first = machine.next_fetch_offset(steady_ms)
     assert first is not None
-    return machine.acquire(member, [Span(first, end_offset)], records, 500, now_ms)
+    return machine.acquire(member, [Span(first, end_offset)], records, 500, steady_ms)
 
 
-def say(machine: SharePartition, first: int, last: int, kind: AcknowledgeType, now_ms: int = 0) -> None:
-    machine.acknowledge("m", [AcknowledgedBatch(first, last, [kind])], now_ms)
+def say(machine: SharePartition, first: int, last: int, kind: AcknowledgeType, steady_ms: int = 0) -> None:
+    machine.acknowledge("m", [AcknowledgedBatch(first, last, [kind])], steady_ms)
     if machine.needs_write:
         machine.written(machine.next_write(), is_durable=True)
     machine.check_invariants()
@@ -70,9 +70,9 @@ def test_record_that_is_renewed_for_ever_does_not_stop_the_others() -> None:
     machine = begun(record_locks_max=10)
     take(machine, 1, 1)
     for number in range(1, 500):
-        say(machine, 0, 0, RENEW, now_ms=number * 1000)
-        assert take(machine, 1, number + 1, now_ms=number * 1000) == [Acquired(number, number + 1, 1)]
-        say(machine, number, number, ACCEPT, now_ms=number * 1000)
+        say(machine, 0, 0, RENEW, steady_ms=number * 1000)
+        assert take(machine, 1, number + 1, steady_ms=number * 1000) == [Acquired(number, number + 1, 1)]
+        say(machine, number, number, ACCEPT, steady_ms=number * 1000)
     assert machine.start_offset == 0
     assert len(list(machine.ranges())) == 2
 

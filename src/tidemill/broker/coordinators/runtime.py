@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from tidemill.broker.clock import Clock, SteadyClock
+from tidemill.broker.clock import Clock
 from tidemill.broker.machine_host import DeadlineTimer, Requests
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
@@ -67,7 +67,7 @@ class CoordinatorRuntime(Generic[MachineT]):
     ) -> None:
         self.topic = topic
         self._config = config
-        self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
+        self._clock = clock
         self._replicas = replicas
         self._controller = controller
         self._shards: dict[int, HostedShard[MachineT]] = {}
@@ -239,7 +239,7 @@ class HostedShard(Generic[MachineT]):
         partition: Partition,
         leader_epoch: int,
         machine: MachineT,
-        clock: SteadyClock,
+        clock: Clock,
         *,
         respond: Callable[[int, Any], None],
         report: Callable[[Any], None],

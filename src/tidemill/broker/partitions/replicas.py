@@ -82,6 +82,8 @@ class Replicas:
         self._on_fatal = on_fatal
         self._on_loss = on_loss
         self._loop = asyncio.get_running_loop()
+        self.steady_ms = platform.clock.steady_ms
+        self.wall_ms = platform.clock.wall_ms
         self.broker_id: int = config.node_id
         self.lag_time_max_ms = config.replication.lag_time_max_ms
         self.followers_serve_consumers = config.replication.selector_class is not None
@@ -166,12 +168,6 @@ class Replicas:
             yield from self.by_name.get(name, {}).values()
 
     # -- what partitions and fetch loops need of the broker --------------------------------------------------
-
-    def steady_ms(self) -> int:
-        return int(self._loop.time() * 1000)
-
-    def wall_ms(self) -> int:
-        return self._platform.clock.wall_ms()
 
     def note_lateness(self, late_ms: int) -> None:
         # Observations take memory until the status listener sorts them.

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill.broker.clock import SteadyClock
 from tidemill.broker.machine_host import DeadlineTimer, Requests
 from tidemill.broker.net.channel import Channels, PeerUnavailable
 from tidemill.broker.net.network import Address
@@ -77,7 +76,7 @@ class ControllerDriver:
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._clock = SteadyClock(platform.clock, self._loop.time)
+        self._clock = platform.clock
         self._channels = channels
         self._new_uuid = new_uuid
         self._on_change = on_change

@@ -286,7 +286,7 @@ class Quorum:
             config,
             self._platform.rng.randrange,
             self.cluster_id,
-            int(self._loop.time() * 1000),
+            self._platform.clock.steady_ms(),
             is_incomplete=log.is_incomplete,
         )
         self._replica = Replica(

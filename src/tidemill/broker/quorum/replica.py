@@ -90,6 +90,7 @@ class Replica:
         self._peers = peers
         self._syncer = syncer
         self._clock = clock
+        self.steady_ms = clock.steady_ms
         self._listener = listener
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
@@ -131,9 +132,6 @@ class Replica:
         self._end_resignation()
 
     # -- stepping --------------------------------------------------------------------------------------------
-
-    def steady_ms(self) -> int:
-        return int(self._loop.time() * 1000)
 
     def _arm(self) -> None:
         is_idle = self._is_stopped or self.is_waiting_for_space

@@ -99,7 +99,7 @@ class Broker:
         if not limits_clients(quotas):
             self.quotas = None
         elif self.quotas is None:
-            self.quotas = ClientQuotas(self.loop, quotas)
+            self.quotas = ClientQuotas(self.clock.steady_ms, quotas)
         else:
             self.quotas.follow(quotas)
 

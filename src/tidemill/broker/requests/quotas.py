@@ -12,7 +12,6 @@ without one. Its sensors outlive a change of the quotas: a new limit applies to 
 from __future__ import annotations
 
 import types
-from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Generator
 from time import perf_counter
 from typing import Any, TypeVar
@@ -91,8 +90,8 @@ class Sensor:
 class ClientQuotas:
     """Finds the sensor of a client for each kind of quota."""
 
-    def __init__(self, loop: AbstractEventLoop, quotas: Quotas) -> None:
-        self._loop = loop
+    def __init__(self, steady_ms: Callable[[], int], quotas: Quotas) -> None:
+        self.steady_ms = steady_ms
         self._quotas = quotas
         # The least recently made or found first.
         self._sensors: dict[tuple[str, QuotaEntity], Sensor] = {}
@@ -108,9 +107,6 @@ class ClientQuotas:
     def version(self) -> Quotas:
         """The quotas that apply. Their identity is their version."""
         return self._quotas
-
-    def steady_ms(self) -> int:
-        return int(self._loop.time() * 1000)
 
     def sensor(self, kind: str, user: str, client_id: str) -> Sensor | None:
         name = (kind, user, client_id)
@@ -271,8 +267,8 @@ class RequestUsage:
 class ConnectionRates:
     """The rate at which each address opens connections (KIP-612)."""
 
-    def __init__(self, loop: AbstractEventLoop, quotas: Callable[[], Quotas]) -> None:
-        self._loop = loop
+    def __init__(self, steady_ms: Callable[[], int], quotas: Callable[[], Quotas]) -> None:
+        self._steady_ms = steady_ms
         self._quotas = quotas
         # The address that was measured first comes first.
         self._rates: dict[str, Rate] = {}
@@ -289,7 +285,7 @@ class ConnectionRates:
             if len(self._rates) >= _SENSORS_MAX:
                 del self._rates[next(iter(self._rates))]
             rate = self._rates[address] = Rate()
-        steady_ms = int(self._loop.time() * 1000)
+        steady_ms = self._steady_ms()
         rate.record(1, steady_ms)
         wait_ms = throttle_ms(rate, limit, steady_ms)
         if wait_ms:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from tidemill.broker.clock import SteadyClock
+from tidemill.broker.clock import Clock
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.machine_host import DeadlineTimer
 from tidemill.broker.partitions.partition import Partition
@@ -101,7 +101,7 @@ class LedSharePartition:
         partition: Partition,
         settings: ShareSettings,
         states: ShareStates,
-        clock: SteadyClock,
+        clock: Clock,
         host: ShareHost,
         letters: DeadLetters,
         counts: ShareCounts,

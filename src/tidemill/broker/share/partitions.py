@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
-from tidemill.broker.clock import Clock, SteadyClock
+from tidemill.broker.clock import Clock
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
@@ -49,7 +49,7 @@ class SharePartitions:
         self._image = image
         self._states = states
         self._letters = DeadLetters(replicas, channels, image)
-        self._clock = SteadyClock(clock, asyncio.get_running_loop().time)
+        self._clock = clock
         self._led: dict[SharePartitionKey, LedSharePartition] = {}
         self._counts: dict[SharePartitionKey, ShareCounts] = {}
         self._tasks: set[asyncio.Task[None]] = set()

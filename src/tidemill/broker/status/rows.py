@@ -263,7 +263,7 @@ async def _client_quotas(broker: Broker) -> list[bytes]:
     for number, (kind, entity, sensor) in enumerate(sensors, 1):
         parts = dict(entity.parts)
         user, client_id = (_escaped(parts.get(each) or "") for each in (USER, CLIENT_ID))
-        steady_ms = int(broker.loop.time() * 1000)
+        steady_ms = broker.clock.steady_ms()
         families[kind].add(
             f'{{user="{user}",client_id="{client_id}"}}',
             (sensor.rate.per_second(steady_ms), sensor.average_throttle_ms(steady_ms)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tidemill.broker.clock import Clock
 from tidemill.broker.platform import Platform
 from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.sim.platform.loops import Scheduler, SimulatedLoop
@@ -97,7 +98,7 @@ def simulated_platform(
 ) -> Platform:
     return Platform(
         files=disk,
-        clock=clock,
+        clock=Clock(clock, loop.time),
         network=wires.of(loop, host),
         rng=rng,
         run_blocking=Blocking(scheduler, loop, speed, rng),

@@ -83,14 +83,14 @@ class PassingOn:
         A client that loses a partition from its metadata may fail the records which wait for it in its buffers. So the
         removal waits for a pause of its producers, if there is one.
         """
-        now_ms = self._host.steady_ms()
+        steady_ms = self._host.steady_ms()
         if not is_empty:
             self._empty_since_ms = None
             return False
         if self._empty_since_ms is None:
-            self._empty_since_ms = now_ms
-        is_quiet = now_ms - self._used_ms >= _QUIET_MS
-        return is_quiet or now_ms - self._empty_since_ms >= _QUIET_AWAITED_MS
+            self._empty_since_ms = steady_ms
+        is_quiet = steady_ms - self._used_ms >= _QUIET_MS
+        return is_quiet or steady_ms - self._empty_since_ms >= _QUIET_AWAITED_MS
 
     def submit(
         self,

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from tidemill.broker.clock import Clock
+from tidemill.broker.clock import WallClock
 from tidemill.broker.disk.rounds import Rounds
 from tidemill.broker.disk.syncer import RunBlocking
 from tidemill.broker.partitions.partition import Partition
@@ -43,7 +43,7 @@ class Compactor:
         config: BrokerConfig,
         files: Files,
         data_dir: DataDir,
-        clock: Clock,
+        clock: WallClock,
         partitions: Callable[[], Iterable[Partition]],
         run_blocking: RunBlocking,
         run_elsewhere: RunCleaning | None = None,

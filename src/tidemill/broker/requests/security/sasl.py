@@ -101,7 +101,7 @@ class SaslGate:
         if api_key in (HANDSHAKE_KEY, AUTHENTICATE_KEY):
             self._take_step(connection, session, frame)
         elif session.state is SaslState.AUTHENTICATED:
-            if session.session_expires_ms is not None and session.is_expired(self._steady_ms()):
+            if session.session_expires_ms is not None and session.is_expired(self._clock.steady_ms()):
                 connection.close("its session has expired, and it did not log in again (KIP-368)")
             else:
                 self._behind(connection, frame)
@@ -139,13 +139,13 @@ class SaslGate:
 
     def _handshake(self, session: SaslServer, request: SaslHandshakeRequest, version: int) -> Response:
         reply = session.handshake(
-            request.mechanism, version, nonce=self._new_nonce(), steady_ms=self._steady_ms()
+            request.mechanism, version, nonce=self._new_nonce(), steady_ms=self._clock.steady_ms()
         )
         return SaslHandshakeResponse(error_code=reply.error_code, mechanisms=list(reply.mechanisms))
 
     def _authenticate(self, session: SaslServer, request: SaslAuthenticateRequest) -> Response:
         reply = session.authenticate(
-            bytes(request.auth_bytes), wall_ms=self._clock.wall_ms(), steady_ms=self._steady_ms()
+            bytes(request.auth_bytes), wall_ms=self._clock.wall_ms(), steady_ms=self._clock.steady_ms()
         )
         return SaslAuthenticateResponse(
             error_code=reply.error_code,
@@ -157,7 +157,9 @@ class SaslGate:
     def _take_raw_token(self, connection: Peer, session: SaslServer, token: bytes) -> None:
         """After a handshake of version 0: the frame is the token, and so is the answer."""
         reply = connection.expect_reply()
-        answer = session.authenticate_raw(token, wall_ms=self._clock.wall_ms(), steady_ms=self._steady_ms())
+        answer = session.authenticate_raw(
+            token, wall_ms=self._clock.wall_ms(), steady_ms=self._clock.steady_ms()
+        )
         if answer is None:
             self._fail_later(connection, session, lambda: None)
             return
@@ -187,9 +189,6 @@ class SaslGate:
             self._loop.time(),
         )
         connection.close(None)
-
-    def _steady_ms(self) -> int:
-        return int(self._loop.time() * 1000)
 
 
 def server_settings(
