@@ -11,6 +11,7 @@ LeaderEpoch = NewType("LeaderEpoch", int)
 PartitionEpoch = NewType("PartitionEpoch", int)
 Offset = NewType("Offset", int)
 ProducerId = NewType("ProducerId", int)
+ProducerEpoch = NewType("ProducerEpoch", int)
 
 # The 16 raw bytes of the wire, so that a slice of a request is a dictionary key without parsing.
 TopicId = NewType("TopicId", bytes)

@@ -33,7 +33,7 @@ from tidemill.protocol.api.transactions import (
     InitProducerIdResponse,
 )
 from tidemill.protocol.schema import Request, Response
-from tidemill.types import TopicPartition
+from tidemill.types import ProducerEpoch, TopicPartition
 
 # Ids of newer clients, whose every transaction has an epoch of its own, and of older ones.
 NEW_IDS, OLD_IDS = ("new-1", "new-2"), ("old-1",)
@@ -199,7 +199,7 @@ class Lives:
     def hear_of_other_markers(self, transactional_id: str, back: int) -> None:
         """Report markers of earlier or unknown transactions, but not the ones that are due now."""
         producer = self.producer(transactional_id, back)
-        told = MarkersWritten(transactional_id, *producer)
+        told = MarkersWritten(transactional_id, producer[0], ProducerEpoch(producer[1]))
         wanted = self.world.markers.get(transactional_id)
         if wanted is None or wanted.written != told:
             before = self.world.machine.transactions.get(transactional_id)
@@ -228,7 +228,7 @@ class Lives:
         transaction = self.world.machine.transactions.get(transactional_id)
         if transaction is None or not transaction.is_idle or self.world.log.refuse_with is not None:
             return
-        later = replace(transaction, producer_epoch=max(transaction.producer_epoch, 32_765))
+        later = replace(transaction, producer_epoch=ProducerEpoch(max(transaction.producer_epoch, 32_765)))
         self.world.write(TransactionRecord(transactional_id, later))
         self.world.release_commits()
         self.note()

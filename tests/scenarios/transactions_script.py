@@ -30,6 +30,7 @@ from tidemill.protocol.api.transactions import (
     InitProducerIdResponse,
     ListTransactionsRequest,
 )
+from tidemill.types import ProducerEpoch
 
 
 class Client:
@@ -118,14 +119,16 @@ class Script:
         transactional_id = command.words[0]
         if "producer" in command.options:
             producer_id, epoch = map(int, command.options["producer"].split(":"))
-            self.world.markers_written(MarkersWritten(transactional_id, producer_id, epoch))
+            self.world.markers_written(MarkersWritten(transactional_id, producer_id, ProducerEpoch(epoch)))
         else:
             self.world.markers_written(self.world.markers[transactional_id].written)
 
     def do_at_epoch(self, command: Command) -> None:
         """Many bumps later, and on another coordinator."""
         transactional_id, epoch = command.words
-        transaction = replace(self.world.machine.transactions[transactional_id], producer_epoch=int(epoch))
+        transaction = replace(
+            self.world.machine.transactions[transactional_id], producer_epoch=ProducerEpoch(int(epoch))
+        )
         self.world.write(TransactionRecord(transactional_id, transaction))
 
     def do_state(self, command: Command) -> list[str]:

@@ -11,6 +11,7 @@ from tidemill.coordinator.transactions import machine as transactions
 from tidemill.coordinator.transactions import records as transaction_records
 from tidemill.coordinator.transactions import rules as transaction_rules
 from tidemill.coordinator.transactions import transaction
+from tidemill.coordinator.transactions.transaction import NO_PRODUCER_EPOCH
 from tidemill.sim.clients import two_phase
 from tidemill.sim.clients.transactor import Transactor
 
@@ -79,7 +80,7 @@ def a_new_coordinator_forgets_who_took_over(replace: Replace) -> None:
         record = original(key, value)
         if record is None or record.transaction is None or not record.transaction.is_kept:
             return record
-        forgotten = replace_(record.transaction, next_producer_id=-1, next_producer_epoch=-1)
+        forgotten = replace_(record.transaction, next_producer_id=-1, next_producer_epoch=NO_PRODUCER_EPOCH)
         return record._replace(transaction=forgotten)
 
     replace(transaction_records, "decode", decode)

@@ -32,6 +32,8 @@ FEATURE_LEVELS: Mapping[str, int] = {
 }
 MIN_ISR = "min.insync.replicas"
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
+# Versions of UpdateFeatures. The first with upgrade types instead of `allow_downgrade`.
+_UPGRADE_TYPES_SINCE = 1
 # The first version without results for single features.
 _FIRST_WITHOUT_RESULTS = 2
 
@@ -91,7 +93,7 @@ def update_features(
 
 def _update_problem(image: MetadataImage, node_id: int, update: FeatureUpdateKey, version: int) -> str | None:
     kind = update.upgrade_type
-    if version == 0:
+    if version < _UPGRADE_TYPES_SINCE:
         kind = _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
     if kind not in (_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE):
         return "The controller does not support the given upgrade type."

@@ -29,6 +29,8 @@ from tidemill.security.principals import Principal
 HANDSHAKE_KEY, API_VERSIONS_KEY, AUTHENTICATE_KEY = 17, 18, 36
 MECHANISMS = (plain.MECHANISM, *scram.MECHANISMS, oauthbearer.MECHANISM)
 REAUTHENTICATION_INTERVAL_MS_MIN = 1_000
+# The version of SaslHandshake after which tokens are frames without headers.
+_RAW_TOKENS = 0
 
 # Begins a mechanism's conversation with a nonce that is used for nothing else.
 StartConversation = Callable[[str], ServerConversation]
@@ -109,7 +111,7 @@ class SaslServer:
         enabled = tuple(self._settings.mechanisms)
         if self.state is SaslState.AUTHENTICATED:
             since_ms = steady_ms - (self._began_ms or 0)
-            if version == 0 or since_ms < REAUTHENTICATION_INTERVAL_MS_MIN:
+            if version == _RAW_TOKENS or since_ms < REAUTHENTICATION_INTERVAL_MS_MIN:
                 return HandshakeReply(ErrorCode.ILLEGAL_SASL_STATE, ())
             self._previous_mechanism = self._mechanism
         elif self.state is not SaslState.HANDSHAKE:
@@ -122,7 +124,7 @@ class SaslServer:
         self._began_ms = steady_ms
         self._mechanism = mechanism
         self._conversation = start(nonce)
-        self.expects_raw_tokens = version == 0
+        self.expects_raw_tokens = version == _RAW_TOKENS
         self.state = SaslState.AUTHENTICATE
         return HandshakeReply(ErrorCode.NONE, enabled)
 

@@ -33,7 +33,7 @@ from tidemill.protocol.api.transactions import (
 )
 from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Request
-from tidemill.types import TopicPartition
+from tidemill.types import ProducerEpoch, TopicPartition
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -173,7 +173,7 @@ def test_markers_are_wanted_only_when_the_decision_is_committed() -> None:
     assert world.markers == {
         "tx": WriteMarkers("tx", TransactionEnd(1000, 1, world.coordinator_epoch, True, 2), (ORDERS,))
     }
-    assert world.markers["tx"].written == MarkersWritten("tx", 1000, 1)
+    assert world.markers["tx"].written == MarkersWritten("tx", 1000, ProducerEpoch(1))
 
 
 def test_what_is_decided_but_not_committed_when_loading_gets_its_markers_when_it_is_committed() -> None:
@@ -223,13 +223,18 @@ def test_ends_that_bump_the_epoch(
     before: TransactionState, producer: tuple[int, int], is_commit: bool, expected: Ending | ErrorCode
 ) -> None:
     transaction = Transaction(
-        "tx", 7, 3, 60_000, 0, state=before, start_ms=0, client_version=EPOCH_BUMP_SINCE
+        "tx", 7, ProducerEpoch(3), 60_000, 0, state=before, start_ms=0, client_version=EPOCH_BUMP_SINCE
     )
     if isinstance(expected, Ending):
-        assert bumping_ending(transaction, Producer(*producer), is_commit=is_commit) is expected
+        assert (
+            bumping_ending(
+                transaction, Producer(producer[0], ProducerEpoch(producer[1])), is_commit=is_commit
+            )
+            is expected
+        )
         return
     with pytest.raises(ApiError) as raised:
-        bumping_ending(transaction, Producer(*producer), is_commit=is_commit)
+        bumping_ending(transaction, Producer(producer[0], ProducerEpoch(producer[1])), is_commit=is_commit)
     assert raised.value.code is expected
 
 
@@ -237,9 +242,9 @@ def test_ends_that_bump_the_epoch(
 def test_an_end_under_the_epoch_before_is_no_retry_when_the_last_end_did_not_bump(is_commit: bool) -> None:
     """The last transaction was an old client's. A producer with the epoch before was fenced when it began."""
     state = TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT
-    transaction = Transaction("tx", 7, 3, 60_000, 0, state=state, start_ms=0, client_version=0)
+    transaction = Transaction("tx", 7, ProducerEpoch(3), 60_000, 0, state=state, start_ms=0, client_version=0)
     with pytest.raises(ApiError) as raised:
-        bumping_ending(transaction, Producer(7, 2), is_commit=is_commit)
+        bumping_ending(transaction, Producer(7, ProducerEpoch(2)), is_commit=is_commit)
     assert raised.value.code is ErrorCode.PRODUCER_FENCED
 
 
@@ -249,7 +254,7 @@ def test_records_are_kafkas() -> None:
     transaction = Transaction(
         "t",
         producer_id=5,
-        producer_epoch=2,
+        producer_epoch=ProducerEpoch(2),
         timeout_ms=60_000,
         last_update_ms=258,
         state=TransactionState.ONGOING,
@@ -270,7 +275,7 @@ def test_records_are_kafkas() -> None:
 
 
 def test_a_record_of_version_0_has_no_room_for_ids_and_an_empty_one_no_partitions() -> None:
-    transaction = Transaction("t", 5, 2, 60_000, 258, previous_producer_id=4, client_version=0)
+    transaction = Transaction("t", 5, ProducerEpoch(2), 60_000, 258, previous_producer_id=4, client_version=0)
     key, value = encode(TransactionRecord("t", transaction), 0)
     assert value == bytes.fromhex(
         "0000000000000000000500020000ea6000ffffffff0000000000000102ffffffffffffffff"

@@ -10,25 +10,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidemill.coordinator.transactions.transaction import NO_PRODUCER_EPOCH, Transaction
+from tidemill.types import ProducerEpoch
 
 
 class _LastEpoch(NamedTuple):
     producer_id: int
-    producer_epoch: int
-    last_epoch: int
+    producer_epoch: ProducerEpoch
+    last_epoch: ProducerEpoch
 
 
 class LastEpochs:
     def __init__(self) -> None:
         self._entries: dict[str, _LastEpoch] = {}
 
-    def of(self, transaction: Transaction) -> int:
+    def of(self, transaction: Transaction) -> ProducerEpoch:
         known = self._entries.get(transaction.transactional_id)
         if known is None or known[:2] != (transaction.producer_id, transaction.producer_epoch):
             return NO_PRODUCER_EPOCH
         return known.last_epoch
 
-    def note(self, after: Transaction, last_epoch: int) -> Callable[[], None]:
+    def note(self, after: Transaction, last_epoch: ProducerEpoch) -> Callable[[], None]:
         """Set the last epoch for when `after` is written. Returns a function that undoes this."""
         known = self._entries.get(after.transactional_id)
         self._entries[after.transactional_id] = _LastEpoch(

@@ -31,6 +31,7 @@ from tidemill.coordinator.transactions.records import TransactionRecord
 from tidemill.coordinator.transactions.rules import Ending, Initialization
 from tidemill.coordinator.transactions.transaction import (
     EPOCH_BUMP_SINCE,
+    FLEXIBLE_RECORDS_SINCE,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     TIMEOUT_NEVER_MS,
@@ -63,7 +64,7 @@ from tidemill.protocol.coordinator_responses import (
     verified_response,
 )
 from tidemill.protocol.schema import Request, Response
-from tidemill.types import TopicPartition
+from tidemill.types import ProducerEpoch, TopicPartition
 
 if TYPE_CHECKING:
     Decision = machine.Decision[TransactionRecord, Any]
@@ -93,7 +94,7 @@ class MarkersWritten(NamedTuple):
 
     transactional_id: str
     producer_id: int
-    producer_epoch: int
+    producer_epoch: ProducerEpoch
 
 
 class WriteMarkers(NamedTuple):
@@ -105,7 +106,9 @@ class WriteMarkers(NamedTuple):
 
     @property
     def written(self) -> MarkersWritten:
-        return MarkersWritten(self.transactional_id, self.end.producer_id, self.end.producer_epoch)
+        return MarkersWritten(
+            self.transactional_id, self.end.producer_id, ProducerEpoch(self.end.producer_epoch)
+        )
 
 
 class Transactions:
@@ -259,13 +262,13 @@ class Transactions:
     def _after(self, producer: Producer) -> Producer:
         """Returns the same producer with its next epoch, or with a new id when no epoch is left."""
         if is_exhausted(producer.producer_epoch):
-            return Producer(self._new_producer_id(), 0)
-        return Producer(producer.producer_id, producer.producer_epoch + 1)
+            return Producer(self._new_producer_id(), ProducerEpoch(0))
+        return Producer(producer.producer_id, ProducerEpoch(producer.producer_epoch + 1))
 
     def _add_partitions(self, request: AddPartitionsToTxnRequest, caller: Caller, steady_ms: int) -> Decision:
         wanted = added_transaction(request, caller.api_version)
         partitions = added_partitions(wanted)
-        producer = Producer(wanted.producer_id, wanted.producer_epoch)
+        producer = Producer(wanted.producer_id, ProducerEpoch(wanted.producer_epoch))
         if not wanted.transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         if wanted.verify_only:
@@ -282,7 +285,7 @@ class Transactions:
         if not request.transactional_id:
             raise ApiError(ErrorCode.INVALID_REQUEST)
         partition = TopicPartition(OFFSETS_TOPIC, self._offsets_partition_of(request.group_id))
-        producer = Producer(request.producer_id, request.producer_epoch)
+        producer = Producer(request.producer_id, ProducerEpoch(request.producer_epoch))
         response = AddOffsetsToTxnResponse()
         return self._add(request.transactional_id, producer, {partition: None}, 0, steady_ms, response)
 
@@ -307,7 +310,7 @@ class Transactions:
         transaction = self.transactions.get(request.transactional_id)
         if transaction is None:
             raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        producer = Producer(request.producer_id, request.producer_epoch)
+        producer = Producer(request.producer_id, ProducerEpoch(request.producer_epoch))
         is_commit = request.committed
         if caller.api_version < _END_BUMPS_EPOCH_SINCE:
             ending = transaction_rules.ending(transaction, producer, is_commit=is_commit)
@@ -316,7 +319,7 @@ class Transactions:
             after = transaction.prepared(
                 is_commit=is_commit,
                 # The writer of a transaction that was taken over is fenced by its markers.
-                producer_epoch=transaction.producer_epoch + transaction.is_kept,
+                producer_epoch=ProducerEpoch(transaction.producer_epoch + transaction.is_kept),
                 following=transaction.client if transaction.is_kept else None,
                 client_version=0,
                 steady_ms=steady_ms,
@@ -426,7 +429,7 @@ class Transactions:
             return self._prepare(after, reply, transaction.client.producer_epoch)
         after = transaction.prepared(
             is_commit=False,
-            producer_epoch=transaction.producer_epoch + 1,
+            producer_epoch=ProducerEpoch(transaction.producer_epoch + 1),
             following=None,
             client_version=0,
             steady_ms=steady_ms,
@@ -442,13 +445,13 @@ class Transactions:
             following = Producer(self._new_producer_id(), NO_PRODUCER_EPOCH)
         return transaction.prepared(
             is_commit=is_commit,
-            producer_epoch=transaction.producer_epoch + 1,
+            producer_epoch=ProducerEpoch(transaction.producer_epoch + 1),
             following=following,
             client_version=EPOCH_BUMP_SINCE,
             steady_ms=steady_ms,
         )
 
-    def _prepare(self, prepared: Transaction, reply: Response, last_epoch: int) -> Decision:
+    def _prepare(self, prepared: Transaction, reply: Response, last_epoch: ProducerEpoch) -> Decision:
         """Returns the decision that ends a transaction. Once it is committed, the markers are written."""
         return self._transition(
             prepared, reply, last_epoch=last_epoch, committed_effects=[self._write_markers(prepared)]
@@ -459,7 +462,7 @@ class Transactions:
         after: Transaction,
         reply: Response | None,
         *,
-        last_epoch: int | None = None,
+        last_epoch: ProducerEpoch | None = None,
         committed_effects: list[WriteMarkers] | None = None,
         on_failed: Callable[[ErrorCode], None] | None = None,
     ) -> Decision:
@@ -475,8 +478,8 @@ class Transactions:
         return Decision([record], reply, on_failed=failed, committed_effects=committed_effects or ())
 
     def _as_recorded(self, transaction: Transaction) -> Transaction:
-        """Returns the transaction without the fields that the record lacks while the cluster is at version 0."""
-        if self._transaction_version >= 1:
+        """Returns the transaction without the fields that the record lacks before `FLEXIBLE_RECORDS_SINCE`."""
+        if self._transaction_version >= FLEXIBLE_RECORDS_SINCE:
             return transaction
         return replace(
             transaction,
@@ -534,7 +537,7 @@ def _transactional_id(call: TransactionCall) -> str:
 
 def _expected_producer(request: InitProducerIdRequest) -> Producer | None:
     """Returns the producer that the request names; None when it names none."""
-    expected = Producer(request.producer_id, request.producer_epoch)
+    expected = Producer(request.producer_id, ProducerEpoch(request.producer_epoch))
     if expected == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH):
         return None
     if expected.producer_id == NO_PRODUCER_ID or expected.producer_epoch == NO_PRODUCER_EPOCH:

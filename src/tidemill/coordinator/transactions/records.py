@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidemill.coordinator.transactions.transaction import Transaction, TransactionState
+from tidemill.coordinator.transactions.transaction import (
+    FLEXIBLE_RECORDS_SINCE,
+    Transaction,
+    TransactionState,
+)
 from tidemill.errors import ProtocolError
 from tidemill.protocol.api.coordinator_records import (
     TRANSACTION_RECORDS,
@@ -23,9 +27,10 @@ from tidemill.protocol.api.coordinator_records import (
     encode_value,
 )
 from tidemill.protocol.wire import read_int16
-from tidemill.types import TopicPartition
+from tidemill.types import ProducerEpoch, TopicPartition
 
-_FLEXIBLE_SINCE_TRANSACTION_VERSION = 1
+# Versions of TransactionLogValue.
+_PLAIN_VALUE, _FLEXIBLE_VALUE = 0, 1
 
 
 class TransactionRecord(NamedTuple):
@@ -40,7 +45,7 @@ def encode(record: TransactionRecord, transaction_version: int) -> tuple[bytes, 
     transaction = record.transaction
     if transaction is None:
         return key, None
-    version = 1 if transaction_version >= _FLEXIBLE_SINCE_TRANSACTION_VERSION else 0
+    is_flexible = transaction_version >= FLEXIBLE_RECORDS_SINCE
     value = TransactionLogValue(
         producer_id=transaction.producer_id,
         producer_epoch=transaction.producer_epoch,
@@ -50,12 +55,12 @@ def encode(record: TransactionRecord, transaction_version: int) -> tuple[bytes, 
         transaction_last_update_timestamp_ms=transaction.last_update_ms,
         transaction_start_timestamp_ms=transaction.start_ms,
     )
-    if version >= 1:
+    if is_flexible:
         value.previous_producer_id = transaction.previous_producer_id
         value.next_producer_id = transaction.next_producer_id
         value.next_producer_epoch = transaction.next_producer_epoch
         value.client_transaction_version = transaction.client_version
-    return key, encode_value(value, version)
+    return key, encode_value(value, _FLEXIBLE_VALUE if is_flexible else _PLAIN_VALUE)
 
 
 def _partitions(transaction: Transaction) -> list[PartitionsSchema] | None:
@@ -89,7 +94,7 @@ def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:
         Transaction(
             transactional_id=decoded.transactional_id,
             producer_id=message.producer_id,
-            producer_epoch=message.producer_epoch,
+            producer_epoch=ProducerEpoch(message.producer_epoch),
             timeout_ms=message.transaction_timeout_ms,
             last_update_ms=message.transaction_last_update_timestamp_ms,
             state=TransactionState(message.transaction_status),
@@ -97,7 +102,7 @@ def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:
             start_ms=message.transaction_start_timestamp_ms,
             previous_producer_id=message.previous_producer_id,
             next_producer_id=message.next_producer_id,
-            next_producer_epoch=message.next_producer_epoch,
+            next_producer_epoch=ProducerEpoch(message.next_producer_epoch),
             client_version=message.client_transaction_version,
         ),
     )

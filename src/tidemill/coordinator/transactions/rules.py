@@ -36,7 +36,7 @@ from tidemill.coordinator.transactions.transaction import (
     is_exhausted,
 )
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.types import TopicPartition
+from tidemill.types import ProducerEpoch, TopicPartition
 
 
 class Ending(Enum):
@@ -57,7 +57,11 @@ class Initialization(Enum):
 
 
 def initialization(
-    transaction: Transaction, expected: Producer | None, last_producer_epoch: int, *, keeps_prepared: bool
+    transaction: Transaction,
+    expected: Producer | None,
+    last_producer_epoch: ProducerEpoch,
+    *,
+    keeps_prepared: bool,
 ) -> Initialization:
     """`expected` is the id and epoch that a producer sends to continue after an error (KIP-360)."""
     if transaction.is_prepared:

@@ -21,14 +21,16 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidemill.types import TopicPartition
+from tidemill.types import ProducerEpoch, TopicPartition
 
 NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
+NO_PRODUCER_EPOCH = ProducerEpoch(-1)
 EPOCH_MAX = 32_767
 # The timeout of a transaction in a two-phase commit, which only its client ends.
 TIMEOUT_NEVER_MS = 2**31 - 1
-# Version 2: the epoch is bumped with every transaction, and the broker adds partitions for the client.
+# Versions of transactions. 1: records are flexible, and tell the next producer and the version of the client.
+FLEXIBLE_RECORDS_SINCE = 1
+# 2: the epoch is bumped with every transaction, and the broker adds partitions for the client.
 EPOCH_BUMP_SINCE = 2
 
 
@@ -54,14 +56,14 @@ class Producer(NamedTuple):
     """The id and epoch of a producer: the sender of a request, or the one that is expected."""
 
     producer_id: int
-    producer_epoch: int
+    producer_epoch: ProducerEpoch
 
 
 STATES_BY_LABEL = {state.label: state for state in TransactionState}
 _PREPARED = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
-def is_exhausted(producer_epoch: int) -> bool:
+def is_exhausted(producer_epoch: ProducerEpoch) -> bool:
     return producer_epoch >= EPOCH_MAX - 1
 
 
@@ -71,7 +73,7 @@ class Transaction:
 
     transactional_id: str
     producer_id: int
-    producer_epoch: int
+    producer_epoch: ProducerEpoch
     timeout_ms: int
     last_update_ms: int
     state: TransactionState = TransactionState.EMPTY
@@ -81,7 +83,7 @@ class Transaction:
     # is a new id with epoch 0, or the id and epoch of the producer that took the transaction over.
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
-    next_producer_epoch: int = NO_PRODUCER_EPOCH
+    next_producer_epoch: ProducerEpoch = NO_PRODUCER_EPOCH
     client_version: int = 0
 
     @property
@@ -132,7 +134,7 @@ class Transaction:
     # Transitions.
 
     def initialized(
-        self, producer_id: int, producer_epoch: int, timeout_ms: int, steady_ms: int
+        self, producer_id: int, producer_epoch: ProducerEpoch, timeout_ms: int, steady_ms: int
     ) -> Transaction:
         """Returns the value after InitProducerId: a new producer, or the same one with a new epoch."""
         return replace(
@@ -175,7 +177,7 @@ class Transaction:
         self,
         *,
         is_commit: bool,
-        producer_epoch: int,
+        producer_epoch: ProducerEpoch,
         following: Producer | None,
         client_version: int,
         steady_ms: int,
@@ -205,7 +207,9 @@ class Transaction:
             self,
             state=TransactionState.COMPLETE_COMMIT if self.is_commit else TransactionState.COMPLETE_ABORT,
             producer_id=self.next_producer_id if has_next_id else self.producer_id,
-            producer_epoch=max(0, self.next_producer_epoch) if has_next_id else self.producer_epoch,
+            producer_epoch=ProducerEpoch(max(0, self.next_producer_epoch))
+            if has_next_id
+            else self.producer_epoch,
             partitions={},
             last_update_ms=steady_ms,
             previous_producer_id=self.producer_id,
