@@ -9,7 +9,6 @@ BrokerId = NewType("BrokerId", int)
 BrokerEpoch = NewType("BrokerEpoch", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 PartitionEpoch = NewType("PartitionEpoch", int)
-Offset = NewType("Offset", int)
 ProducerId = NewType("ProducerId", int)
 ProducerEpoch = NewType("ProducerEpoch", int)
 
@@ -19,7 +18,7 @@ TopicId = NewType("TopicId", bytes)
 NO_TOPIC_ID = TopicId(bytes(16))
 NO_BROKER = BrokerId(-1)
 NO_LEADER_EPOCH = LeaderEpoch(-1)
-NO_OFFSET = Offset(-1)
+NO_OFFSET = -1
 NO_PRODUCER_ID = ProducerId(-1)
 NO_TIMESTAMP = -1
 

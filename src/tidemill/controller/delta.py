@@ -44,7 +44,7 @@ from tidemill.protocol.api.metadata import (
     UnregisterBrokerRecord,
 )
 from tidemill.protocol.schema import DataMessage
-from tidemill.types import BrokerEpoch, BrokerId, LeaderEpoch, Offset, PartitionEpoch, ProducerId, TopicId
+from tidemill.types import BrokerEpoch, BrokerId, LeaderEpoch, PartitionEpoch, ProducerId, TopicId
 
 _LEADER_UNCHANGED = -2
 _RECOVERY_UNCHANGED = -1
@@ -115,7 +115,7 @@ class MetadataDelta:
         if handler is None:
             raise ValueError(f"{type(record).__name__} has no place in the metadata image")
         handler(self, record)
-        self.end_offset = Offset((self.end_offset if offset is None else offset) + 1)
+        self.end_offset = (self.end_offset if offset is None else offset) + 1
 
     def apply(self) -> MetadataImage:
         """Returns the image after the records. The old image stays unchanged."""

@@ -18,7 +18,6 @@ from tidemill.types import (
     BrokerEpoch,
     BrokerId,
     LeaderEpoch,
-    Offset,
     PartitionEpoch,
     ProducerId,
     TopicId,
@@ -26,7 +25,6 @@ from tidemill.types import (
 
 _FIRST_LEADER_EPOCH = LeaderEpoch(0)
 _FIRST_PARTITION_EPOCH = PartitionEpoch(0)
-_FIRST_OFFSET = Offset(0)
 _FIRST_PRODUCER_ID = ProducerId(0)
 
 NO_DIRECTORY = bytes(16)
@@ -142,7 +140,7 @@ class MetadataImage:
     """`end_offset` is the offset of the first record that is not in the image. The cluster id is empty at first."""
 
     cluster_id: str = ""
-    end_offset: Offset = _FIRST_OFFSET
+    end_offset: int = 0
     topics_by_name: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[TopicId, TopicImage] = field(default_factory=dict)
     brokers: Mapping[BrokerId, BrokerImage] = field(default_factory=dict)
