@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from tidemill.coordinator.consumer_groups.machine import ConsumerGroup, metadata_hash
+from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.consumer_groups.member import ConsumerMember
 from tidemill.coordinator.consumer_groups.records import (
     epoch_record,
@@ -20,6 +20,7 @@ from tidemill.coordinator.consumer_groups.records import (
 )
 from tidemill.coordinator.groups.assignors import ASSIGNORS, AssignmentSpec, Partitions
 from tidemill.coordinator.groups.group import Answer, Decision, RebalanceEvent
+from tidemill.coordinator.groups.modern import metadata_hash
 from tidemill.coordinator.records import Record
 from tidemill.machine import NO_REPLY
 from tidemill.types import TopicId

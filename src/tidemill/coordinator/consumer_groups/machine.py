@@ -16,22 +16,19 @@ provides the queries; protocol.py and membership.py decide what is written.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tidemill.coordinator.consumer_groups.member import ConsumerMember, MemberState, OwnedPartitions
-from tidemill.coordinator.consumer_groups.records import group_tombstones
+from tidemill.coordinator.consumer_groups.records import RECORDS, group_tombstones
 from tidemill.coordinator.groups.assignors import NO_PARTITIONS, Partitions
 from tidemill.coordinator.groups.group import (
     CONSUMER_PROTOCOL_TYPE,
     Committer,
     Environment,
-    Group,
     GroupType,
-    Topics,
 )
+from tidemill.coordinator.groups.modern import ModernGroup, count_in
 from tidemill.coordinator.records import Record
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (
@@ -39,15 +36,9 @@ from tidemill.protocol.api.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
     ConsumerGroupMemberMetadataValue,
-    ConsumerGroupMetadataKey,
-    ConsumerGroupMetadataValue,
     ConsumerGroupPartitionMetadataKey,
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupRegularExpressionValue,
-    ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
-    ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
 )
 from tidemill.protocol.api.groups import DescribeGroupsDescribedGroup
 from tidemill.types import TopicId
@@ -60,8 +51,9 @@ class ResolvedRegex(NamedTuple):
     resolved_at_ms: int
 
 
-class ConsumerGroup(Group):
+class ConsumerGroup(ModernGroup[ConsumerMember]):
     type = GroupType.CONSUMER
+    records = RECORDS
 
     def __init__(
         self,
@@ -70,16 +62,8 @@ class ConsumerGroup(Group):
         start_timers: Callable[[ConsumerGroup, int], None] = lambda _group, _steady_ms: None,
     ) -> None:
         """`start_timers` is passed in: the caller knows what happens when a timer ends."""
-        super().__init__(group_id, environment)
+        super().__init__(group_id, environment, assignment_epoch=0)
         self._start_timers = start_timers
-        # Kafka's groups begin at 1, so their first member gets epoch 2.
-        self.group_epoch = 1
-        self.metadata_hash = 0
-        self.assignment_epoch = 0
-        # 0 before the first assignment.
-        self.assignment_timestamp_ms = 0
-        self.members: dict[str, ConsumerMember] = {}
-        self.target: dict[str, Partitions] = {}
         self.regexes: dict[str, ResolvedRegex] = {}
         # Kafka before 4.1 wrote one; it is removed with the group.
         self.has_partition_metadata = False
@@ -88,31 +72,18 @@ class ConsumerGroup(Group):
         self.owners: dict[tuple[TopicId, int], str] = {}
         self._name_subscribers: dict[str, int] = {}
         self._regex_subscribers: dict[str, int] = {}
-        # Soft: the topics that changed since the metadata hash was computed; None when they are not known.
-        self.changed_topics: dict[str, None] | None = None
         self.are_regexes_stale = True
 
     # The replicated state.
 
     def replay(self, record: Record) -> None:
         key, value = record
-        if isinstance(key, ConsumerGroupMetadataKey):
-            assert isinstance(value, ConsumerGroupMetadataValue)
-            self.group_epoch, self.metadata_hash = value.epoch, value.metadata_hash
-            self.changed_topics = {}
-        elif isinstance(key, ConsumerGroupCurrentMemberAssignmentKey):
+        if isinstance(key, ConsumerGroupCurrentMemberAssignmentKey):
             assert value is None or isinstance(value, ConsumerGroupCurrentMemberAssignmentValue)
             self._replay_current_assignment(key.member_id, value)
         elif isinstance(key, ConsumerGroupMemberMetadataKey):
             assert value is None or isinstance(value, ConsumerGroupMemberMetadataValue)
             self._replay_member(key.member_id, value)
-        elif isinstance(key, ConsumerGroupTargetAssignmentMemberKey):
-            assert value is None or isinstance(value, ConsumerGroupTargetAssignmentMemberValue)
-            self._replay_target(key.member_id, value)
-        elif isinstance(key, ConsumerGroupTargetAssignmentMetadataKey):
-            assert value is None or isinstance(value, ConsumerGroupTargetAssignmentMetadataValue)
-            self.assignment_epoch = -1 if value is None else value.assignment_epoch
-            self.assignment_timestamp_ms = 0 if value is None else value.assignment_timestamp
         elif isinstance(key, ConsumerGroupRegularExpressionKey):
             assert value is None or isinstance(value, ConsumerGroupRegularExpressionValue)
             if value is None:
@@ -121,6 +92,8 @@ class ConsumerGroup(Group):
                 self.regexes[key.regular_expression] = ResolvedRegex(frozenset(value.topics), value.timestamp)
         elif isinstance(key, ConsumerGroupPartitionMetadataKey):
             self.has_partition_metadata = value is not None
+        else:
+            super().replay(record)
 
     def _replay_member(self, member_id: str, value: ConsumerGroupMemberMetadataValue | None) -> None:
         old = self.members.get(member_id)
@@ -139,14 +112,6 @@ class ConsumerGroup(Group):
             )
         elif old is not None:
             self._set_member(member_id, old, old.without_assignment())
-
-    def _replay_target(self, member_id: str, value: ConsumerGroupTargetAssignmentMemberValue | None) -> None:
-        if value is None:
-            self.target.pop(member_id, None)
-            return
-        self.target[member_id] = {
-            TopicId(each.topic_id): frozenset(each.partitions) for each in value.topic_partitions
-        }
 
     def _set_member(self, member_id: str, old: ConsumerMember | None, new: ConsumerMember | None) -> None:
         if old is not None:
@@ -182,13 +147,13 @@ class ConsumerGroup(Group):
                     del self.owners[topic_id, partition]
 
     def _count(self, member: ConsumerMember, change: int) -> None:
-        _count_in(self._name_subscribers, member.subscribed_topic_names, change)
+        count_in(self._name_subscribers, member.subscribed_topic_names, change)
         if member.subscribed_topic_regex:
-            _count_in(self._regex_subscribers, (member.subscribed_topic_regex,), change)
+            count_in(self._regex_subscribers, (member.subscribed_topic_regex,), change)
 
     def replicated_state(self) -> object:
         return (
-            (self.group_epoch, self.metadata_hash, self.assignment_epoch, self.assignment_timestamp_ms),
+            self.epochs,
             self.members,
             self.target,
             self.regexes,
@@ -219,10 +184,6 @@ class ConsumerGroup(Group):
     @property
     def protocol_type(self) -> str:
         return CONSUMER_PROTOCOL_TYPE
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     def is_owned(self, topic_id: TopicId, partition: int) -> bool:
         return (topic_id, partition) in self.owners
@@ -276,7 +237,7 @@ class ConsumerGroup(Group):
         names = dict(self._name_subscribers)
         for member in old:
             if self.members.get(member.member_id) is member:
-                _count_in(names, member.subscribed_topic_names, -1)
+                count_in(names, member.subscribed_topic_names, -1)
         topics = set(names)
         if new is not None:
             topics.update(new.subscribed_topic_names)
@@ -384,9 +345,9 @@ class ConsumerGroup(Group):
         return None
 
     def check_invariants(self) -> None:
+        super().check_invariants()
         owned: dict[tuple[TopicId, int], str] = {}
         for member_id, member in self.members.items():
-            assert member.member_id == member_id
             for part in (member.assigned, member.pending_revocation):
                 for topic_id, epochs in part.items():
                     for partition in epochs:
@@ -394,43 +355,14 @@ class ConsumerGroup(Group):
                         owned[topic_id, partition] = member_id
             is_revoking = member.state is MemberState.UNREVOKED_PARTITIONS
             assert bool(member.pending_revocation) <= is_revoking, member_id
-            assert member.member_epoch <= self.group_epoch, member_id
         assert owned == self.owners, self.group_id
         statics = {
             each.instance_id: name for name, each in self.members.items() if each.instance_id is not None
         }
         assert statics == self.static_member_ids, self.group_id
-        assert self.target.keys() <= self.members.keys(), self.group_id
         given = [(t, p) for target in self.target.values() for t, ps in target.items() for p in ps]
         assert len(given) == len(set(given)), f"{self.group_id}: the target gives a partition to two members"
-        assert self.assignment_epoch <= self.group_epoch, self.group_id
 
 
 def _stale(member: ConsumerMember) -> ErrorCode:
     return ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH
-
-
-def _count_in(counts: dict[str, int], names: Iterable[str], change: int) -> None:
-    for name in names:
-        count = counts.get(name, 0) + change
-        if count:
-            counts[name] = count
-        else:
-            del counts[name]
-
-
-def metadata_hash(topics: Topics, names: Iterable[str]) -> int:
-    """Returns a hash that changes when a topic is created, deleted, recreated or gets partitions. Only this code compares
-    it.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    has_topics = False
-    for name in names:
-        topic_id = topics.id_of(name)
-        count = topics.partitions_of(name)
-        if topic_id is not None and count is not None:
-            has_topics = True
-            encoded = name.encode()
-            digest.update(struct.pack(">H16sI", len(encoded), topic_id, count) + encoded)
-    # As in a new group: its epoch need not grow for a member without a subscription.
-    return int.from_bytes(digest.digest(), "big", signed=True) if has_topics else 0

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tidemill.coordinator.consumer_groups.change import GroupChange
-from tidemill.coordinator.consumer_groups.machine import ConsumerGroup, metadata_hash
+from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.consumer_groups.member import STATIC_LEAVE_EPOCH, ConsumerMember, MemberState
 from tidemill.coordinator.consumer_groups.reconciliation import Reported, reconcile
 from tidemill.coordinator.consumer_groups.records import (
@@ -30,6 +30,7 @@ from tidemill.coordinator.consumer_groups.records import (
 from tidemill.coordinator.groups.assignors import ASSIGNORS, Partitions
 from tidemill.coordinator.groups.classic_protocol import ClassicProtocol
 from tidemill.coordinator.groups.group import Decision, Registry
+from tidemill.coordinator.groups.modern import metadata_hash
 from tidemill.coordinator.groups.rebalance import names_of
 from tidemill.errors import ErrorCode
 from tidemill.machine import NO_REPLY

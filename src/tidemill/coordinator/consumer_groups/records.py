@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidemill.coordinator.consumer_groups.member import ConsumerMember
-from tidemill.coordinator.groups.assignors import Partitions
+from tidemill.coordinator.groups.modern import ModernGroupRecords
 from tidemill.coordinator.records import Record
 from tidemill.protocol.api.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -20,40 +19,24 @@ from tidemill.protocol.api.coordinator_records import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
-    TopicPartition,
 )
 
-
-def epoch_record(group_id: str, epoch: int, metadata_hash: int) -> Record:
-    value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash)
-    return Record(ConsumerGroupMetadataKey(group_id=group_id), value)
-
-
-def member_record(group_id: str, member: ConsumerMember) -> Record:
-    key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id)
-    return Record(key, member.to_metadata())
-
-
-def current_assignment_record(group_id: str, member: ConsumerMember) -> Record:
-    key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id)
-    return Record(key, member.to_current_assignment())
-
-
-def target_record(group_id: str, member_id: str, target: Partitions) -> Record:
-    value = ConsumerGroupTargetAssignmentMemberValue(
-        topic_partitions=[
-            TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
-            for topic_id, partitions in target.items()
-        ]
-    )
-    return Record(ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), value)
-
-
-def target_epoch_record(group_id: str, epoch: int, timestamp_ms: int) -> Record:
-    value = ConsumerGroupTargetAssignmentMetadataValue(
-        assignment_epoch=epoch, assignment_timestamp=timestamp_ms
-    )
-    return Record(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
+RECORDS = ModernGroupRecords(
+    group_key=ConsumerGroupMetadataKey,
+    group_value=ConsumerGroupMetadataValue,
+    member_key=ConsumerGroupMemberMetadataKey,
+    current_key=ConsumerGroupCurrentMemberAssignmentKey,
+    target_key=ConsumerGroupTargetAssignmentMemberKey,
+    target_value=ConsumerGroupTargetAssignmentMemberValue,
+    target_epoch_key=ConsumerGroupTargetAssignmentMetadataKey,
+    target_epoch_value=ConsumerGroupTargetAssignmentMetadataValue,
+)
+epoch_record = RECORDS.epoch
+member_record = RECORDS.member
+current_assignment_record = RECORDS.current_assignment
+target_record = RECORDS.target
+target_epoch_record = RECORDS.target_epoch
+member_tombstones = RECORDS.member_tombstones
 
 
 def regex_record(group_id: str, regex: str, topics: Iterable[str], timestamp_ms: int) -> Record:
@@ -63,15 +46,6 @@ def regex_record(group_id: str, regex: str, topics: Iterable[str], timestamp_ms:
 
 def regex_tombstone(group_id: str, regex: str) -> Record:
     return Record(ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regex), None)
-
-
-def member_tombstones(group_id: str, member_id: str) -> list[Record]:
-    """Returns the tombstones of a member: its current assignment and target before its metadata."""
-    return [
-        Record(ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id), None),
-        Record(ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), None),
-        Record(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id), None),
-    ]
 
 
 def group_tombstones(

@@ -11,28 +11,23 @@ provides the queries; protocol.py decides what is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tidemill.coordinator.groups.assignors import NO_PARTITIONS, Partitions
-from tidemill.coordinator.groups.group import Committer, Environment, Group, GroupType
+from tidemill.coordinator.groups.group import Committer, Environment, GroupType
+from tidemill.coordinator.groups.modern import ModernGroup, count_in
 from tidemill.coordinator.records import Record
 from tidemill.coordinator.share_groups.member import ShareMember
 from tidemill.coordinator.share_groups.partition_states import PartitionStates
-from tidemill.coordinator.share_groups.records import group_tombstones
+from tidemill.coordinator.share_groups.records import RECORDS, group_tombstones
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import (
     ShareGroupCurrentMemberAssignmentKey,
     ShareGroupCurrentMemberAssignmentValue,
     ShareGroupMemberMetadataKey,
     ShareGroupMemberMetadataValue,
-    ShareGroupMetadataKey,
-    ShareGroupMetadataValue,
     ShareGroupStatePartitionMetadataKey,
     ShareGroupStatePartitionMetadataValue,
-    ShareGroupTargetAssignmentMemberKey,
-    ShareGroupTargetAssignmentMemberValue,
-    ShareGroupTargetAssignmentMetadataKey,
-    ShareGroupTargetAssignmentMetadataValue,
 )
 from tidemill.protocol.api.groups import DescribeGroupsDescribedGroup
 from tidemill.protocol.api.share import (
@@ -46,8 +41,9 @@ from tidemill.types import TopicId
 ASSIGNOR = "simple"
 
 
-class ShareGroup(Group):
+class ShareGroup(ModernGroup[ShareMember]):
     type = GroupType.SHARE
+    records = RECORDS
     # It has no offsets whose retention could end, and an empty group keeps its state until it is deleted.
     may_expire = False
 
@@ -58,21 +54,11 @@ class ShareGroup(Group):
         start_timers: Callable[[ShareGroup, int], None] = lambda _group, _steady_ms: None,
     ) -> None:
         """`start_timers` is passed in: the caller knows what happens when a session ends."""
-        super().__init__(group_id, environment)
+        super().__init__(group_id, environment, assignment_epoch=1)
         self._start_timers = start_timers
-        # Kafka's groups begin at 1, so their first member gets epoch 2.
-        self.group_epoch = 1
-        self.metadata_hash = 0
-        self.assignment_epoch = 1
-        # 0 before the first assignment.
-        self.assignment_timestamp_ms = 0
-        self.members: dict[str, ShareMember] = {}
-        self.target: dict[str, Partitions] = {}
         self.states = PartitionStates()
         # Derived from the members.
         self._subscribers: dict[str, int] = {}
-        # Soft: the topics that changed since the metadata hash was computed; None when they are not known.
-        self.changed_topics: dict[str, None] | None = None
         # Soft: nothing has changed since all subscribed partitions were found initialised and assigned.
         self.is_settled = False
 
@@ -81,37 +67,28 @@ class ShareGroup(Group):
     def replay(self, record: Record) -> None:
         key, value = record
         self.is_settled = False
-        if isinstance(key, ShareGroupMetadataKey):
-            assert isinstance(value, ShareGroupMetadataValue)
-            self.group_epoch, self.metadata_hash = value.epoch, value.metadata_hash
-            self.changed_topics = {}
-        elif isinstance(key, ShareGroupMemberMetadataKey):
+        if isinstance(key, ShareGroupMemberMetadataKey):
             assert value is None or isinstance(value, ShareGroupMemberMetadataValue)
             self._replay_member(key.member_id, value)
         elif isinstance(key, ShareGroupCurrentMemberAssignmentKey):
             assert value is None or isinstance(value, ShareGroupCurrentMemberAssignmentValue)
             self._replay_current_assignment(key.member_id, value)
-        elif isinstance(key, ShareGroupTargetAssignmentMemberKey):
-            assert value is None or isinstance(value, ShareGroupTargetAssignmentMemberValue)
-            self._replay_target(key.member_id, value)
-        elif isinstance(key, ShareGroupTargetAssignmentMetadataKey):
-            assert value is None or isinstance(value, ShareGroupTargetAssignmentMetadataValue)
-            self.assignment_epoch = -1 if value is None else value.assignment_epoch
-            self.assignment_timestamp_ms = 0 if value is None else value.assignment_timestamp
         elif isinstance(key, ShareGroupStatePartitionMetadataKey):
             assert value is None or isinstance(value, ShareGroupStatePartitionMetadataValue)
             self.states = PartitionStates() if value is None else PartitionStates.from_record(value)
+        else:
+            super().replay(record)
 
     def _replay_member(self, member_id: str, value: ShareGroupMemberMetadataValue | None) -> None:
         old = self.members.get(member_id)
         if old is not None:
-            self._count(old.subscribed_topic_names, -1)
+            count_in(self._subscribers, old.subscribed_topic_names, -1)
         if value is None:
             self.members.pop(member_id, None)
             self.environment.timers.cancel(self.session_key(member_id))
             return
         new = self.members[member_id] = (old or ShareMember(member_id)).with_metadata(value)
-        self._count(new.subscribed_topic_names, 1)
+        count_in(self._subscribers, new.subscribed_topic_names, 1)
 
     def _replay_current_assignment(
         self, member_id: str, value: ShareGroupCurrentMemberAssignmentValue | None
@@ -122,25 +99,9 @@ class ShareGroup(Group):
         elif old is not None:
             self.members[member_id] = old.without_assignment()
 
-    def _replay_target(self, member_id: str, value: ShareGroupTargetAssignmentMemberValue | None) -> None:
-        if value is None:
-            self.target.pop(member_id, None)
-            return
-        self.target[member_id] = {
-            TopicId(each.topic_id): frozenset(each.partitions) for each in value.topic_partitions
-        }
-
-    def _count(self, names: Iterable[str], change: int) -> None:
-        for name in names:
-            count = self._subscribers.get(name, 0) + change
-            if count:
-                self._subscribers[name] = count
-            else:
-                del self._subscribers[name]
-
     def replicated_state(self) -> object:
         return (
-            (self.group_epoch, self.metadata_hash, self.assignment_epoch, self.assignment_timestamp_ms),
+            self.epochs,
             self.members,
             self.target,
             self.states,
@@ -158,10 +119,6 @@ class ShareGroup(Group):
     @property
     def protocol_type(self) -> str:
         return self.type.value
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     def target_of(self, member_id: str) -> Partitions:
         return self.target.get(member_id, NO_PARTITIONS)
@@ -264,12 +221,9 @@ class ShareGroup(Group):
                 )
 
     def check_invariants(self) -> None:
+        super().check_invariants()
         counts: dict[str, int] = {}
-        for member_id, member in self.members.items():
-            assert member.member_id == member_id
-            assert member.member_epoch <= self.group_epoch, member_id
+        for member in self.members.values():
             for name in member.subscribed_topic_names:
                 counts[name] = counts.get(name, 0) + 1
         assert counts == self._subscribers, self.group_id
-        assert self.target.keys() <= self.members.keys(), self.group_id
-        assert self.assignment_epoch <= self.group_epoch, self.group_id

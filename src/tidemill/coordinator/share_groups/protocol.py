@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from tidemill.config import ShareGroupConfig, ShareGroupsConfig, share_group_config
-from tidemill.coordinator.consumer_groups.machine import metadata_hash
 from tidemill.coordinator.groups.assignors import Partitions
 from tidemill.coordinator.groups.group import Decision, RebalanceEvent, Registry, TopicsChanged
+from tidemill.coordinator.groups.modern import metadata_hash
 from tidemill.coordinator.records import Record
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.share_groups.assignor import ShareAssignmentSpec, assign_simple
