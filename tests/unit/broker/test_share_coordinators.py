@@ -86,7 +86,9 @@ async def test_response_has_an_entry_for_every_partition(tmp_path: Path) -> None
             api.ReadShareGroupStatePartitionData(partition=index, leader_epoch=0) for index in (1, 0, -1)
         ]
         topics = [api.ReadStateData(topic_id=topic_id, partitions=wanted)]
-        response = await coordinators.read(api.ReadShareGroupStateRequest(group_id="workers", topics=topics))
+        request = api.ReadShareGroupStateRequest(group_id="workers", topics=topics)
+        response = await coordinators.serve(request)
+        assert isinstance(response, api.ReadShareGroupStateResponse)
         (result,) = response.results
         assert [(each.partition, each.error_code) for each in result.partitions] == [
             (1, ErrorCode.INVALID_REQUEST),
@@ -103,7 +105,7 @@ async def test_request_without_a_group_or_a_partition_gets_an_empty_response(
     async with running(tmp_path) as node:
         topics = [api.ReadStateData(topic_id=bytes(16), partitions=[])]
         request = api.ReadShareGroupStateRequest(group_id=group_id, topics=topics)
-        assert (await node.broker.share_coordinators.read(request)).results == []
+        assert await node.broker.share_coordinators.serve(request) == api.ReadShareGroupStateResponse()
 
 
 def asked(topic_id: TopicId) -> list[Request]:

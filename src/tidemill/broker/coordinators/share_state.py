@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime, InternalTopic
@@ -34,11 +35,11 @@ from tidemill.coordinator.share_state.machine import (
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.internal_topics import SHARE_STATE_TOPIC
 from tidemill.protocol.api import share_state as api
+from tidemill.protocol.schema import Request, Response, Struct
 from tidemill.protocol.share_state import (
     SharePartitionKey,
     ShareState,
     ShareStateChange,
-    ShareStateSummary,
     StateBatch,
 )
 from tidemill.types import TopicId
@@ -74,83 +75,36 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
         answer = self.ask_shard(partial(shard.handle, request))
         return await answer if isinstance(answer, Awaitable) else answer
 
-    async def initialize(
-        self, request: api.InitializeShareGroupStateRequest
-    ) -> api.InitializeShareGroupStateResponse:
-        async def one(
-            key: SharePartitionKey, wanted: api.InitializeShareGroupStatePartitionData
-        ) -> api.InitializeShareGroupStatePartitionResult:
-            result = api.InitializeShareGroupStatePartitionResult(partition=key.partition)
-            await self._settle(result, Initialize(key, wanted.state_epoch, wanted.start_offset), "initialize")
-            return result
+    async def serve(self, request: Request) -> Response:
+        """Answers one of the five APIs, each partition by its own shard."""
+        api_of = _APIS[type(request)]
+        return api_of.response(results=await self._results(api_of, request))
 
-        results = await _each(request, one, api.InitializeStateResult)
-        return api.InitializeShareGroupStateResponse(results=results)
+    async def _results(self, api_of: _Api, request: Any) -> list[Any]:
+        """Returns the results for every partition of every topic of the request, all asked at once."""
+        if not request.group_id or not all(topic.partitions for topic in request.topics):
+            return []
 
-    async def read(self, request: api.ReadShareGroupStateRequest) -> api.ReadShareGroupStateResponse:
-        async def one(
-            key: SharePartitionKey, wanted: api.ReadShareGroupStatePartitionData
-        ) -> api.ReadShareGroupStatePartitionResult:
-            result = api.ReadShareGroupStatePartitionResult(partition=key.partition)
-            state = await self._settle(result, Read(key, wanted.leader_epoch), "read")
-            if isinstance(state, ShareState):
-                result.state_epoch = state.state_epoch
-                result.start_offset = state.start_offset
-                result.state_batches = [api.StateBatch(**batch._asdict()) for batch in state.batches]
-            return result
+        async def of_topic(topic: Any) -> Any:
+            topic_id = TopicId(topic.topic_id)
+            results = (
+                self._result(api_of, SharePartitionKey(request.group_id, topic_id, each.partition), each)
+                for each in topic.partitions
+            )
+            return api_of.topic_result(topic_id=topic_id, partitions=await asyncio.gather(*results))
 
-        results = await _each(request, one, api.ReadStateResult)
-        return api.ReadShareGroupStateResponse(results=results)
+        return await asyncio.gather(*(of_topic(topic) for topic in request.topics))
 
-    async def write(self, request: api.WriteShareGroupStateRequest) -> api.WriteShareGroupStateResponse:
-        async def one(
-            key: SharePartitionKey, wanted: api.WriteShareGroupStatePartitionData
-        ) -> api.WriteShareGroupStatePartitionResult:
-            result = api.WriteShareGroupStatePartitionResult(partition=key.partition)
-            await self._settle(result, Write(key, _change_of(wanted)), "write")
-            return result
-
-        results = await _each(request, one, api.WriteStateResult)
-        return api.WriteShareGroupStateResponse(results=results)
-
-    async def delete(self, request: api.DeleteShareGroupStateRequest) -> api.DeleteShareGroupStateResponse:
-        async def one(
-            key: SharePartitionKey, _wanted: api.DeleteShareGroupStatePartitionData
-        ) -> api.DeleteShareGroupStatePartitionResult:
-            result = api.DeleteShareGroupStatePartitionResult(partition=key.partition)
-            await self._settle(result, Delete(key), "delete")
-            return result
-
-        results = await _each(request, one, api.DeleteStateResult)
-        return api.DeleteShareGroupStateResponse(results=results)
-
-    async def read_summary(
-        self, request: api.ReadShareGroupStateSummaryRequest
-    ) -> api.ReadShareGroupStateSummaryResponse:
-        async def one(
-            key: SharePartitionKey, _wanted: api.ReadShareGroupStateSummaryPartitionData
-        ) -> api.ReadShareGroupStateSummaryPartitionResult:
-            result = api.ReadShareGroupStateSummaryPartitionResult(partition=key.partition)
-            summary = await self._settle(result, ReadSummary(key), "read", " summary")
-            if isinstance(summary, ShareStateSummary):
-                result.state_epoch = summary.state_epoch
-                result.leader_epoch = summary.leader_epoch
-                result.start_offset = summary.start_offset
-                result.delivery_complete_count = summary.delivery_complete_count
-            return result
-
-        results = await _each(request, one, api.ReadStateSummaryResult)
-        return api.ReadShareGroupStateSummaryResponse(results=results)
-
-    async def _settle(self, result: Any, request: ShareRequest, verb: str, noun: str = "") -> Any:
-        """Asks the shard and returns its reply; an error goes into the result, in Kafka's words."""
+    async def _result(self, api_of: _Api, key: SharePartitionKey, wanted: Any) -> Any:
+        """Returns the result for one partition; an error is in Kafka's words."""
         try:
-            return await self.ask(request)
+            reply = await self.ask(api_of.request_of(key, wanted))
         except ApiError as error:
-            result.error_code, result.error_message = error.code, error.message
+            message = error.message
             if error.code in _OF_THE_RUNTIME:
-                result.error_message = f"Unable to {verb} share group state{noun}: {error.message}"
-            return None
+                message = f"Unable to {api_of.action}: {message}"
+            return api_of.result(partition=key.partition, error_code=error.code, error_message=message)
+        return api_of.result(partition=key.partition, **api_of.fields_of(reply))
 
     # -- following the metadata ------------------------------------------------------------------------------
 
@@ -200,20 +154,63 @@ def _change_of(wanted: api.WriteShareGroupStatePartitionData) -> ShareStateChang
     )
 
 
-async def _each(
-    request: Any, one: Callable[[SharePartitionKey, Any], Awaitable[Any]], result_type: Any
-) -> list[Any]:
-    """Returns the results for every partition of every topic of the request, all asked at once."""
-    if not request.group_id or not all(topic.partitions for topic in request.topics):
-        return []
+class _Api(NamedTuple):
+    """One of the five APIs: its messages, and how they become requests to the machine and replies of it."""
 
-    async def of_topic(topic: Any) -> Any:
-        keys = (
-            SharePartitionKey(request.group_id, TopicId(topic.topic_id), each.partition)
-            for each in topic.partitions
-        )
-        answers = (one(key, each) for key, each in zip(keys, topic.partitions, strict=True))
-        return result_type(topic_id=topic.topic_id, partitions=await asyncio.gather(*answers))
+    # In the messages of errors.
+    action: str
+    request_of: Callable[[SharePartitionKey, Any], ShareRequest]
+    # The messages of the five APIs have fields of the same names, which their common base does not declare.
+    response: Callable[..., Response]
+    topic_result: Callable[..., Struct]
+    result: Callable[..., Struct]
+    fields_of: Callable[[Any], dict[str, Any]] = lambda _reply: {}
 
-    topics: Iterable[Any] = request.topics
-    return await asyncio.gather(*(of_topic(topic) for topic in topics))
+
+def _state_fields(state: ShareState) -> dict[str, Any]:
+    return {
+        "state_epoch": state.state_epoch,
+        "start_offset": state.start_offset,
+        "state_batches": [api.StateBatch(**batch._asdict()) for batch in state.batches],
+    }
+
+
+_APIS: Mapping[type[Request], _Api] = {
+    api.InitializeShareGroupStateRequest: _Api(
+        "initialize share group state",
+        lambda key, wanted: Initialize(key, wanted.state_epoch, wanted.start_offset),
+        api.InitializeShareGroupStateResponse,
+        api.InitializeStateResult,
+        api.InitializeShareGroupStatePartitionResult,
+    ),
+    api.ReadShareGroupStateRequest: _Api(
+        "read share group state",
+        lambda key, wanted: Read(key, wanted.leader_epoch),
+        api.ReadShareGroupStateResponse,
+        api.ReadStateResult,
+        api.ReadShareGroupStatePartitionResult,
+        _state_fields,
+    ),
+    api.WriteShareGroupStateRequest: _Api(
+        "write share group state",
+        lambda key, wanted: Write(key, _change_of(wanted)),
+        api.WriteShareGroupStateResponse,
+        api.WriteStateResult,
+        api.WriteShareGroupStatePartitionResult,
+    ),
+    api.DeleteShareGroupStateRequest: _Api(
+        "delete share group state",
+        lambda key, _wanted: Delete(key),
+        api.DeleteShareGroupStateResponse,
+        api.DeleteStateResult,
+        api.DeleteShareGroupStatePartitionResult,
+    ),
+    api.ReadShareGroupStateSummaryRequest: _Api(
+        "read share group state summary",
+        lambda key, _wanted: ReadSummary(key),
+        api.ReadShareGroupStateSummaryResponse,
+        api.ReadStateSummaryResult,
+        api.ReadShareGroupStateSummaryPartitionResult,
+        asdict,
+    ),
+}

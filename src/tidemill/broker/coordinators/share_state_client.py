@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,13 +53,12 @@ _BACKOFF_S_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One of the five APIs: its messages, and the coordinator's own method for it."""
+    """One of the five APIs: its messages."""
 
     name: str
     topic: type[Struct]
     request: type[Request]
     response: type[Response]
-    serve: Callable[[ShareCoordinators, Any], Awaitable[Response]]
     value_of: Callable[[Any], Any] = lambda _result: None
 
 
@@ -231,7 +230,7 @@ class ShareStateClient:
         try:
             if broker_id == self._node_id:
                 async with asyncio.timeout(self._timeout_s):
-                    return await kind.serve(self._coordinators, request)
+                    return await self._coordinators.serve(request)
             address = self._address_of(broker_id)
             if address is None:
                 raise PeerUnavailable(f"the address of broker {broker_id} is not known")
@@ -299,14 +298,12 @@ _INITIALIZE = _Kind(
     api.InitializeStateData,
     api.InitializeShareGroupStateRequest,
     api.InitializeShareGroupStateResponse,
-    ShareCoordinators.initialize,
 )
 _READ = _Kind(
     "read",
     api.ReadStateData,
     api.ReadShareGroupStateRequest,
     api.ReadShareGroupStateResponse,
-    ShareCoordinators.read,
     _state_of,
 )
 _WRITE = _Kind(
@@ -314,20 +311,17 @@ _WRITE = _Kind(
     api.WriteStateData,
     api.WriteShareGroupStateRequest,
     api.WriteShareGroupStateResponse,
-    ShareCoordinators.write,
 )
 _DELETE = _Kind(
     "delete",
     api.DeleteStateData,
     api.DeleteShareGroupStateRequest,
     api.DeleteShareGroupStateResponse,
-    ShareCoordinators.delete,
 )
 _READ_SUMMARY = _Kind(
     "read summary",
     api.ReadStateSummaryData,
     api.ReadShareGroupStateSummaryRequest,
     api.ReadShareGroupStateSummaryResponse,
-    ShareCoordinators.read_summary,
     _summary_of,
 )

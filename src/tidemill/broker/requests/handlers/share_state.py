@@ -18,51 +18,21 @@ from typing import TYPE_CHECKING
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.protocol.api.share_state import (
     DeleteShareGroupStateRequest,
-    DeleteShareGroupStateResponse,
     InitializeShareGroupStateRequest,
-    InitializeShareGroupStateResponse,
     ReadShareGroupStateRequest,
-    ReadShareGroupStateResponse,
     ReadShareGroupStateSummaryRequest,
-    ReadShareGroupStateSummaryResponse,
     WriteShareGroupStateRequest,
-    WriteShareGroupStateResponse,
 )
+from tidemill.protocol.schema import Request, Response
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
 
 
 @serves(InitializeShareGroupStateRequest, independent_since=0)
-async def initialize_share_group_state(
-    broker: Broker, _call: Call, request: InitializeShareGroupStateRequest
-) -> InitializeShareGroupStateResponse:
-    return await broker.share_coordinators.initialize(request)
-
-
 @serves(ReadShareGroupStateRequest, independent_since=0)
-async def read_share_group_state(
-    broker: Broker, _call: Call, request: ReadShareGroupStateRequest
-) -> ReadShareGroupStateResponse:
-    return await broker.share_coordinators.read(request)
-
-
 @serves(WriteShareGroupStateRequest, independent_since=0)
-async def write_share_group_state(
-    broker: Broker, _call: Call, request: WriteShareGroupStateRequest
-) -> WriteShareGroupStateResponse:
-    return await broker.share_coordinators.write(request)
-
-
 @serves(DeleteShareGroupStateRequest, independent_since=0)
-async def delete_share_group_state(
-    broker: Broker, _call: Call, request: DeleteShareGroupStateRequest
-) -> DeleteShareGroupStateResponse:
-    return await broker.share_coordinators.delete(request)
-
-
 @serves(ReadShareGroupStateSummaryRequest, independent_since=0)
-async def read_share_group_state_summary(
-    broker: Broker, _call: Call, request: ReadShareGroupStateSummaryRequest
-) -> ReadShareGroupStateSummaryResponse:
-    return await broker.share_coordinators.read_summary(request)
+async def serve_share_group_state(broker: Broker, _call: Call, request: Request) -> Response:
+    return await broker.share_coordinators.serve(request)
