@@ -10,8 +10,8 @@ from typing import NoReturn
 from tidemill.cli import positions
 from tidemill.cli.failures import CommandError
 from tidemill.cli.groups.groups import assignment_text
-from tidemill.cli.groups.reset import Move, change_text, parse_topic, plan
-from tidemill.cli.options import add_verb, add_verbs, chosen_partitions, connect, print_json
+from tidemill.cli.groups.reset import Move, change_text, named_partitions, plan
+from tidemill.cli.options import add_verb, add_verbs, connect, print_json
 from tidemill.cli.prompt import confirm
 from tidemill.cli.resolve import resolve
 from tidemill.cli.table import print_fields, print_table
@@ -23,8 +23,6 @@ from tidemill.client.admin.share_groups import (
     SharePosition,
 )
 from tidemill.client.admin.topics import Admin
-from tidemill.client.cluster import Cluster
-from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.types import TopicPartition
 
@@ -222,7 +220,7 @@ def _reset(arguments: argparse.Namespace) -> int:
             for each in groups.positions(arguments.group)
             if each.start_offset is not None
         }
-        partitions = _partitions(cluster, arguments.topic)
+        partitions = named_partitions(cluster, arguments.topic)
         targets = resolve(admin, partitions, position)
         moves = plan(targets, before, admin.start_offsets(partitions), admin.end_offsets(partitions))
         if not arguments.dry_run:
@@ -232,19 +230,6 @@ def _reset(arguments: argparse.Namespace) -> int:
                 _refuse(error, arguments.group)
     _show(arguments, moves)
     return 0
-
-
-def _partitions(cluster: Cluster, topics: list[str]) -> list[TopicPartition]:
-    partitions: list[TopicPartition] = []
-    for text in topics:
-        topic, indexes = parse_topic(text)
-        try:
-            partitions += chosen_partitions(cluster, topic, indexes)
-        except UnknownTopic:
-            raise CommandError(
-                f"there is no topic {topic}; `tidemill topics list` shows what there is"
-            ) from None
-    return sorted(set(partitions))
 
 
 def _show(arguments: argparse.Namespace, moves: list[Move]) -> None:

@@ -8,6 +8,7 @@ a new consumer.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tidemill.cli import positions
@@ -64,6 +65,20 @@ def parse_topic(text: str) -> tuple[str, list[int]]:
     if not topic or not all(part.isdecimal() for part in parts):
         raise UsageError(f"--topic takes TOPIC or TOPIC:PARTITION,PARTITION, not {text!r}")
     return topic, [int(part) for part in parts]
+
+
+def existing_partitions(cluster: Cluster, topic: str, indexes: Iterable[int] | None) -> list[TopicPartition]:
+    """Returns the named partitions of a topic, or all of them, as `chosen_partitions` with a hint for a missing topic."""
+    try:
+        return chosen_partitions(cluster, topic, indexes)
+    except UnknownTopic:
+        raise CommandError(f"there is no topic {topic}; `tidemill topics list` shows what there is") from None
+
+
+def named_partitions(cluster: Cluster, topics: Iterable[str]) -> list[TopicPartition]:
+    """Returns the partitions that values of `--topic` name, sorted."""
+    named = (parse_topic(text) for text in topics)
+    return sorted({each for topic, indexes in named for each in existing_partitions(cluster, topic, indexes)})
 
 
 def plan(
@@ -143,16 +158,7 @@ def _partitions(
             raise CommandError(f"group {arguments.group} has committed nothing; name topics with --topic")
         existing = Admin(cluster).existing_topics(sorted({each.topic for each in committed}))
         return sorted(each for each in committed if each.topic in existing)
-    partitions: list[TopicPartition] = []
-    for text in arguments.topic:
-        topic, indexes = parse_topic(text)
-        try:
-            partitions += chosen_partitions(cluster, topic, indexes)
-        except UnknownTopic:
-            raise CommandError(
-                f"there is no topic {topic}; `tidemill topics list` shows what there is"
-            ) from None
-    return sorted(set(partitions))
+    return named_partitions(cluster, arguments.topic)
 
 
 def _moved_by(

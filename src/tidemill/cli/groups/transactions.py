@@ -16,7 +16,7 @@ from typing import Any
 
 from tidemill.cli.failures import CommandError, UsageError
 from tidemill.cli.groups import reset as group_reset
-from tidemill.cli.options import add_verb, add_verbs, chosen_partitions, connect, natural, print_json
+from tidemill.cli.options import add_verb, add_verbs, connect, natural, print_json
 from tidemill.cli.positions import time_text
 from tidemill.cli.prompt import confirm
 from tidemill.cli.table import print_fields, print_table
@@ -24,7 +24,6 @@ from tidemill.client.admin.topics import Admin
 from tidemill.client.admin.transactions import OpenTransaction, TransactionAdmin, TransactionDescription
 from tidemill.client.cluster import Cluster
 from tidemill.client.producing.transaction_coordinator import TransactionCoordinator
-from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.spark.sink.two_phase import query_of, settle
 from tidemill.types import TopicPartition
@@ -215,18 +214,7 @@ def _partitions(cluster: Cluster, topics: list[str]) -> list[TopicPartition]:
             for each in topic.partitions
             if topic.name and not topic.error_code
         ]
-    partitions: list[TopicPartition] = []
-    for text in topics:
-        topic, indexes = group_reset.parse_topic(text)
-        partitions += _existing(cluster, topic, indexes)
-    return sorted(set(partitions))
-
-
-def _existing(cluster: Cluster, topic: str, indexes: list[int] | set[int] | None) -> list[TopicPartition]:
-    try:
-        return chosen_partitions(cluster, topic, indexes)
-    except UnknownTopic:
-        raise CommandError(f"there is no topic {topic}; `tidemill topics list` shows what there is") from None
+    return group_reset.named_partitions(cluster, topics)
 
 
 def _open_as_json(each: OpenTransaction) -> dict[str, object]:
@@ -293,7 +281,7 @@ def _started_text(found: TransactionDescription) -> str | None:
 def _abort(arguments: argparse.Namespace) -> int:
     with connect(arguments) as cluster:
         admin = TransactionAdmin(cluster)
-        (partition,) = _existing(cluster, arguments.topic, [arguments.partition])
+        (partition,) = group_reset.existing_partitions(cluster, arguments.topic, [arguments.partition])
         transaction = _chosen(arguments, partition, admin.open_transactions([partition]))
         owner = admin.owners([transaction]).get(transaction)
         if owner is not None and not arguments.force:
