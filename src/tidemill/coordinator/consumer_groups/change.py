@@ -12,15 +12,14 @@ from typing import Any
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.consumer_groups.member import ConsumerMember
 from tidemill.coordinator.consumer_groups.records import (
-    epoch_record,
     member_tombstones,
     regex_tombstone,
     target_epoch_record,
     target_record,
 )
 from tidemill.coordinator.groups.assignors import ASSIGNORS, AssignmentSpec, Partitions
-from tidemill.coordinator.groups.group import Answer, Decision, RebalanceEvent
-from tidemill.coordinator.groups.modern import metadata_hash
+from tidemill.coordinator.groups.group import Answer, Decision
+from tidemill.coordinator.groups.modern import ModernGroupChange, metadata_hash
 from tidemill.coordinator.records import Record
 from tidemill.machine import NO_REPLY
 from tidemill.types import TopicId
@@ -28,7 +27,7 @@ from tidemill.types import TopicId
 _CHANGES_NAMED_MAX = 3
 
 
-class GroupChange:
+class GroupChange(ModernGroupChange[ConsumerGroup]):
     def __init__(
         self,
         group: ConsumerGroup,
@@ -38,25 +37,11 @@ class GroupChange:
         sees_topic: Callable[[str], bool] | None = None,
     ) -> None:
         """`sees_topic` tells which topics the client may describe that makes the change; None when it may all."""
-        self.group = group
+        super().__init__(group, steady_ms, records)
         self.sees_topic = sees_topic
-        self.steady_ms = steady_ms
-        self.records: list[Record] = list(records)
-        self.group_epoch = group.group_epoch
-        self.events: list[RebalanceEvent] = []
 
     def decision(self, reply: Any = NO_REPLY, answers: Sequence[Answer] = ()) -> Decision:
         return Decision(self.records, reply, answers, self.events)
-
-    def bump(self, new_hash: int, cause: str, members_after: int) -> None:
-        """Bump the group epoch: the assignment must be computed again."""
-        group = self.group
-        self.group_epoch += 1
-        self.records.append(epoch_record(group.group_id, self.group_epoch, new_hash))
-        event = RebalanceEvent(
-            group.group_id, self.group_epoch, self.steady_ms, cause, len(group.members), members_after
-        )
-        self.events.append(group.environment.record_event(event))
 
     def remove(self, members: Collection[ConsumerMember], cause: str) -> None:
         """Remove the members from the group. Other members may get their partitions."""

@@ -11,10 +11,10 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tidemill.coordinator.groups.assignors import Partitions
-from tidemill.coordinator.groups.group import Environment, Group, Topics
+from tidemill.coordinator.groups.group import Environment, Group, RebalanceEvent, Topics
 from tidemill.coordinator.records import Record
 from tidemill.protocol.api.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -160,6 +160,30 @@ class ModernGroup(Group, Generic[MemberT]):
             assert member.member_epoch <= self.group_epoch, member_id
         assert self.target.keys() <= self.members.keys(), self.group_id
         assert self.assignment_epoch <= self.group_epoch, self.group_id
+
+
+GroupT = TypeVar("GroupT", bound=ModernGroup[Any])
+
+
+class ModernGroupChange(Generic[GroupT]):
+    """A decision about one group that is being built."""
+
+    def __init__(self, group: GroupT, steady_ms: int, records: Iterable[Record] = ()) -> None:
+        self.group = group
+        self.steady_ms = steady_ms
+        self.records: list[Record] = list(records)
+        self.group_epoch: int = group.group_epoch
+        self.events: list[RebalanceEvent] = []
+
+    def bump(self, new_hash: int, cause: str, members_after: int) -> None:
+        """Bump the group epoch: the assignment must be computed again."""
+        group = self.group
+        self.group_epoch += 1
+        self.records.append(group.records.epoch(group.group_id, self.group_epoch, new_hash))
+        event = RebalanceEvent(
+            group.group_id, self.group_epoch, self.steady_ms, cause, len(group.members), members_after
+        )
+        self.events.append(group.environment.record_event(event))
 
 
 def count_in(counts: dict[str, int], names: Iterable[str], change: int) -> None:

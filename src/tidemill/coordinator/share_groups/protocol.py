@@ -19,8 +19,8 @@ from typing import Any
 
 from tidemill.config import ShareGroupConfig, ShareGroupsConfig, share_group_config
 from tidemill.coordinator.groups.assignors import Partitions
-from tidemill.coordinator.groups.group import Decision, RebalanceEvent, Registry, TopicsChanged
-from tidemill.coordinator.groups.modern import metadata_hash
+from tidemill.coordinator.groups.group import Decision, Registry, TopicsChanged
+from tidemill.coordinator.groups.modern import ModernGroupChange, metadata_hash
 from tidemill.coordinator.records import Record
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.share_groups.assignor import ShareAssignmentSpec, assign_simple
@@ -30,7 +30,6 @@ from tidemill.coordinator.share_groups.offsets import ShareGroupOffsets
 from tidemill.coordinator.share_groups.partition_states import TopicPartitions
 from tidemill.coordinator.share_groups.records import (
     current_assignment_record,
-    epoch_record,
     member_record,
     member_tombstones,
     states_record,
@@ -63,25 +62,8 @@ INITIALIZE_RETRY_MS = 30_000
 REMOVAL_RETRY_MS = 500
 
 
-class _Change:
+class _Change(ModernGroupChange[ShareGroup]):
     """A decision about one share group that is being built."""
-
-    def __init__(self, group: ShareGroup, steady_ms: int) -> None:
-        self.group = group
-        self.steady_ms = steady_ms
-        self.records: list[Record] = []
-        self.group_epoch = group.group_epoch
-        self.events: list[RebalanceEvent] = []
-
-    def bump(self, new_hash: int, cause: str, members_after: int) -> None:
-        """Bump the group epoch: the assignment must be computed again."""
-        group = self.group
-        self.group_epoch += 1
-        self.records.append(epoch_record(group.group_id, self.group_epoch, new_hash))
-        event = RebalanceEvent(
-            group.group_id, self.group_epoch, self.steady_ms, cause, len(group.members), members_after
-        )
-        self.events.append(group.environment.record_event(event))
 
 
 class ShareGroupProtocol(ShareGroupOffsets):
