@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.apache_kafka import ApacheKafka, free_ports
-from bench.diff.acls.questions import NODE_ID
+from bench.diff.acls.requests.dice import NODE_ID
 from bench.diff.acls.rules import USERS
 from bench.diff.brokers import serving
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.diff.acls.brokers import PROBE, Doors
-from bench.diff.acls.questions import (
+from bench.diff.acls.questions import Question
+from bench.diff.acls.requests.dice import (
     CONSUMER_GROUP,
     GROUPS,
     OPEN_TRANSACTION,
     TOPICS,
     TRANSACTIONAL_IDS,
-    Question,
 )
 from bench.diff.acls.rules import ALL, ALLOW, DENY, LITERAL, TOPIC, Rule
 from bench.diff.batches import batch, records

@@ -6,7 +6,8 @@ import random
 import uuid
 
 from bench.diff.acls.outcome import is_refused, outcome
-from bench.diff.acls.questions import FIXED, QUESTIONS, TOPICS, Question, TopicId, random_question
+from bench.diff.acls.questions import FIXED, QUESTIONS, Question, random_question
+from bench.diff.acls.requests.dice import TOPICS, TopicId
 from bench.diff.acls.rules import random_rules
 from bench.diff.compare import differences_of
 from bench.diff.messages import encode, versions_known

@@ -1,0 +1,1 @@
+"""The requests of each family of APIs, filled in at random."""
