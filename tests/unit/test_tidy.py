@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
+# Fifteen modules in a folder are many. One for each family of APIs may be a few more.
+FOLDER_MODULES_MAX = 18
 # Declarations, one after the other: tables, not logic.
 TABLES = {"errors.py"}
 BANNED_NAMES = {"utils", "helpers", "common", "manager", "misc"}
@@ -39,6 +41,31 @@ def test_module_is_tidy(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= FUNCTION_LINES_MAX, f"{node.name} has {lines} lines"
+        if isinstance(node, ast.ExceptHandler) and _catches_everything(node):
+            assert _is_reported(node), f"the handler in line {node.lineno} hides what it catches"
+
+
+def _catches_everything(handler: ast.ExceptHandler) -> bool:
+    caught = {"BaseException"} if handler.type is None else set(re.findall(r"\w+", ast.unparse(handler.type)))
+    return bool(caught & {"Exception", "BaseException"})
+
+
+def _is_reported(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler raises, logs, or passes on what it has caught."""
+    reports = {"exception", "error", "warning", "debug", "format_exc"}
+    return any(
+        isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Attribute) and node.attr in reports)
+        or (isinstance(node, ast.Name) and node.id == handler.name)
+        for statement in handler.body
+        for node in ast.walk(statement)
+    )
+
+
+def test_folders_have_few_modules() -> None:
+    for folder in sorted({path.parent for path in SOURCES}):
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= FOLDER_MODULES_MAX, f"{folder} wants rooms"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
