@@ -366,7 +366,7 @@ class Node:
         return self._driver.image.security.scram_credential(mechanism, user)
 
     def _advertised(self) -> list[registration.Listener]:
-        """What other nodes and clients are told; the bound address where nothing is advertised."""
+        """The addresses for other nodes and clients; the bound address where nothing is advertised."""
         advertised = {listener.name: listener for listener in self.config.network.advertised_listeners}
         endpoints = []
         for bound, port in self.addresses:

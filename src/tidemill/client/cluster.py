@@ -176,7 +176,7 @@ class Cluster:
         return Connection(address, client_id=self._client_id, timeout_s=timeout_s, security=self._security)
 
     def open_leader(self, partition: TopicPartition) -> Connection:
-        """A new connection to the leader, which the caller owns and closes: for who has requests under way."""
+        """A new connection to the leader, which the caller owns and closes: for callers with requests under way."""
         (leader_id,) = self.leaders([partition])
         return self._connect(self._brokers[leader_id])
 
@@ -222,7 +222,7 @@ class Cluster:
     # --- topics ---
 
     def load_metadata(self, topics: Sequence[str] | None) -> MetadataResponse:
-        """One Metadata request, never creating a topic; None asks for all. Errors of topics are left in the answer."""
+        """One Metadata request, which creates no topic; None means all. Errors of topics are left in the answer."""
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         message = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         response = self.any_broker().request(message, MetadataResponse)
@@ -276,7 +276,7 @@ class Cluster:
         *,
         is_repeatable: bool = True,
     ) -> dict[TopicPartition, T]:
-        """Asks every leader about its partitions, and again about those that failed."""
+        """Sends a request to every leader about its partitions, and again about those that failed."""
         results: dict[TopicPartition, T] = {}
         pending = dict.fromkeys(partitions)
 

@@ -1,6 +1,6 @@
-"""Delay headers: what a record of a topic with `tidemill.delays.enable=true` asks for.
+"""Delay headers: when a record of a topic with `tidemill.delays.enable=true` is to be delivered.
 
-A producer asks by headers. `tidemill-deliver-at` (epoch milliseconds, or ISO 8601 with an offset), `tidemill-delay`
+A producer sets headers. `tidemill-deliver-at` (epoch milliseconds, or ISO 8601 with an offset), `tidemill-delay`
 (`30s`, or milliseconds) or `tidemill-schedule` (cron, in `tidemill-timezone`) hide the record until it is due; at most one
 of them. `tidemill-schedule-id` names the message within its key, so that a later record with the same key and id replaces
 it, and one with `tidemill-cancel` cancels it. A schedule needs an id: without one it could never be cancelled. A

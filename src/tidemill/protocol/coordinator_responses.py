@@ -3,7 +3,7 @@
 `error_responses.py` finds the place for an error in any response. Here is what clients of coordinators expect instead: the
 broker uses it for its own findings (not the coordinator, not authorized) and for an `ApiError` of a machine.
 
-* `_TRANSLATED`: an error that an API, or its older versions, tells by another name;
+* `_TRANSLATED`: an error that an API, or its older versions, calls by another name;
 * JoinGroup names the member and no protocol; LeaveGroup lists the members that are unknown;
 * AddPartitionsToTxn has one error for all transactions of a request, and here the error is of one of them;
 * InitProducerId names no producer, epoch included, where Kafka's schema would say 0.
@@ -51,7 +51,7 @@ ADD_PARTITIONS_BATCHED_SINCE = 4
 _JOIN_PROTOCOL_NULLABLE_SINCE = 7
 _EVERY_VERSION = 1 << 15
 
-# The error that an API tells instead, in versions before the given one.
+# The error that an API returns instead, in versions before the given one.
 _TRANSLATED: dict[tuple[type[Request], ErrorCode], tuple[int, ErrorCode]] = {
     # The member may be fine; the next heartbeat finds out, when the group is loaded.
     (HeartbeatRequest, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS): (_EVERY_VERSION, ErrorCode.NONE),

@@ -1,6 +1,6 @@
 """Walks over the records of a batch that decode no more of a record than they need.
 
-`walk` reads positions, keys and timestamps. Each record costs the same, so the header of a batch tells the work.
+`walk` reads positions, keys and timestamps. Each record costs the same, so the work is known from the header of a batch.
 `select` reads keys and headers for a filter. It searches the bytes for what a match contains, and decodes only the
 records in which it finds that. The decompressed size is limited in advance: by the claimed number of records, and by a
 ratio that no real batch reaches.

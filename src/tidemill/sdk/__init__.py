@@ -17,7 +17,7 @@ and that nothing waits without end.
 | `consuming/guarantees.py` | when a batch's offsets are committed: at least once, at most once, exactly once |
 | `consuming/retries.py` | what becomes of a record that failed: retried later, or a dead letter |
 | `consuming/commits.py` | committing offsets, in bounded time |
-| `publishing/transactions.py` | the transactional producer, and what each kind of its errors asks for |
+| `publishing/transactions.py` | the transactional producer, and what each kind of its errors requires |
 | `queues/queue.py` | queues: the member of a share group, iterators of jobs, their limits, shutdown |
 | `queues/jobs.py` | what becomes of a job: done, retried, failed, its lock extended |
 | `publishing/hot_keys.py` | spreading a key that is a large share of a topic |

@@ -272,7 +272,7 @@ class AsyncClient:
         time_zone: str | None = None,
         schedule_id: str | None = None,
     ) -> AsyncPublication:
-        """Hand over one record; await what is returned for its `Delivery`. Without awaiting, `flush` tells of a failure.
+        """Hand over one record; await what is returned for its `Delivery`. Without awaiting, `flush` raises the failure.
 
         In a topic with `tidemill.delays.enable=true` it is hidden until it is due: after `delay` (seconds, a timedelta or a
         text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later record with the same

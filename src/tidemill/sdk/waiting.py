@@ -2,7 +2,7 @@
 
 A signal reaches Python only between two calls into C, so a long wait is made of short ones. Where librdkafka offers
 no time limit at all (committing offsets while the coordinator is away takes 45 seconds), the call runs in a thread
-that nobody has to wait for.
+that no caller has to wait for.
 """
 
 from __future__ import annotations

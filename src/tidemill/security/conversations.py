@@ -34,7 +34,7 @@ class Identity:
 class ServerConversation(Protocol):
     @property
     def identity(self) -> Identity | None:
-        """None until the client has proven who it is."""
+        """None until the client is authenticated."""
 
     def respond(self, token: bytes, wall_ms: int) -> bytes:
         """Returns the next challenge, or the last word when `identity` is known. Raises `SaslFailure`."""

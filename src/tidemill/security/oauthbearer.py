@@ -4,7 +4,7 @@ A token is believed for its signature alone. The order of the checks matters: th
 before a key is looked for, the key must be of the algorithm's kind, and claims are read only from what was verified.
 So `alg=none`, an HMAC made with a public key, and a token without a signature fail before anything in them counts.
 
-Keys come as the text of a JWKS document (RFC 7517); who reads it from a file or a URL is outside. The signature is
+Keys come as the text of a JWKS document (RFC 7517); the caller reads it from a file or a URL. The signature is
 verified by `cryptography`, the extra `[security]`, which is imported when keys are parsed.
 
 A refused token is answered with RFC 7628's JSON error; the client acknowledges it with one byte, and only then the

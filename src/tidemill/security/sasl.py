@@ -3,7 +3,7 @@
     HANDSHAKE ──handshake──> AUTHENTICATE ──authenticate…──> AUTHENTICATED ──handshake──> AUTHENTICATE (again)
         └──────────── any failure ──────────┴──> FAILED <─────────────────────────────────────┘
 
-The machine takes mechanism names and tokens and returns replies; who carries them has the frames and their versions:
+The machine takes mechanism names and tokens and returns replies; the caller has the frames and their versions:
 
 - Before AUTHENTICATED, `may_serve(api_key)` says which requests are served. Everything else closes the connection.
 - After a handshake of version 0, tokens come and go as frames without Kafka's headers: `expects_raw_tokens` is true,
@@ -143,7 +143,7 @@ class SaslServer:
         return AuthenticateReply(token=reply, session_lifetime_ms=lifetime_ms)
 
     def authenticate_raw(self, token: bytes, *, wall_ms: int, steady_ms: int) -> bytes | None:
-        """The frame to send; None after a failure, which version 0 tells by closing the connection."""
+        """The frame to send; None after a failure, which version 0 reports by closing the connection."""
         assert self.expects_raw_tokens
         assert self.state is SaslState.AUTHENTICATE
         try:

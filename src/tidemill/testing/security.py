@@ -1,4 +1,4 @@
-"""TLS, SASL and ACLs of a test broker: what a test asks for, and the settings, files and client options that follow.
+"""TLS, SASL and ACLs of a test broker: the wishes of a test, and the settings, files and client options for them.
 
     Security("SASL_SSL", users={"alice": "secret"}, acls={"alice": ["write topic:orders", "read group:billing"]})
 

@@ -165,7 +165,7 @@ def tls_reason(error: OSError | ValueError) -> str:
 
 
 class TlsContexts:
-    """The contexts of one listener: `server` for those who dial it, `client` for dialling it on another node."""
+    """The contexts of one listener: `server` for accepted connections, `client` for dialling it on another node."""
 
     def __init__(self, settings: TlsSettings, *, serves: bool, dials: bool) -> None:
         """Raises ConfigError when a store cannot be used."""

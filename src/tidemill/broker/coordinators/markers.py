@@ -260,7 +260,7 @@ def _request(items: list[_Item]) -> WriteTxnMarkersRequest:
 
 
 def _codes(response: WriteTxnMarkersResponse | None) -> dict[tuple[int, TopicPartition], ErrorCode]:
-    """A producer has one transaction at a time, so its id tells which marker is meant."""
+    """A producer has one transaction at a time, so its id identifies the marker."""
     return {
         (marker.producer_id, TopicPartition(topic.name, result.partition_index)): ErrorCode(result.error_code)
         for marker in (response.markers if response is not None else ())

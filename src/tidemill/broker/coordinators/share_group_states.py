@@ -1,4 +1,4 @@
-"""Carries out what share groups want done in the share coordinators, and tells their machine the outcome.
+"""Sends the requests of share groups to the share coordinators, and passes the outcome to their machine.
 
 The machine of groups says which state is to be initialised or deleted (`coordinator/share_groups/state_requests.py`).
 Partitions are independent of each other, so the calls for all of them are made at once.

@@ -196,7 +196,7 @@ class Connection:
             return
         now_s = perf_counter()
         turns = self._turns
-        # A turn within the round, or later with those who wait.
+        # A turn within the round, or later with the connections that wait.
         if self._is_node or (now_s < turns.ends_s and not turns.waiting):
             self._receive(now_s)
         else:

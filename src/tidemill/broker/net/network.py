@@ -37,7 +37,7 @@ class ServerLimits:
     backlog: int = 1024
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
-    # Connections that have not shown who they are: how many at once, and for how long.
+    # Connections that are not authenticated: how many at once, and for how long.
     setups_max: int = 1024
     # Says how long a new connection of that address is kept waiting before it is closed; 0 lets it in.
     throttle_ms: Callable[[str], int] | None = None
@@ -105,7 +105,7 @@ class Listening(Protocol):
     """The server's side: every listener of a node, feeding one handler."""
 
     def bind(self, name: str, host: str, port: int, entrance: Entrance = OPEN) -> int:
-        """Take the port; those who dial it wait. Returns the real one, which is chosen for port 0."""
+        """Take the port; clients that dial it wait. Returns the real one, which is chosen for port 0."""
 
     def start_accepting(self, name: str) -> None:
         """On the listener of that name."""

@@ -16,7 +16,7 @@ _SIZE = struct.Struct(">i")
 # A silent connection costs little; one that has filled its first buffer gets a roomy one.
 _RECEIVE_BYTES_MIN = 2 * 1024
 _RECEIVE_BYTES_ROOMY = 64 * 1024
-# How a TLS record with a ClientHello begins: a length of hundreds of megabytes to who expects a frame.
+# How a TLS record with a ClientHello begins: read as the length of a frame, it is hundreds of megabytes.
 _TLS_HANDSHAKE = 0x1603
 
 

@@ -258,7 +258,7 @@ class Server:
         self._setups.expire(now)
         if given_up := self._setups.take_given_up_count():
             logger.warning(
-                "gave up %d connections that did not show who they are within %g s, or were too many at once",
+                "gave up %d connections that were not authenticated within %g s, or were too many at once",
                 given_up,
                 self._limits.setup_ms_max / 1000,
             )

@@ -1,4 +1,4 @@
-"""Connections whose peers have not shown yet who they are: bounded in number and in time.
+"""Connections whose peers are not authenticated yet: bounded in number and in time.
 
 A peer is in here from accept until its TLS handshake is done, and on a listener with SASL until it has logged in. When too
 many are in here, the oldest of the address that has most of them goes: a peer that means it is done within milliseconds, so
@@ -38,7 +38,7 @@ class Setups:
         """A number for `end`. `give_up` is called at most once, and not after `end`."""
         if len(self._setups) >= self._count_max:
             busiest = max(self._by_ip.values(), key=len)
-            self._give_up(next(iter(busiest)), "too many connections have not shown who they are")
+            self._give_up(next(iter(busiest)), "too many connections are not authenticated")
         number = self._next_number = self._next_number + 1
         self._setups[number] = _Setup(ip, now_s + self._setup_s_max, give_up)
         self._by_ip.setdefault(ip, {})[number] = None

@@ -5,7 +5,7 @@ meanwhile. What follows is on the loop, as without TLS: records are decrypted in
 read and encrypted in chunks, for a millisecond at most before others have their turn. `tls_socket.py` has the socket. Where
 the kernel encrypts (kernel TLS), OpenSSL works on the descriptor instead, and slices go out by `sendfile`.
 
-OpenSSL may hold bytes that it has decrypted already; no event of the socket tells of those. So `pending` is looked at before
+OpenSSL may hold bytes that it has decrypted already. No event of the socket announces those, so `pending` is read before
 waiting. A write that did not fit must be repeated with the same bytes: `_chunk` keeps them.
 """
 

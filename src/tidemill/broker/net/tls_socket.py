@@ -61,7 +61,7 @@ class TlsSocket:
         return self._object.getpeercert()
 
     def pending(self) -> int:
-        """How many bytes are here that no event of the descriptor tells of. They may be a part of a record."""
+        """The number of received bytes that no event of the descriptor announces. They may be a part of a record."""
         return self._object.pending() + self._incoming.pending
 
     # -- the handshake ---------------------------------------------------------------------------------------

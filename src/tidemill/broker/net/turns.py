@@ -49,7 +49,7 @@ class Turns:
         waiting = self.waiting
         self._is_due = False
         self.ends_s = ends_s = perf_counter() + _ROUND_S
-        # Those who come back wait for the next round.
+        # Connections that come back wait for the next round.
         for _ in range(len(waiting)):
             waiting.popleft().take_turn()
             if perf_counter() >= ends_s:

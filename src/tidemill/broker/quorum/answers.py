@@ -61,7 +61,7 @@ def complete_description(
 def description_without_quorum(
     own: ReplicaKey, endpoints: Iterable[VoterEndpoint], reason: str
 ) -> quorum.DescribeQuorumResponse:
-    """From a node that takes no part in a quorum: who it is, and why it knows none."""
+    """The answer of a node that takes no part in a quorum: its identity, and why it knows no quorum."""
     part = quorum.DescribeQuorumResponsePartitionData(
         error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         error_message=f"this node {reason}",

@@ -179,7 +179,7 @@ class MetadataLog:
                 if isinstance(record, VotersRecord) and offset > self._history.latest.offset:
                     self._history.append(offset, VoterSet.from_record(record))
 
-    # -- what the machine asks -------------------------------------------------------------------------------
+    # -- what the machine reads ------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -216,7 +216,7 @@ class MetadataLog:
         return self._history.latest.offset != BOOTSTRAP_OFFSET
 
     def set_bootstrap(self, voters: VoterSet) -> None:
-        """Who votes according to others, as long as the log itself does not say."""
+        """Sets the voters that other nodes report, as long as the log itself has none."""
         self._bootstrap = voters
         if not self.has_voters_record:
             self._history = VoterHistory(voters)

@@ -92,7 +92,7 @@ class ClientMetrics:
         self._bytes_under_way = 0
         self._expanding = asyncio.Lock()
 
-    # -- who pushes ------------------------------------------------------------------------------------------
+    # -- clients ---------------------------------------------------------------------------------------------
 
     def note_software(self, connection: Peer, name: str, version: str) -> None:
         """What a client says of itself in ApiVersions; forgotten with its connection."""

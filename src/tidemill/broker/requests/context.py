@@ -72,7 +72,7 @@ class Broker:
     new_uuid: Callable[[], bytes]
     metrics: Metrics
     quorum: Quorum = field(init=False)
-    # (address, API) of connections that were refused for not being a node's, as far as the log tells of them.
+    # (address, API) of connections that were refused for not being a node's, as far as they were logged.
     refused_as_nodes: set[tuple[str, int]] = field(default_factory=set)
     lanes: NodeLanes = field(default_factory=NodeLanes)
     # None without `authorizer.class.name`: everything is allowed then.
@@ -142,7 +142,7 @@ class Broker:
         return any(listener.name == name for listener in self.config.network.controller_listeners)
 
     def api_versions(self, listener_name: str) -> ApiVersionsResponse:
-        """What a listener is for. One that serves brokers and controllers tells clients the broker's, as they expect."""
+        """The role of a listener. One that serves brokers and controllers has the broker's role for clients."""
         image = self.image
         supported = {name: (level, level) for name, level in image.features.items()}
         supported[_KRAFT_VERSION] = (0, KRAFT_VERSION_MAX)

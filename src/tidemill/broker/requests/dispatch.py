@@ -88,7 +88,7 @@ class Call:
         self._reply: Reply | None = None
         # What counts towards the client's quotas; None without any.
         self.usage: RequestUsage | None = None
-        # Who wants to know how many seconds the answer takes, and since when.
+        # Receives the number of seconds that the answer takes, and since when.
         self.took: Callable[[float], None] | None = None
         self.started_s = 0.0
 

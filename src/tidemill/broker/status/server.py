@@ -1,4 +1,4 @@
-"""A small HTTP listener of the node itself, for those who watch it: metrics, health, and why groups rebalanced.
+"""A small HTTP listener of the node for monitoring: metrics, health, and the causes of rebalances.
 
     GET /metrics       Prometheus' text format
     GET /healthz       200 while the event loop runs

@@ -1,4 +1,4 @@
-"""What an operator asks of the cluster itself: the controller quorum, its brokers, and where replicas are.
+"""Administration of the cluster itself: the controller quorum, its brokers, and where replicas are.
 
 Requests go to the broker that Metadata names as controller; any broker passes them on. An answer for many
 partitions is handed back whole: some of them may have gone well, and the caller says which did not.
@@ -83,7 +83,7 @@ class ClusterAdmin:
         return self.cluster.retrying(self.quorum_now)
 
     def quorum_now(self) -> Quorum:
-        """The same in one attempt, for those who would rather do without than wait for a leader."""
+        """The same in one attempt, for callers that would rather do without than wait for a leader."""
         topic = DescribeQuorumRequestTopicData(
             topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
         )
@@ -149,7 +149,7 @@ class ClusterAdmin:
     def elect_leaders(
         self, kind: ElectionType, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, Refusal | None]:
-        """What became of each partition; None asks for all, and tells only of those that needed an election."""
+        """Returns the outcome of each partition. None elects for all, and returns only those that needed an election."""
         wanted = None
         if partitions is not None:
             grouped = _by_topic(dict.fromkeys(partitions))

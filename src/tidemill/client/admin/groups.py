@@ -1,4 +1,4 @@
-"""What an operator asks of consumer groups: who is in them, what they have committed, how far they are behind.
+"""Administration of consumer groups: their members, their committed offsets, their lag.
 
 Both kinds of group (classic, and the server-side protocol of KIP-848) come out as the same `GroupDescription`. Offsets are
 asked for by topic name, so requests stop at the last version before topic ids: a committed offset outlives its topic.

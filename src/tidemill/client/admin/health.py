@@ -1,7 +1,7 @@
 """How a cluster is: the one judgement that `tidemill doctor`, `tidemill cluster status` and the console show.
 
 `judge` is a function of what brokers said: which brokers there are, which of them do not answer (`probes`), the partitions
-and their `min.insync.replicas`, the quorum. `examine` asks for all of that once. Callers that have the facts already (the
+and their `min.insync.replicas`, the quorum. `examine` requests all of that once. Callers that have the facts already (the
 console) judge them themselves. A symptom has one sentence and one remedy, wherever it is shown.
 """
 
@@ -153,7 +153,7 @@ def _fact(topic: str, partition: MetadataResponsePartition, minimum: int | None)
 
 
 def examine(cluster: Cluster) -> Health:
-    """Asks the cluster and each of its brokers, waiting for none of them longer than a probe does."""
+    """Examines the cluster and each of its brokers. It waits for none of them longer than a probe does."""
     admin = Admin(cluster)
     brokers = [
         BrokerFact(each.broker_id, each.host, each.port, each.rack, each.is_fenced)

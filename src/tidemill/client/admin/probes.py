@@ -1,4 +1,4 @@
-"""Asks every broker itself whether it answers, all at once, within a short time.
+"""Probes every broker, all at once, within a short time.
 
 The controller counts on a broker until its session ends, which takes seconds after its process was killed. A probe knows at
 once. It is one ApiVersions request on a connection of its own, which is kept for the next time.

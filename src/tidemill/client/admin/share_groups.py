@@ -1,4 +1,4 @@
-"""What an operator asks of share groups: their members, where each partition begins, and how much is left to do.
+"""Administration of share groups: their members, their start offsets, their lag.
 
 A share group has no committed offsets. It has a start offset for each partition, before which every record is done, and
 the share coordinator counts the records behind it that are done as well. The lag is what is neither.

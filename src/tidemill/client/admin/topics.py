@@ -1,4 +1,4 @@
-"""What an operator asks of topics, configurations, offsets and brokers. Groups are in `groups`.
+"""Administration of topics, configurations, offsets and brokers. Groups are in `groups`.
 
 One resource per request: then a retry repeats only what failed, and a failure has one reason. What a broker answers
 is handed on as the protocol's own message where that says it all.
@@ -348,7 +348,7 @@ class Admin:
     def log_dirs_now(
         self, broker_id: int, partitions: Iterable[TopicPartition] | None = None
     ) -> list[DescribeLogDirsResult]:
-        """The same in one attempt, for those who would rather do without than wait for a broker."""
+        """The same in one attempt, for callers that would rather do without than wait for a broker."""
         topics: dict[str, DescribableLogDirTopic] = {}
         for topic, index in partitions or ():
             topics.setdefault(topic, DescribableLogDirTopic(topic=topic)).partitions.append(index)

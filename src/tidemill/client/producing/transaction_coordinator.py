@@ -1,4 +1,4 @@
-"""One transactional id, as a client asks its coordinator about it.
+"""One transactional id: the requests of a client to its coordinator.
 
 Two manners, by what the cluster has agreed on (its finalized feature `transaction.version`). *New* (version 2, KIP-890):
 writing adds a partition to the transaction, and each end brings a new epoch. *Old*: the client adds partitions and groups
@@ -45,7 +45,7 @@ INIT_PRODUCER_ID_VERSION = 5
 _TAKE_OVER_VERSION = 6
 _FEATURE = "transaction.version"
 _NEW_MANNER = 2
-# The first that tells finalized features.
+# The first with finalized features.
 _API_VERSIONS_VERSION = 3
 # The first version in which writing adds to the transaction.
 _NEW_PRODUCE = 12
@@ -103,7 +103,7 @@ class TransactionCoordinator:
         return self._cluster.retrying(self._has_agreed_on_the_new_manner)
 
     def init(self, known: Identity = NO_IDENTITY) -> Identity:
-        """A producer that is the only one; `known` is who it was, when it goes on after an error (KIP-360)."""
+        """Returns the only producer of the id; `known` is the one before, after an error (KIP-360)."""
         answer = self._init(self._init_request(known), INIT_PRODUCER_ID_VERSION)
         return Identity(answer.producer_id, answer.producer_epoch)
 
@@ -157,7 +157,7 @@ class TransactionCoordinator:
         self._cluster.retrying(attempt)
 
     def end(self, producer: Identity, *, is_commit: bool) -> Identity:
-        """Who the producer is in its next transaction."""
+        """The producer id and epoch of the next transaction."""
         message = EndTxnRequest(
             transactional_id=self._transactional_id,
             producer_id=producer.producer_id,

@@ -2,7 +2,7 @@
 
 | module | owns |
 |---|---|
-| `membership.py` | what a heartbeat says and what its answer asks for: pure |
+| `membership.py` | heartbeats and the assignments in their answers: pure |
 | `session.py` | the share session with one broker: which partitions, which acknowledgements, which epoch: pure |
 | `deliveries.py` | records that are held here: their locks, and what became of their acknowledgements |
 | `consumer.py` | the threads: one for the group, one for each broker |

@@ -237,7 +237,7 @@ class ShareConsumer:
                 self._changed.wait(left_s)
 
     def _assign(self) -> None:
-        """Finds the leaders of what is assigned, and tells each broker's thread what is its."""
+        """Finds the leaders of the assigned partitions, and gives each broker's thread its own."""
         with self._changed:
             self._must_refresh = False
         self._cluster.forget()

@@ -1,4 +1,4 @@
-"""Membership in a share group: what a heartbeat says, and what its answer asks for. No I/O.
+"""Membership in a share group: the content of heartbeats, and the assignment in their answers. No I/O.
 
 A member chooses its id itself and joins with epoch 0; -1 leaves. The coordinator sends an assignment only when it has
 changed. A member that the coordinator no longer knows, or has fenced, joins again under the same id: what it held was

@@ -35,7 +35,7 @@ from tidemill.protocol.api.share import (
 _FIRST_EPOCH, _FINAL_EPOCH = 0, -1
 _EPOCH_MAX = 0x7FFFFFFF
 _FETCH_BYTES = 50 * 1024 * 1024
-# Whoever asks for so many records gets no more (version 2 of ShareFetch).
+# The record limit is strict (version 2 of ShareFetch).
 _RECORD_LIMIT = 1
 _ATTEMPTS_MAX = 5
 # The state of the record is as before: the same acknowledgement may succeed.
@@ -102,7 +102,7 @@ class ShareSession:
 
     @property
     def has_callers(self) -> bool:
-        """Whether somebody waits for the outcome of what is pending."""
+        """Whether a caller waits for the outcome of what is pending."""
         return any(each.token is not None for each in self._pending)
 
     @property

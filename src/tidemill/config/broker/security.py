@@ -71,7 +71,7 @@ class ListenerSecurity:
 
     @property
     def authenticates(self) -> bool:
-        """Whether every peer has proven who it is."""
+        """Whether every peer is authenticated."""
         is_shown = self.tls is not None and self.tls.client_auth == "required"
         return self.sasl is not None or (self.protocol == "SSL" and is_shown)
 
@@ -249,7 +249,7 @@ def _tls(values: _ListenerValues, protocol: str) -> TlsSettings:
 
 
 def _client_auth(values: _ListenerValues, protocol: str) -> str:
-    """With SASL the login tells who a client is; only a key of that listener asks for a certificate too (KIP-684)."""
+    """With SASL the login identifies a client; only a key of that listener requires a certificate too (KIP-684)."""
     found = values.found("ssl.client.auth")
     if found is None or (protocol == "SASL_SSL" and found[0] == "ssl.client.auth"):
         return "none"

@@ -180,7 +180,7 @@ TOPICS_KEYS: tuple[ConfigKey, ...] = (
         "replica.fetch.max.bytes",
         INT,
         "1048576",
-        "Bytes per partition that a follower asks for.",
+        "Bytes per partition that a follower requests.",
         at_least(0),
     ),
     key("replica.fetch.min.bytes", INT, "1", "Fewest bytes that a follower's fetch waits for."),

@@ -36,7 +36,7 @@ NODE_KEYS: tuple[ConfigKey, ...] = (
         "advertised.listeners",
         LIST,
         None,
-        "Addresses that clients are told to use; when empty, the address they dialled.",
+        "Addresses that clients use; when empty, the address they dialled.",
         NOT_EMPTY,
     ),
     key(

@@ -84,7 +84,7 @@ def check_active(
 def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[str, str]) -> list[Record]:
     """New leader epochs for the partitions that are decommissioned, or are not any more.
 
-    Whoever leads in the new epoch knows the setting that was written with it.
+    The leader of the new epoch knows the setting that was written with it.
     """
     was, wanted = active_partitions(before), active_partitions(after)
     if was == wanted:

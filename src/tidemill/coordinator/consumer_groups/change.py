@@ -36,7 +36,7 @@ class GroupChange(ModernGroupChange[ConsumerGroup]):
         *,
         sees_topic: Callable[[str], bool] | None = None,
     ) -> None:
-        """`sees_topic` tells which topics the client may describe that makes the change; None when it may all."""
+        """`sees_topic` says which topics the client of the change may describe; None: all."""
         super().__init__(group, steady_ms, records)
         self.sees_topic = sees_topic
 

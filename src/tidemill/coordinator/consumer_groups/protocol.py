@@ -263,7 +263,7 @@ def _assignment(assigned: OwnedPartitions) -> ConsumerGroupHeartbeatAssignment:
 
 def _check_static(member: ConsumerMember | None, instance_id: str, member_id: str) -> ConsumerMember:
     if member is None:
-        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"nobody in the group has instance id {instance_id}")
+        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member of the group has instance id {instance_id}")
     if member.member_id != member_id:
         raise ApiError(
             ErrorCode.FENCED_INSTANCE_ID,

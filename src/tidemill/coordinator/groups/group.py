@@ -305,6 +305,6 @@ class ShareProtocol(Protocol):
     def delete_offsets(self, request: DeleteShareGroupOffsetsRequest) -> Decision: ...
 
     def handle(self, event: Any) -> Decision:
-        """Takes in what the shell reports or asks, one of `share_groups/state_requests.py`."""
+        """Handles an event or a request of the shell, one of `share_groups/state_requests.py`."""
 
     def topics_changed(self, change: TopicsChanged) -> list[Record]: ...

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Access:
     def __init__(self, backend: Backend, owner: str = "") -> None:
         self.backend = backend
-        # Tells callers apart: what belongs to one owner is not there for another.
+        # Identifies the caller: what belongs to one owner is not there for another.
         self.owner = owner
         # Run when the access ends, and when one of its sessions does, with the id of that session.
         self.closers: list[Callable[[], Awaitable[None]]] = []

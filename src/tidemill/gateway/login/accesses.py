@@ -5,7 +5,7 @@ at the cluster; the throttle makes guesses wait. After `verified_s` the password
 use or when its next request comes. A password that the cluster no longer accepts ends the access, its sessions and its
 event streams. ACLs need nothing of this: the cluster checks each request of the user.
 
-Attempts run in a few threads of their own, so that guesses do not hold up those who are logged in.
+Attempts run in a few threads of their own, so that guesses do not delay callers that are logged in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`LoginGate`: finds out who a caller is before its request reaches a route. Pure ASGI, as the guards are.
+"""`LoginGate`: authenticates a caller before its request reaches a route. Pure ASGI, as the guards are.
 
 A caller shows one of these:
 

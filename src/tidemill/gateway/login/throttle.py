@@ -1,4 +1,4 @@
-"""Slows down those who guess passwords. Pure: the clock is passed in, and nothing waits here.
+"""Slows down password guessing. Pure: the clock is passed in, and nothing waits here.
 
 Failed log-ins are counted by address and by user. An attempt waits longer the more of them there were, `wait_s_max` at
 most; it is never refused for their number alone, so no user can be locked out by others. What bounds the rate of guesses

@@ -1,7 +1,7 @@
 """`/v1/topics/{topic}/delays`: the delayed records of a topic: which wait, cancel one, give one another time.
 
 What waits follows from the topic's log, so a listing reads the topic: at most `_OFFSETS_MAX` offsets of it, and few listings
-at the same time. The cluster decides who may see what waits (Read and AlterConfigs on the topic).
+at the same time. The cluster authorises each request (Read and AlterConfigs on the topic).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Committing a consumer's offsets, in bounded time.
 
 A commit that fails because of a rebalance is no error: the records are delivered again, to the member that has the partition
-then. `Outcome` tells which it was. librdkafka's call has no time limit, so it runs in a thread; as long as one is
+then. `Outcome` says which it was. librdkafka's call has no time limit, so it runs in a thread; as long as one is
 under way no other call is made on that consumer, which `settle` sees to.
 """
 
@@ -100,7 +100,7 @@ class Commits:
             self._await(time.monotonic() + self._timeout_s if deadline_s is None else deadline_s)
 
     def forget(self, partitions: set[TopicPartition]) -> None:
-        """They are somebody else's."""
+        """Forgets the offsets of partitions that another member has now."""
         for place in partitions & self._kept.keys():
             del self._kept[place]
 

@@ -120,7 +120,7 @@ class AtMostOnce(Guarantee):
         self._commits = commits
 
     def begin(self, offsets: Offsets) -> Verdict:
-        # What is not committed is not handed out: somebody else might hand it out, too.
+        # What is not committed is not handed out: another member might hand it out, too.
         is_committed = self._commits.commit(offsets) is Outcome.COMMITTED
         return super().begin(offsets) if is_committed else Verdict.AGAIN
 

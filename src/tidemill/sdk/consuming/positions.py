@@ -51,7 +51,7 @@ class Positions:
         # Where to go back to, as soon as that is possible.
         self._owed: dict[TopicPartition, int] = {}
 
-    # -- what the reader tells -------------------------------------------------------------------------------
+    # -- calls of the reader ---------------------------------------------------------------------------------
 
     def assigned(self, partitions: list[Position]) -> bool:
         """Writes into them where to begin, where that was wished; True if it was."""

@@ -5,7 +5,7 @@ done; it reads for a moment; and it hands out what came, or None. It never waits
 so Ctrl-C and a cancelled task get their turn. All of it, rebalances included, happens in the thread that calls.
 
 A rebalance can come only while `step` reads, when no batch is in hand. What was read of a partition that was revoked
-in the same moment is dropped: it is somebody else's, or will be read again.
+in the same moment is dropped: it is another member's, or will be read again.
 
 At the end of a partition its end is committed: markers of transactions and aborted records are passed over, as the position
 of Java's consumer passes them, and a group that has read everything has no lag.

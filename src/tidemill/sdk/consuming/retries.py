@@ -165,7 +165,7 @@ def restored(record: Record) -> Record:
         )
         attempt = int(fields[_ATTEMPT])
     except (KeyError, ValueError):
-        # Published by somebody else: a record like any other.
+        # Published by another program: a record like any other.
         return record
     headers = tuple(
         (name.removeprefix(_KEPT), value)

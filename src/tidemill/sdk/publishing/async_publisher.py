@@ -21,7 +21,7 @@ BACKLOG_MAX = 100_000
 
 
 class AsyncPublication:
-    """A record on its way: `await` it for its `Delivery`. Who gives up waiting does not take the record back."""
+    """A record on its way: `await` it for its `Delivery`. Cancelling the wait does not take the record back."""
 
     def __init__(self, topic: str, future: asyncio.Future[Delivery], unseen: set[AsyncPublication]) -> None:
         self.topic = topic
@@ -139,5 +139,5 @@ class AsyncPublishing:
             raise error
 
     def forgive_unseen(self) -> None:
-        """Failures that are told in another way."""
+        """Forgets failures that are reported in another way."""
         self._unseen.clear()

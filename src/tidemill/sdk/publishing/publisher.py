@@ -63,7 +63,7 @@ class Publication(Future[Delivery]):
             self._unseen.discard(self)
 
     def reported_elsewhere(self) -> None:
-        """Whoever calls this tells of a failure: `flush` need not."""
+        """The caller reports a failure, so `flush` need not."""
         self._unseen.discard(self)
         self._unseen = set()
 
@@ -273,7 +273,7 @@ class Publisher:
             raise type(first)(f"{first}{more}", code=first.code, is_retriable=first.is_retriable) from first
 
     def forgive_unseen(self) -> None:
-        """Failures that are told in another way."""
+        """Forgets failures that are reported in another way."""
         self._unseen.clear()
 
     def close(self) -> None:

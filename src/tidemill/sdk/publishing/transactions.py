@@ -1,4 +1,4 @@
-"""The transactional producer of an exactly-once consumer, and what each kind of its errors asks for.
+"""The transactional producer of an exactly-once consumer, and what each kind of its errors requires.
 
 Kafka's errors are of three kinds. *Retriable*: the same call is made again, within the time limit. *Requires an
 abort*: the transaction is aborted here, and the caller reads its records again. *Fatal*, being fenced above all: this

@@ -128,7 +128,7 @@ class Workshop:
         )
 
     def _prepare_group(self, admin: Admin) -> int:
-        """Says where a new group begins, unless somebody has; returns after how many attempts a record is archived."""
+        """Sets where a new group begins, unless that is set. Returns after how many attempts a record is archived."""
         try:
             found = {each.name: each for each in admin.describe_configs(ResourceType.GROUP, self._group)}
             reset = found.get(_RESET)

@@ -88,7 +88,7 @@ def only_decided_rows_are_read(history: TransactionHistory) -> Iterator[str]:
         if isinstance(event, Read) and event.is_read_committed and event.message in rows:
             transaction = rows[event.message].transaction
             if writers[transaction] not in decided:
-                yield f"{event.reader} was shown {event.message} of {transaction}, which nobody decided"
+                yield f"{event.reader} was shown {event.message} of {transaction}, which was not decided"
 
 
 def every_row_of_a_decided_batch_is_read_once(history: TransactionHistory) -> Iterator[str]:

@@ -269,7 +269,7 @@ def nothing_invented_is_read(history: TransactionHistory) -> Iterator[str]:
         if isinstance(event, Wrote):
             sent[event.message] = event.partition
         elif isinstance(event, Read) and sent.get(event.message) != event.partition:
-            yield f"{event.reader} was shown {event.message} at {_place(event)}, which nobody wrote there"
+            yield f"{event.reader} was shown {event.message} at {_place(event)}, which was not written there"
 
 
 def one_place_for_a_message(history: TransactionHistory) -> Iterator[str]:

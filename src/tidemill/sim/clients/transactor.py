@@ -193,7 +193,7 @@ class Transactor:
         )
         if writer is not None and (not keeps or writer not in record.writers):
             record.accuse(
-                f"{self.transactional_id} has a transaction of {writer} under way, which nobody began"
+                f"{self.transactional_id} has a transaction of {writer} under way, which no client began"
             )
         return writer
 

@@ -333,7 +333,7 @@ class _Transactions:
         self._is_open = False
 
     def abandon(self) -> None:
-        """After a failure, which is what the caller is to hear of."""
+        """Abandons the transaction after a failure, which the caller raises."""
         if self._is_open:
             try:
                 self._producer.abort()

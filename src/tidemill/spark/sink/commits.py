@@ -95,7 +95,7 @@ class Commits:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What is not decided is taken back; who has fenced us did so already."""
+        """Aborts what is not decided. A producer that has fenced this one did so already."""
         with contextlib.suppress(TidemillError):
             if self._producer.is_open:
                 self._producer.abort()

@@ -95,7 +95,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver. `transaction` is what it has written and left open; None when there is none."""
+    """The result of a task. `transaction` is what it has written and left open; None when there is none."""
 
     query_id: str
     rows: int = 0
@@ -192,7 +192,7 @@ def _settle_after_failure(
 
 
 def write_rows(options: SinkOptions, task: Task, batches: Iterable[pa.RecordBatch]) -> Written:
-    """Everything that a task does. It asks nothing of a broker when there are no rows."""
+    """Everything that a task does. It sends no request when there are no rows."""
     chunks = _chunks(batches, options)
     first = next(chunks, None)
     if first is None:

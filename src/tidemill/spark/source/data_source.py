@@ -413,7 +413,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options)
 
-    # --- who sees it ---
+    # --- progress ---
 
     def commit(self, end: dict[str, Any]) -> None:
         self._show(from_json(end))

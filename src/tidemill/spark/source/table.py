@@ -107,7 +107,7 @@ class _Planner:
             hiding = _topics_that_hide(cluster, {each.topic for each in partitions})
             self._partitions = [each for each in partitions if each.topic not in hiding]
         self._replicas = dict(self._open_replicas(folders)) if folders else {}
-        # Only who leaves a range to the archive needs to know where the log begins.
+        # Only a read that leaves a range to the archive needs to know where the log begins.
         self._log_starts = (
             Admin(cluster).start_offsets(list(self._manifests))
             if cluster is not None and self._manifests

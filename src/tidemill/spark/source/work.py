@@ -85,7 +85,7 @@ class BrokerWork(Work):
                     position = lost.end_offset
 
     def _read_from(self, cluster: Cluster, position: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        # Not before it is needed: who plans a query needs neither numpy nor Arrow.
+        # Not before it is needed: planning a query needs neither numpy nor Arrow.
         from tidemill.spark.arrow.decode import Decoder
 
         decoder = Decoder(self.partition, position, self.end_offset, columns)

@@ -281,7 +281,7 @@ def describe_cluster(broker: Broker, call: Call, request: DescribeClusterRequest
         kind = "controller" if is_controller else "broker"
         response.error_code = code
         response.error_message = (
-            f"The request was sent to a {kind}, which tells the endpoints of {kind}s only"
+            f"The request was sent to a {kind}, which has the endpoints of {kind}s only"
             if is_known
             else f"Unsupported endpoint type {request.endpoint_type}"
         )

@@ -280,7 +280,7 @@ async def offset_fetch(broker: Broker, call: Call, request: OffsetFetchRequest) 
             only.topics = [topic for topic in only.topics if _is_shown(access, topic, request.topics is None)]
         return only
     merged = OffsetFetchResponse()
-    # All offsets of a group are told once, however often it is named.
+    # All offsets of a group are returned once, however often it is named.
     groups = {
         (each.group_id, None if each.topics is None else number): each
         for number, each in enumerate(request.groups)

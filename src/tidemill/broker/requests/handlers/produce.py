@@ -467,7 +467,7 @@ class TransactionalProduce:
 def _may_pass_on(broker: Broker, call: Call) -> bool:
     """Whether the connection may be that of a node, which passes batches of other partitions on.
 
-    On a listener without logins nobody can prove it. A client there may write what it likes anyway.
+    On a listener without logins no peer can prove it. A client there may write what it likes anyway.
     """
     return is_authenticated_node(broker, call.connection) is not False
 

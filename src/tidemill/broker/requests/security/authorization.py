@@ -168,7 +168,7 @@ def _each_config(operation: Operation, *, refuses_loggers: bool = False) -> Spli
 def _created(asked: _Asked, entry: Any) -> ErrorCode:
     access = asked.access
     allowed = access.cluster(Operation.CREATE, quiet=True) or access.topic(Operation.CREATE, entry.name)
-    # A view shows its source to all who may read the view.
+    # A view shows its source to every principal that may read the view.
     sources = [config.value for config in entry.configs if config.name == VIEW_SOURCE and config.value]
     allowed = allowed and all(access.topic(Operation.READ, source) for source in sources)
     return ErrorCode.NONE if allowed else TOPIC_DENIED

@@ -77,7 +77,7 @@ class SaslGate:
         new_nonce: Callable[[], str],
         failed_delay_ms: int,
     ) -> None:
-        """`behind` handles what those send who have logged in."""
+        """`behind` handles the requests of connections that have logged in."""
         self._settings = settings
         self._behind = behind
         self._loop = loop
@@ -172,7 +172,7 @@ class SaslGate:
             connection.mark_as_authenticated()
 
     def _fail_later(self, connection: Peer, session: SaslServer, answer: Callable[[], None]) -> None:
-        """Who guesses passwords waits for each answer, and dials anew for each guess."""
+        """Delays the answer and closes the connection, so that guessing passwords is slow."""
         failure = session.failure
         self._loop.call_later(self._failed_delay_s, self._fail, connection, failure, answer)
 

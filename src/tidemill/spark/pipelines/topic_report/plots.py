@@ -74,7 +74,7 @@ def bars(title: str, description: str, rows: Sequence[Bar], mark: Limit | None =
 
 
 def columns(title: str, description: str, values: Sequence[Column], largest_text: str) -> str:
-    """Values over time, the oldest first; the axis tells the largest."""
+    """Values over time, the oldest first; the axis shows the largest."""
     largest = max((each.value for each in values), default=0.0) or 1.0
     plot_width = _WIDTH - _LEFT - _RIGHT
     plot_height = _HEIGHT - _TOP - _BOTTOM
