@@ -48,9 +48,14 @@ class _Ledger:
     crcs: dict[tuple[int, int], int] = field(default_factory=dict)
     committed: dict[int, _Batch] = field(default_factory=dict)
     committed_end: int = 0
+    # Offsets that were committed and deleted between two readings.
+    unseen: list[range] = field(default_factory=list)
     leaders: dict[int, int] = field(default_factory=dict)
     # The highest committed end in each leader epoch.
     shown: dict[int, int] = field(default_factory=dict)
+
+    def is_unseen(self, offset: int) -> bool:
+        return any(offset in offsets for offsets in self.unseen)
 
     def show(self, epoch: int, end: int) -> None:
         self.shown[epoch] = max(self.shown.get(epoch, 0), end)
@@ -384,6 +389,10 @@ class Invariants:
         seen.log_end, seen.log = end, log
         # Uncommitted batches may have been replaced since they were read.
         offset = max(seen.committed_end, log.log_start_offset)
+        # Records may be committed and deleted between two readings; a replica that restarts may still have them.
+        if ledger.committed_end < log.log_start_offset <= committed_end:
+            ledger.unseen.append(range(ledger.committed_end, log.log_start_offset))
+            ledger.committed_end = log.log_start_offset
         try:
             for header, raw in _batches(log, offset, end):
                 batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
@@ -422,11 +431,11 @@ class Invariants:
 
     def _committed_stays(self, machine: Machine, key: Key, ledger: _Ledger, base: int, batch: _Batch) -> None:
         known = ledger.committed.get(base)
-        if known is None and base < ledger.committed_end:
+        if known is None and base < ledger.committed_end and not ledger.is_unseen(base):
             self._accuse(f"{machine.host}: {self._name(key)} has no batch of its own at offset {base}")
         elif known is None:
             ledger.committed[base] = batch
-            ledger.committed_end = batch.next_offset
+            ledger.committed_end = max(ledger.committed_end, batch.next_offset)
         elif known != batch:
             self._accuse(
                 f"{machine.host}: {self._name(key)} holds {batch} at offset {base}; committed was {known}"
