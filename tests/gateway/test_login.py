@@ -15,6 +15,7 @@ import pytest
 from tests.brokers import eventually
 from tests.gateway.conftest import HTTP_TIMEOUT_S, Gateway, start_gateway
 from tests.gateway.secured_cluster import PASSWORD, SecuredCluster, secured_cluster
+from tidemill.client.admin.topics import ResourceType as ConfigResource
 from tidemill.gateway.settings import LoginLimits, Settings
 from tidemill.security.acls import Operation, ResourceType
 
@@ -210,6 +211,38 @@ def test_consumer_instance_is_refused_what_its_user_may_not_read(
     refused = eventually(read, "the cluster refuses")
     assert (refused.status_code, refused.json()["error_code"]) == (403, 40301), refused.text
     assert alice.delete(place).status_code == 204
+
+
+def test_worker_of_a_queue_acts_as_its_user_and_is_not_there_for_another(
+    cluster: SecuredCluster, alice: httpx.Client, bob: httpx.Client
+) -> None:
+    group = "alices-queue"
+    cluster.allow("alice", Operation.ALL, ResourceType.GROUP, group)
+    cluster.admin.alter_configs(ConfigResource.GROUP, group, changes={"share.auto.offset.reset": "earliest"})
+    made = alice.post(f"/v1/queues/{group}/workers", json={"topics": ["alices"]})
+    assert made.status_code == 201, made.text
+    place = f"/v1/queues/{group}/workers/{made.json()['worker']}"
+    jobs = eventually(
+        lambda: alice.post(f"{place}/jobs", params={"limit": 1}).json()["jobs"], "a job is taken"
+    )
+    assert jobs[0]["value"] == "a secret of alice"
+    assert bob.post(f"{place}/jobs").status_code == 404
+    assert bob.post(f"{place}/outcomes", json={"done": [jobs[0]["receipt"]]}).status_code == 404
+    assert bob.delete(place).status_code == 404
+    assert alice.post(f"{place}/outcomes", json={"done": [jobs[0]["receipt"]]}).json()["outcomes"] == [
+        {"receipt": jobs[0]["receipt"], "outcome": "done"}
+    ]
+    assert alice.delete(place).status_code == 204
+
+
+def test_worker_of_a_queue_is_refused_the_group_and_the_topic_of_another_user(alice: httpx.Client) -> None:
+    assert alice.post("/v1/queues/alices/workers", json={"topics": ["bobs"]}).status_code == 403
+    made = alice.post("/v1/queues/bobs/workers", json={"topics": ["alices"]})
+    place = f"/v1/queues/bobs/workers/{made.json()['worker']}"
+    refused = alice.post(f"{place}/jobs", params={"wait_ms": 20_000})
+    assert (refused.status_code, refused.json()["error_code"]) == (403, 40301), refused.text
+    # It is gone with that.
+    assert alice.delete(place).status_code == 404
 
 
 # --- tokens and sessions ---

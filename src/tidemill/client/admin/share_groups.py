@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tidemill.client.admin.groups import GroupAdmin, GroupMember
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster, check
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.protocol.api.groups import ListedGroup
@@ -35,6 +36,10 @@ from tidemill.protocol.api.share import (
 from tidemill.types import TopicPartition
 
 SHARE = "share"
+_RESET = "share.auto.offset.reset"
+_DELIVERY_LIMIT = "share.delivery.count.limit"
+# The source of a setting that was made for the group itself.
+_SET_FOR_GROUP = 8
 
 
 class ShareGroupDescription(NamedTuple):
@@ -132,6 +137,19 @@ class ShareGroupAdmin:
             return sorted(positions)
 
         return self.cluster.retrying(attempt)
+
+    def prepare(self, group_id: str, start: str) -> int | None:
+        """Says where a new group begins, `earliest` or `latest`, unless its settings do.
+
+        Returns after how many deliveries a record is given up, where the broker says it.
+        """
+        admin = Admin(self.cluster)
+        found = {each.name: each for each in admin.describe_configs(ResourceType.GROUP, group_id)}
+        reset = found.get(_RESET)
+        if reset is not None and reset.config_source != _SET_FOR_GROUP:
+            admin.alter_configs(ResourceType.GROUP, group_id, changes={_RESET: start})
+        limit = found.get(_DELIVERY_LIMIT)
+        return int(limit.value) if limit is not None and limit.value else None
 
     def in_flight(
         self, group_id: str, partitions: Sequence[TopicPartition]

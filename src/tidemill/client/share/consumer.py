@@ -78,10 +78,13 @@ class ShareConsumer:
         topics: Sequence[str],
         *,
         capacity: int,
+        ready_max: int | None = None,
         on_ready: Callable[[], None] = lambda: None,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Holds at most `capacity` records. `on_ready` is called, in any thread, when `take` may have something new.
+        """Holds at most `capacity` records, of which `ready_max` wait to be taken (`want` changes it).
+
+        `on_ready` is called, in any thread, when `take` may have something new.
 
         The cluster belongs to the consumer from now on, and is closed with it.
         """
@@ -92,6 +95,7 @@ class ShareConsumer:
         self._steady_s = steady_s
         self._changed = threading.Condition()
         self._held = Held(capacity)
+        self._held.ready_max = ready_max
         self.member_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._membership = ShareMembership(group, self.member_id, topics)
         self._nodes: dict[int, _Node] = {}
@@ -141,6 +145,18 @@ class ShareConsumer:
             node.session.acknowledge(Acknowledgement(delivery.place, delivery.record.offset, kind, token))
             self._changed.notify_all()
         return future
+
+    def want(self, ready_max: int) -> None:
+        """Changes how many records may wait here to be taken. With 0 nothing more is fetched."""
+        with self._changed:
+            self._held.ready_max = ready_max
+            self._changed.notify_all()
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a fetch is under way that may bring records."""
+        with self._changed:
+            return self._held.is_fetching
 
     def holds(self, delivery: ShareDelivery) -> bool:
         """Whether the record is still locked for this delivery, as far as is known here."""

@@ -28,6 +28,10 @@ class AlreadySettled(TidemillError):
     """The delivery was acknowledged before."""
 
 
+# The header of a delayed retry in the topic of its job: the group that the retry is for.
+RETRY_GROUP = "tidemill.retry.group"
+
+
 @dataclass(eq=False)
 class ShareDelivery:
     """One record, locked for this member."""
@@ -42,6 +46,11 @@ class ShareDelivery:
     # Of the steady clock: until then the lock holds, unless it is renewed.
     locked_until_s: float
     is_settled: bool = False
+
+    def is_for(self, group: str) -> bool:
+        """False for a delayed retry of another group of this topic."""
+        found = [value for name, value in self.record.headers if name == RETRY_GROUP and value is not None]
+        return not found or bytes(found[-1]).decode("utf-8", "replace") == group
 
 
 @dataclass
@@ -99,10 +108,19 @@ class Held:
         self._ready: deque[ShareDelivery] = deque()
         # Of fetches under way.
         self._reserved = 0
+        # How many may wait here to be taken; None for all that fit.
+        self.ready_max: int | None = None
 
     @property
     def room(self) -> int:
-        return max(0, self._capacity - len(self._deliveries) - self._reserved)
+        free = self._capacity - len(self._deliveries) - self._reserved
+        if self.ready_max is not None:
+            free = min(free, self.ready_max - len(self._ready) - self._reserved)
+        return max(0, free)
+
+    @property
+    def is_fetching(self) -> bool:
+        return self._reserved > 0
 
     @property
     def count(self) -> int:

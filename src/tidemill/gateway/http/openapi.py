@@ -136,6 +136,7 @@ PATH_PARAMETERS: dict[str, Schema] = {
     "group_name": _NAME,
     "group": _NAME,
     "instance": _NAME,
+    "worker": _NAME,
     "offset": {**LONG, "minimum": 0},
     "part": {"enum": ["key", "value"]},
 }

@@ -47,6 +47,7 @@ from tidemill.gateway.http.openapi import (
 )
 from tidemill.gateway.problems import Problem
 from tidemill.protocol.isolation import READ_COMMITTED
+from tidemill.protocol.records import Record
 from tidemill.types import TopicPartition
 
 part = Part("Simple")
@@ -58,11 +59,11 @@ _POSITION = re.compile(r"[0-9]{1,10}:[0-9]{1,18}(,[0-9]{1,10}:[0-9]{1,18})*")
 _TIME = re.compile(r"time:([0-9]{1,15})")
 _FROM_PATTERN = r"^(earliest|latest|time:[0-9]{1,15}|[0-9]{1,9}:[0-9]{1,18}(,[0-9]{1,9}:[0-9]{1,18})*)$"
 
-_record = obj(
+RECORD = obj(
     {"partition": INTEGER, "offset": LONG, "timestamp_ms": LONG, "key": {}, "value": {}},
     {"headers": {"type": "object"}, "format": STRING, "key_format": STRING},
 )
-Page = part.schema("SimplePage", obj({"records": array(_record), "next": STRING}))
+Page = part.schema("SimplePage", obj({"records": array(RECORD), "next": STRING}))
 
 
 class _Found(NamedTuple):
@@ -185,7 +186,7 @@ def _read(
                 positions[partition] = each.record.offset
                 break
             try:
-                records.append(_resolved(each, place, payloads))
+                records.append(each._replace(record=resolved(each.record, place, payloads)))
             except Problem:
                 if not records:
                     raise
@@ -195,13 +196,13 @@ def _read(
     return _Found(records, positions)
 
 
-def _resolved(read: Read, place: Place, payloads: Payloads) -> Read:
-    record = read.record
+def resolved(record: Record, place: Place, payloads: Payloads) -> Record:
+    """The record with its payload in place of a claim. Blocks as long as the store does."""
     value = payloads.resolved(place, record.value, record.headers)
     if value is record.value:
-        return read
+        return record
     headers = [header for header in record.headers if header.key not in CLAIM_HEADERS]
-    return read._replace(record=record._replace(value=value, headers=headers))
+    return record._replace(value=value, headers=headers)
 
 
 def _out_of_range(admin: Admin, topic: str, chunk: Chunk) -> Problem:
@@ -217,12 +218,13 @@ def _out_of_range(admin: Admin, topic: str, chunk: Chunk) -> Problem:
 
 def _page(found: _Found) -> bytes:
     position = ",".join(f"{partition}:{offset}" for partition, offset in sorted(found.positions.items()))
-    return b'{"records":[%b],"next":"%b"}' % (b",".join(map(_row, found.records)), position.encode())
+    rows = (record_json(each.partition, each.record) for each in found.records)
+    return b'{"records":[%b],"next":"%b"}' % (b",".join(rows), position.encode())
 
 
-def _row(read: Read) -> bytes:
-    record = read.record
-    place = f'{{"partition":{read.partition},"offset":{record.offset},"timestamp_ms":{record.timestamp}'
+def record_json(partition: int, record: Record) -> bytes:
+    """A record as one element of an answer."""
+    place = f'{{"partition":{partition},"offset":{record.offset},"timestamp_ms":{record.timestamp}'
     key, key_format = key_json(record.key)
     value, value_format = value_json(record.value)
     more = b"".join(

@@ -50,7 +50,7 @@ from tidemill.gateway.http.openapi import (
 )
 from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.simple import delays, views
+from tidemill.gateway.simple import delays, queues, views
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
 from tidemill.gateway.simple.times import MEMBERS
@@ -273,4 +273,11 @@ class _Stream:
         return json_answer({**body, "line": number, **summary}, problem.status, headers)
 
 
-routes = [*part.routes, *simple_read.part.routes, *delays.part.routes, *views.part.routes]
+lifespan = queues.lifespan
+routes = [
+    *part.routes,
+    *simple_read.part.routes,
+    *queues.part.routes,
+    *delays.part.routes,
+    *views.part.routes,
+]

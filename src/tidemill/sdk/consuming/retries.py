@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from tidemill.client.share.deliveries import RETRY_GROUP
 from tidemill.dead_letters import failure_headers, is_of_failure
 from tidemill.delays.cron import InvalidSchedule, parse_duration
 from tidemill.delays.requests import BROKER_HEADERS, DELAY, PRODUCER_HEADERS
@@ -24,7 +25,7 @@ Backoff = float | timedelta | str
 
 RETRIES_MAX = 1_000
 _PREFIX = "tidemill.retry."
-_ATTEMPT, _MESSAGE, _GROUP = f"{_PREFIX}attempt", f"{_PREFIX}message", f"{_PREFIX}group"
+_ATTEMPT, _MESSAGE, _GROUP = f"{_PREFIX}attempt", f"{_PREFIX}message", RETRY_GROUP
 _TOPIC, _PARTITION = f"{_PREFIX}topic", f"{_PREFIX}partition"
 _OFFSET, _TIMESTAMP = f"{_PREFIX}offset", f"{_PREFIX}timestamp"
 _KEPT = f"{_PREFIX}kept."

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from tidemill.client.admin.topics import Admin, ResourceType
+from tidemill.client.admin.share_groups import ShareGroupAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic as NoTopic
 from tidemill.client.share.consumer import ShareConsumer
@@ -25,7 +26,6 @@ from tidemill.client.share.deliveries import ShareDelivery
 from tidemill.client.share.session import Acknowledge
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.sdk.consuming.positions import Place
-from tidemill.sdk.consuming.retries import group_of
 from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, NotAuthorized, UnknownTopic, Unreachable
 from tidemill.sdk.publishing.publisher import Publication
 from tidemill.sdk.queues.jobs import AsyncJob, BaseJob, Job, Settling, message_of, record_of
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 _COUNT_MAX = 10_000
 _STEP_S = 0.1
-_RESET = "share.auto.offset.reset"
-# The source of a setting that was made for the group itself.
-_SET_FOR_GROUP = 8
-_DELIVERY_LIMIT = "share.delivery.count.limit"
 _DELIVERY_LIMIT_DEFAULT = 5
 _FORBIDDEN = (
     ErrorCode.GROUP_AUTHORIZATION_FAILED,
@@ -106,7 +102,7 @@ class Workshop:
                 admin.topic(self._topic)
                 if self._dead_letters is not None:
                     admin.topic(self._dead_letters)
-                self._attempts_max = self._prepare_group(admin)
+                self._attempts_max = self._prepare_group(cluster)
             except TidemillError as failure:
                 cluster.close()
                 raise self._translated(failure) from None
@@ -127,19 +123,15 @@ class Workshop:
             security=security_of(settings.given),
         )
 
-    def _prepare_group(self, admin: Admin) -> int:
-        """Sets where a new group begins, unless that is set. Returns after how many attempts a record is archived."""
+    def _prepare_group(self, cluster: Cluster) -> int:
+        """Returns after how many attempts a record is archived."""
         try:
-            found = {each.name: each for each in admin.describe_configs(ResourceType.GROUP, self._group)}
-            reset = found.get(_RESET)
-            if reset is not None and reset.config_source != _SET_FOR_GROUP:
-                admin.alter_configs(ResourceType.GROUP, self._group, changes={_RESET: self._start})
+            limit = ShareGroupAdmin(cluster).prepare(self._group, self._start)
         except ApiError as failure:
             # Without the right to do so the group begins where the broker says.
             LOGGER.info("%s: %s", self._doing, failure)
             return _DELIVERY_LIMIT_DEFAULT
-        limit = found.get(_DELIVERY_LIMIT)
-        return int(limit.value) if limit is not None and limit.value else _DELIVERY_LIMIT_DEFAULT
+        return limit or _DELIVERY_LIMIT_DEFAULT
 
     def release_not_started(self) -> None:
         """What waits here goes back to the queue at once; jobs in hand may still be settled."""
@@ -170,8 +162,7 @@ class Workshop:
             raise self._translated(failure) from None
         if delivery is None:
             return None
-        if group_of(_bare(delivery)) not in (None, self._group):
-            # A delayed retry of another group of this topic.
+        if not delivery.is_for(self._group):
             self._consumer.acknowledge(delivery, Acknowledge.ACCEPT)
             return None
         return delivery, record_of(delivery)
@@ -218,11 +209,6 @@ class Workshop:
             kind = NotAuthorized if failure.code in _FORBIDDEN else ClientError
             return kind(text, code=failure.code.name, is_retriable=failure.code.retriable)
         return Unreachable(text, is_retriable=True)
-
-
-def _bare(delivery: ShareDelivery) -> Record:
-    headers = tuple((name, value) for name, value in delivery.record.headers)
-    return Record(*delivery.partition, delivery.record.offset, 0, None, None, headers)
 
 
 class Queue(Iterator[Job]):

@@ -1,0 +1,223 @@
+"""Jobs of share groups over HTTP: taken with receipts, and each acknowledged by itself."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.brokers import eventually
+from tests.gateway.conftest import Gateway, start_gateway
+from tidemill.client.admin.share_groups import ShareGroupAdmin
+from tidemill.client.cluster import Cluster
+from tidemill.gateway.settings import Limits, Settings
+from tidemill.testing import InProcessBroker
+
+WAIT_MS = 15_000
+
+
+class RestWorker:
+    def __init__(self, client: httpx.Client, group: str, *topics: str, **options: str) -> None:
+        self._client = client
+        created = client.post(f"/v1/queues/{group}/workers", json={"topics": topics, **options})
+        assert created.status_code == 201, created.text
+        self.uri = f"/v1/queues/{group}/workers/{created.json()['worker']}"
+
+    def jobs(self, limit: int = 10, wait_ms: int = WAIT_MS) -> list[dict[str, Any]]:
+        answer = self._client.post(f"{self.uri}/jobs", params={"limit": limit, "wait_ms": wait_ms})
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()["jobs"]
+        return found
+
+    def some(self, count: int) -> list[dict[str, Any]]:
+        """Jobs until there are so many."""
+        found: list[dict[str, Any]] = []
+        eventually(lambda: found.extend(self.jobs(count - len(found), 500)) or len(found) >= count, "jobs")
+        assert len(found) == count
+        return found
+
+    def settle(self, **receipts: list[str]) -> list[str]:
+        answer = self._client.post(f"{self.uri}/outcomes", json=receipts)
+        assert answer.status_code == 200, answer.text
+        return [each["outcome"] for each in answer.json()["outcomes"]]
+
+    def delete(self) -> None:
+        assert self._client.delete(self.uri).status_code == 204
+
+
+@pytest.fixture
+def group(topic: str) -> str:
+    return f"{topic}-workers"
+
+
+@pytest.fixture
+def admin(gateway_broker: InProcessBroker) -> Iterator[ShareGroupAdmin]:
+    with Cluster(gateway_broker.bootstrap) as cluster:
+        yield ShareGroupAdmin(cluster)
+
+
+def left(admin: ShareGroupAdmin, group: str) -> int:
+    return sum(each.lag or 0 for each in admin.positions(group))
+
+
+def test_each_job_is_acknowledged_by_itself(
+    gateway: Gateway, admin: ShareGroupAdmin, topic: str, group: str
+) -> None:
+    for name in ("mail ann", "mail bob", "mail nobody", "mail eve"):
+        gateway.broker.produce(topic, name, key="k")
+    worker = RestWorker(gateway.client, group, topic)
+    jobs = worker.some(4)
+    assert [(each["topic"], each["offset"], each["value"], each["attempt"]) for each in jobs] == [
+        (topic, offset, f"mail {name}", 1) for offset, name in enumerate(("ann", "bob", "nobody", "eve"))
+    ]
+    assert all(0 < each["lock_ms"] <= 30_000 for each in jobs)
+    ann, bob, nobody, eve = (each["receipt"] for each in jobs)
+    assert worker.settle(done=[ann], retry=[bob], fail=[nobody], extend=[eve]) == [
+        "done",
+        "retried",
+        "failed",
+        "extended",
+    ]
+    (again,) = worker.some(1)
+    assert (again["value"], again["attempt"]) == ("mail bob", 2)
+    assert again["receipt"] != bob
+    assert worker.settle(done=[again["receipt"], eve]) == ["done", "done"]
+    eventually(lambda: left(admin, group) == 0, "all jobs are done")
+    worker.delete()
+
+
+def test_receipt_that_is_not_held_is_unknown(gateway: Gateway, topic: str, group: str) -> None:
+    gateway.broker.produce(topic, "a")
+    worker = RestWorker(gateway.client, group, topic)
+    (job,) = worker.some(1)
+    assert worker.settle(done=["nothing", job["receipt"]]) == ["unknown", "done"]
+    assert worker.settle(extend=[job["receipt"]], retry=["again"]) == ["unknown", "unknown"]
+    worker.delete()
+
+
+def test_job_whose_lock_ended_is_lost_and_goes_to_another_worker(
+    gateway: Gateway, topic: str, group: str
+) -> None:
+    gateway.broker.produce(topic, "a")
+    slow, other = (RestWorker(gateway.client, group, topic) for _ in range(2))
+    (job,) = slow.some(1)
+    assert other.jobs(wait_ms=300) == []
+    gateway.broker.clock.advance(seconds=31)
+    (again,) = other.some(1)
+    assert (again["value"], again["attempt"]) == ("a", 2)
+    assert slow.settle(done=[job["receipt"]]) == ["lost"]
+    assert slow.settle(done=[job["receipt"]]) == ["unknown"]
+    assert other.settle(done=[again["receipt"]]) == ["done"]
+    slow.delete()
+    other.delete()
+
+
+def test_jobs_are_not_locked_for_a_caller_that_does_not_ask(
+    gateway: Gateway, admin: ShareGroupAdmin, topic: str, group: str
+) -> None:
+    for number in range(20):
+        gateway.broker.produce(topic, f"{number}")
+    worker = RestWorker(gateway.client, group, topic)
+    assert len(worker.some(3)) == 3
+    partitions = [each.partition for each in admin.positions(group)]
+    assert sum(each.acquired for each in admin.in_flight(group, partitions).values()) == 3
+    worker.delete()
+    eventually(
+        lambda: not any(each.acquired for each in admin.in_flight(group, partitions).values()), "a release"
+    )
+
+
+def test_caller_that_goes_away_while_it_waits_takes_nothing_with_it(
+    gateway: Gateway, topic: str, group: str
+) -> None:
+    gateway.broker.create_topic(topic)
+    worker = RestWorker(gateway.client, group, topic)
+    assert worker.jobs(wait_ms=0) == []
+    connection = socket.create_connection((gateway.host, gateway.port))
+    connection.sendall(
+        f"POST {worker.uri}/jobs?wait_ms=20000 HTTP/1.1\r\nHost: {gateway.host}\r\nContent-Length: 0\r\n\r\n".encode()
+    )
+    connection.close()
+    gateway.broker.produce(topic, "a")
+    (job,) = worker.some(1)
+    assert job["value"] == "a"
+    worker.delete()
+
+
+def test_idle_worker_leaves_its_group(gateway_broker: InProcessBroker, topic: str, group: str) -> None:
+    gateway_broker.produce(topic, "a")
+    settings = Settings(bootstrap=gateway_broker.bootstrap, limits=Limits(instance_idle_s=0.6))
+    with start_gateway(settings, gateway_broker) as gateway, Cluster(gateway_broker.bootstrap) as cluster:
+        worker = RestWorker(gateway.client, group, topic)
+        worker.some(1)
+        admin = ShareGroupAdmin(cluster)
+        eventually(lambda: admin.describe(group).members == (), "an empty group")
+        refused = gateway.client.post(f"{worker.uri}/jobs")
+        assert (refused.status_code, refused.json()["error_code"]) == (404, 40403)
+
+
+def test_workers_are_limited(gateway_broker: InProcessBroker, topic: str, group: str) -> None:
+    gateway_broker.create_topic(topic)
+    settings = Settings(bootstrap=gateway_broker.bootstrap, limits=Limits(instances_max=1))
+    with start_gateway(settings, gateway_broker) as gateway:
+        worker = RestWorker(gateway.client, group, topic)
+        refused = gateway.client.post(f"/v1/queues/{group}/workers", json={"topics": [topic]})
+        assert refused.status_code == 429
+        worker.delete()
+        RestWorker(gateway.client, group, topic).delete()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"topics": []}, 422),
+        ({"topics": [1]}, 422),
+        ({"topics": ["there-is-none"]}, 404),
+        ({"topics": ["t"], "start": "now"}, 422),
+        ({"topics": ["t"], "more": 1}, 422),
+        ([], 400),
+    ],
+)
+def test_bad_worker_is_refused(client: httpx.Client, body: Any, status: int) -> None:
+    refused = client.post("/v1/queues/g/workers", json=body)
+    assert refused.status_code == status, refused.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"done": []},
+        {"done": "r"},
+        {"done": [1]},
+        {"done": ["r"], "fail": ["r"]},
+        {"finished": ["r"]},
+        {"done": [f"{number}" for number in range(1001)]},
+    ],
+)
+def test_bad_outcomes_are_refused(client: httpx.Client, body: Any) -> None:
+    refused = client.post("/v1/queues/g/workers/w/outcomes", json=body)
+    assert (refused.status_code, refused.json()["error_code"]) == (422, 42206)
+
+
+def test_consumer_group_is_no_queue(gateway: Gateway, topic: str, group: str) -> None:
+    gateway.broker.produce(topic, "a")
+    consumer = gateway.client.post(
+        f"/consumers/{group}", json={"name": "c"}, headers={"Content-Type": "application/vnd.kafka.v2+json"}
+    )
+    base = httpx.URL(consumer.json()["base_uri"]).raw_path.decode()
+    gateway.client.post(
+        f"{base}/subscription",
+        json={"topics": [topic]},
+        headers={"Content-Type": "application/vnd.kafka.v2+json"},
+    )
+    eventually(lambda: gateway.client.get(f"{base}/assignments").json()["partitions"], "an assignment")
+    worker = RestWorker(gateway.client, group, topic)
+    refused = gateway.client.post(f"{worker.uri}/jobs", params={"wait_ms": WAIT_MS})
+    assert refused.status_code in (400, 404), refused.text
+    assert gateway.client.post(f"{worker.uri}/jobs").status_code == 404
+    gateway.client.delete(base)
