@@ -35,7 +35,12 @@ class RestWorker:
     def some(self, count: int) -> list[dict[str, Any]]:
         """Jobs until there are so many."""
         found: list[dict[str, Any]] = []
-        eventually(lambda: found.extend(self.jobs(count - len(found), 500)) or len(found) >= count, "jobs")
+
+        def is_enough() -> bool:
+            found.extend(self.jobs(count - len(found), 500))
+            return len(found) >= count
+
+        eventually(is_enough, "jobs")
         assert len(found) == count
         return found
 

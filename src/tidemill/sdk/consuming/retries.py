@@ -176,12 +176,6 @@ def restored(record: Record) -> Record:
     return replace(record, headers=headers, attempt=attempt, retried_from=origin)
 
 
-def group_of(record: Record) -> str | None:
-    """Whose retry it is; None for a record that is no retry."""
-    group = record.header(_GROUP)
-    return None if group is None else group.decode("utf-8", "replace")
-
-
 def _shortened(message: str) -> bytes:
     return message[:_MESSAGE_CHARS_MAX].encode("utf-8", "replace")
 
