@@ -55,7 +55,7 @@ def _java_hash(text: str) -> int:
 def new_group_of_topic(s: Script, topic: Topic, label: str = "g") -> str:
     """A group whose coordinator has heard of the topic.
 
-    Kafka tells each partition of `__consumer_offsets` by itself, after the rest of the broker; so another group of
+    Kafka informs each partition of `__consumer_offsets` separately, after the rest of the broker. So another group of
     the same partition subscribes to the topic until it gets it.
     """
     group = new_group(s, label)

@@ -2,7 +2,7 @@
 
 A claim is a record with an empty value and three headers, each once. The URI is that of the store, a slash, and a key
 `topic/date/sha256`. A reader resolves a claim only when the URI begins with that of its own store and the rest is such
-a key, character by character: nothing is decoded or normalised, so no spelling leads elsewhere. The hash in the key is
+a key, character by character. Nothing is decoded or normalised, so no spelling leads elsewhere. The hash in the key is
 that in the header.
 
 A null value is a tombstone and a value with content is that value: neither is a claim, whatever the headers say.

@@ -4,9 +4,9 @@ New entries wait in a small heap. When it is full it is sorted and becomes a run
 that taking it shrinks them. A heap over the last entries of all runs finds the soonest of all. A run that has become
 short goes back into the small heap, so that few long delays do not keep many short runs.
 
-A hierarchical timing wheel was measured beside it (`docs/decisions/0016`). The runs need no tick, no cascade of a bucket
-with millions of entries at once, and do not know the clock, so that no jump of it matters. Every operation touches at most
-one run.
+A hierarchical timing wheel was measured beside it (`docs/decisions/0016`). The runs need no tick, and no cascade of a
+bucket with millions of entries at once. They do not know the clock, so a jump of it does not matter. Every operation
+touches at most one run.
 
 The queue is a hint. Entries are never removed from the middle: the owner knows which ones are live, skips others when they
 are taken, and lets `sweep` drop them. An entry may be there twice.

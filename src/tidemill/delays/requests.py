@@ -1,10 +1,10 @@
 """Delay headers: when a record of a topic with `tidemill.delays.enable=true` is to be delivered.
 
 A producer sets headers. `tidemill-deliver-at` (epoch milliseconds, or ISO 8601 with an offset), `tidemill-delay`
-(`30s`, or milliseconds) or `tidemill-schedule` (cron, in `tidemill-timezone`) hide the record until it is due; at most one
-of them. `tidemill-schedule-id` names the message within its key, so that a later record with the same key and id replaces
-it, and one with `tidemill-cancel` cancels it. A schedule needs an id: without one it could never be cancelled. A
-cancel without an id names a pending record by its offset.
+(`30s`, or milliseconds) or `tidemill-schedule` (cron, in `tidemill-timezone`) hide the record until it is due. At most
+one of them is set. `tidemill-schedule-id` names the message within its key, so that a later record with the same key
+and id replaces it, and one with `tidemill-cancel` cancels it. A schedule needs an id: without one it could never be
+cancelled. A cancel without an id names a pending record by its offset.
 
 The broker writes headers of its own on what it appends: `tidemill-original-offset` and its companions. A delivered copy
 has them and none of the producer's; a carried record has them and `tidemill-carried`. Producers may not send them.

@@ -1,14 +1,14 @@
 """Snapshots of a partition's delays: bytes that spare the replay of the log up to an offset.
 
 A snapshot is stamped with the end offset of the log that it describes and the leader epoch of the last batch before it.
-Two logs that agree on the epoch at an offset agree on everything before it. So `restore` trusts a snapshot when the log
-reaches that far and has that epoch there, and in no other case: after a truncation the offset or the epoch differs.
+Two logs that agree on the epoch at an offset agree on everything before it. So `restore` trusts a snapshot only when
+the log reaches that far and has that epoch there. After a truncation the offset or the epoch differs.
 
 The layout is a CRC-32C of everything after it, a fixed head, arrays in the byte order of the machine, and records with
 text for schedules and staged requests. Whatever does not fit is no snapshot, and the log is replayed.
 
-A snapshot of millions of records has hundreds of megabytes. It is written as a sequence of small pieces, and restored in
-steps from a function that reads a range, so neither holds the loop nor needs the snapshot in memory.
+A snapshot of millions of records has hundreds of megabytes. It is written as a sequence of small pieces, and restored
+in steps from a function that reads a range. So neither holds the loop, nor needs the snapshot in memory.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ lost with its leader, or truncated, was never delivered; one that survives was, 
 | carried record | takes the place of the record that it names |
 | the same in a transaction | staged; takes effect at the commit marker, vanishes at the abort |
 
-Among records with one identity the order of the records decides, not that of the markers: a record that takes effect
-voids staged ones of its identity that stand before it.
+Among records with one identity the order of the records decides, not that of the markers. A record that takes effect
+voids staged ones of its identity before it.
 
 A transaction may stage very many records, so its end and what it leaves in the journal are worked off in steps.
 
@@ -233,8 +233,8 @@ class PartitionDelays:
     def to_carry(self, before_offset: int, limit: int) -> list[Carry]:
         """Up to `limit` pending records below an offset, to carry before retention removes their segment.
 
-        A record that an open transaction cancels or replaces stays where it is until the transaction ends: the request
-        stands before the carried record, and a replay that begins between the two would not know of it.
+        A record that an open transaction cancels or replaces stays where it is until the transaction ends. The request
+        stands before the carried record, and a replay that begins between the two would miss it.
         """
         below = self.pending.offsets.first_below(before_offset, limit)
         return self.confirm_carries([Carry(offset, due_ms) for offset, due_ms in below])

@@ -1,8 +1,8 @@
 """The Python SDK: `tidemill.Client` and `tidemill.AsyncClient`, thin over confluent-kafka.
 
-It adds no protocol, so it works with any Kafka. Queues use `tidemill.client`, as no other Python client has share groups
-whole. What it adds are rules that are hard to break by accident: what a delivery result is, when a batch counts as done,
-and that nothing waits without end.
+It adds no protocol, so it works with any Kafka. Queues use `tidemill.client`, as no other Python client has share
+groups whole. It adds rules that are hard to break by accident: every record has a delivery result, a batch is committed
+when it is done, and nothing waits without end.
 
 | module | owns |
 |---|---|

@@ -56,8 +56,11 @@ class AsyncBatch(RecordBatch):
         *,
         serializer: Serializer | None = None,
     ) -> AsyncPublication:
-        """A result of this batch. There is no need to await it: it is delivered before the batch's offsets are committed,
-        exactly once with them, and a failure is raised when the next batch is asked for."""
+        """Publishes a result of this batch. There is no need to await it.
+
+        It is delivered before the batch's offsets are committed, exactly once with them. A failure is raised when the next
+        batch is requested.
+        """
         self._reader.check_in_hand(self._chunk, topic)
         record = NewRecord(value, key, headers, partition, timestamp_ms)
         return self._publishing.publish(topic, record, serializer)

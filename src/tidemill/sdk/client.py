@@ -150,8 +150,9 @@ class Client:
         committed nothing. After `idle_timeout_s` without a record the iterator ends. `instance` names this process among
         those of the group: exactly once, a new process of that name ends at once what the last one left open.
 
-        With `retries` a record whose `batch.attempt` fails comes again so often, after `backoff` (the first and the longest
-        wait, doubled in between), through `retry_topic`, which is `<group>-retry`; then it goes to the topic `dead_letters`.
+        With `retries` a record whose `batch.attempt` fails is retried so often, through `retry_topic`
+        (`<group>-retry`). It waits for `backoff`: the first and the longest wait, doubled in between. Then it goes to
+        the topic `dead_letters`.
         """
         reader = self._core.reader(
             topics,

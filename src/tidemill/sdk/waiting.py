@@ -1,8 +1,8 @@
 """Calls of librdkafka that may take long: bounded in time, and open to Ctrl-C.
 
-A signal reaches Python only between two calls into C, so a long wait is made of short ones. Where librdkafka offers
-no time limit at all (committing offsets while the coordinator is away takes 45 seconds), the call runs in a thread
-that no caller has to wait for.
+A signal reaches Python only between two calls into C, so a long wait is made of short ones. Some calls of librdkafka
+have no time limit: committing offsets while the coordinator is away takes 45 seconds. They run in a thread that no
+caller has to wait for.
 """
 
 from __future__ import annotations

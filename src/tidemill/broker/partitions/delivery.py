@@ -1,8 +1,9 @@
 """Delivers the delayed records of a partition while this broker leads it.
 
-The state of the delays (`delays/state.py`) is a function of the log, so it is built from the log when the leadership begins,
-and follows the log from then on. A leader never loses the end of its log, so everything in it counts, committed or not: a
-copy that an earlier leader appended is in it, or was never delivered. A record is delivered when it is committed itself.
+The state of the delays (`delays/state.py`) is a function of the log. It is built from the log when the leadership
+begins, and follows the log from then on. A leader never loses the end of its log, so everything in it counts, committed
+or not. A copy that an earlier leader appended is in it, or was never delivered. A record is delivered when it is
+committed itself.
 
 The log is followed in steps, up to its very end before each append. So a cancel that was appended first is seen first.
 

@@ -1,7 +1,8 @@
 """Leads a partition while the metadata says so: drives `replication.PartitionLeader` and carries out its effects.
 
-Owns the machine, which exists while this broker leads, and what follows from it: the log that may be written to, the leader
-epoch, whether enough replicas are in sync. Machines decide, this shell steps them and writes none of their fields.
+Owns the machine, which exists while this broker leads, and what follows from it. That is the log that may be written
+to, the leader epoch, and whether enough replicas are in sync. Machines decide, this shell steps them and writes none of
+their fields.
 
 A sole replica waits for no other replica: its appends are committed at once and bypass the machine. The machine gets their
 outcome as one event when the replicas change.

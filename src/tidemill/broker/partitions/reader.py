@@ -4,9 +4,9 @@ Owns the log, which is None while the partition is offline, and the high waterma
 follower serves consumers too (KIP-392). Never decides when the high watermark moves; the leader's machine or the leader
 itself does.
 
-A record is visible when the high watermark has passed it. A consumer of committed transactions reads below the last stable
-offset. That moves with the high watermark, stays behind while a transaction is open, and then jumps; the bytes
-that it jumped over are reported to the fetches that wait for stable records.
+A record is visible when the high watermark has passed it. A consumer of committed transactions reads below the last
+stable offset. That moves with the high watermark, stays behind while a transaction is open, and then jumps. Fetches
+that wait for stable records get the number of bytes that it jumped over.
 """
 
 from __future__ import annotations

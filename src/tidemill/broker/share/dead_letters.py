@@ -1,13 +1,13 @@
 """Writes dead letters: records that a share group gives up, copied to its dead-letter topic (KIP-1191).
 
 A letter has the record's key, value, headers and timestamp, and the reason in headers. It is written when the share
-coordinator has the record as ARCHIVING, and the record is ARCHIVED when the letter is committed. Whatever fails in between,
-the letter is sent again, by this leader or the next one. It is in the topic once: its batch has a producer id that is
-computed from the record's place, so the leader of the dead-letter partition recognises a repetition as it does that
-of any idempotent producer. It does so for `producer.id.expiration.ms`.
+coordinator has the record as ARCHIVING, and the record is ARCHIVED when the letter is committed. Whatever fails in
+between, the letter is sent again, by this leader or the next one. It is in the topic once. Its batch has a producer id
+that is computed from the record's place. So the leader of the dead-letter partition recognises a repetition, as for any
+idempotent producer. It does so for `producer.id.expiration.ms`.
 
-A letter that can never be written (no such topic, a topic that does not allow it, the source itself, a letter that is too
-large) is reported once, and its record is archived without it.
+Some letters can never be written: there is no such topic, the topic does not allow it or is the source itself, or the
+letter is too large. That is logged once, and the record is archived without a letter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One partition of a share group, at the partition's leader: drives `replication.SharePartition`.
 
-It reads the state from the share coordinator when it begins and writes each change there, one write at a time; what is
-announced meanwhile goes with the next one. It belongs to one leader epoch of the partition. In the next one, and
-when the share coordinator refuses its epochs, it is over: locks end, what waits is refused, and a later request begins
-another one.
+It reads the state from the share coordinator when it begins and writes each change there, one write at a time. Changes
+during a write go with the next one. It belongs to one leader epoch of the partition. In the next one, and when the
+share coordinator refuses its epochs, it is over: locks end, what waits is refused, and a later request begins another
+one.
 
 Fetches that find nothing to acquire wait here, and are served in the order in which they came.
 """

@@ -1,7 +1,7 @@
 """The share partitions of this broker (Kafka: SharePartitionManager): one for each group and partition that is fetched here.
 
-A share partition begins with the first fetch and ends with the leadership, with the topic, or with the last session of
-its group on this broker, so sessions bound how many there are.
+A share partition begins with the first fetch. It ends with the leadership, with the topic, or with the last session of
+its group on this broker, so sessions bound their number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the machine of share groups has done in the share coordinators, and what it learns of the outcome.
 
-The machine cannot wait. It returns an effect or a reply that says what is to be initialised or deleted, and the shell
-calls the share coordinators and reports the outcome as one of the events here.
+The machine cannot wait. It returns an effect or a reply with what is to be initialised or deleted. The shell calls the
+share coordinators and reports the outcome as one of the events here.
 """
 
 from __future__ import annotations

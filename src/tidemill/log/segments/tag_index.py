@@ -11,8 +11,9 @@ run is skipped: consumers need the markers of transactions.
 The index only spares work. `TagIndex.open` returns None for a file that is damaged, of another version, or of a segment
 of another size; the segment is then read as without an index.
 
-The file: a CRC-32C of everything after it, a head, one entry for each run and one for the end, the control batches,
-the ends of the dictionaries and the dictionaries, and the records of the runs. Offsets are relative to the first batch.
+The file begins with a CRC-32C of everything after it, and a head. Then come one entry for each run and one for the end,
+the control batches, the dictionaries and their ends, and the records of the runs. Offsets are relative to the first
+batch.
 """
 
 from __future__ import annotations

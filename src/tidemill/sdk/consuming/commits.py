@@ -1,8 +1,8 @@
 """Committing a consumer's offsets, in bounded time.
 
-A commit that fails because of a rebalance is no error: the records are delivered again, to the member that has the partition
-then. `Outcome` says which it was. librdkafka's call has no time limit, so it runs in a thread; as long as one is
-under way no other call is made on that consumer, which `settle` sees to.
+A commit that fails because of a rebalance is no error: the records are delivered again, to the member that has the
+partition then. `Outcome` says which it was. librdkafka's call has no time limit, so it runs in a thread. As long as one
+is under way, `settle` prevents other calls on that consumer.
 """
 
 from __future__ import annotations

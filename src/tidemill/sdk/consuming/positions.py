@@ -1,8 +1,7 @@
 """Where a consumer stands in each of its partitions: seeking, pausing, lag.
 
-`assigned` is what this member has. Before it has been given anything a seek is a wish, and comes true for those
-partitions that it is given first; what goes to other members is theirs, and their positions with it. Later a seek is
-for what it has then.
+`assigned` is what this member has. A seek before the first assignment applies to the partitions of that assignment.
+Partitions of other members, and their positions, are not affected. Later a seek is for what it has then.
 """
 
 from __future__ import annotations

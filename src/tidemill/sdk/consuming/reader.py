@@ -1,14 +1,14 @@
 """One consumer of a group: what it has, where it stands, what is handed out and what is done.
 
-`step` is the whole life of a batch. It finishes the batch in hand, since asking for the next one says that it is
-done; it reads for a moment; and it hands out what came, or None. It never waits longer than that moment for records,
-so Ctrl-C and a cancelled task get their turn. All of it, rebalances included, happens in the thread that calls.
+`step` is the whole life of a batch. It finishes the batch before, since requesting the next one says that it is done.
+It reads for a moment, and returns what came, or None. It never waits longer than that moment for records, so Ctrl-C and
+a cancelled task get their turn. All of it, rebalances included, happens in the thread that calls.
 
 A rebalance can come only while `step` reads, when no batch is in hand. What was read of a partition that was revoked
 in the same moment is dropped: it is another member's, or will be read again.
 
-At the end of a partition its end is committed: markers of transactions and aborted records are passed over, as the position
-of Java's consumer passes them, and a group that has read everything has no lag.
+At the end of a partition its end is committed. Markers of transactions and aborted records are passed over, as by
+Java's consumer, so a group that has read everything has no lag.
 
 Refuses to wait for brokers without end: when all of them are down for `timeout_s`, `step` raises `Unreachable`.
 Calling it again goes on, as does librdkafka in the background.

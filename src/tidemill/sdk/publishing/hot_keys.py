@@ -4,8 +4,9 @@
 remembered. A key that has at least `share` of them is hot: its records go to `spread` partitions in turn instead of
 one. The key in the record stays what it is. Every other key goes where Kafka's own client sends it (murmur2).
 
-The price: **a hot key's records have no order among themselves**, neither while it is hot nor across the moments when
-that begins and ends, because they are in several partitions. A consumer that needs all of them reads `partitions_of`.
+The price: **a hot key's records have no order among themselves**, because they are in several partitions. That holds
+while it is hot, and across the moments when that begins and ends. A consumer that needs all of them reads
+`partitions_of`.
 
 Nothing is drawn at random and no clock is read: the same keys in the same order go to the same partitions. Each
 producer counts for itself, since none sees what the others send.

@@ -1,8 +1,8 @@
 """Queues: jobs of a topic, shared among the workers of a group by a share group (KIP-932).
 
-`Workshop` has what both faces need: the member of the share group, opened with the first job; which jobs are handed out,
-and which are not, since they are retries of another group or have been attempted often enough. `Queue` and `AsyncQueue`
-iterate over jobs.
+`Workshop` has what both faces need: the member of the share group, which is opened with the first job, and the choice
+of jobs. Retries of another group, and jobs that were attempted often enough, are not handed out. `Queue` and
+`AsyncQueue` iterate over jobs.
 
 At most `concurrency` jobs are in hand, and `prefetch` more wait here, locked. Closing releases what was not started at
 once.

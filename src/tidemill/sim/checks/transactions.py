@@ -1,9 +1,9 @@
 """The checker of transactions: which ones are visible, atomically, once and in order, and which never are.
 
 Like `checker.py` it uses a history alone. The driver records when a transaction begins, what it writes, which end is
-requested, and which end is *known*: a client with a response knows it; one that was killed or got no response does
-not. A transaction with a requested commit and an unknown end is visible as a whole or not at all. One without a
-requested commit is never visible.
+requested, and which end is *known*. A client with a response knows it; one that was killed or got no response does not.
+A transaction with a requested commit and an unknown end is visible as a whole or not at all. One without a requested
+commit is never visible.
 
 Epochs order the processes. `Initialised` with a later epoch fences all earlier ones of a transactional id. What a
 fenced process writes afterwards is in no log, and no end that it requests commits. A takeover (KIP-939) fences ends

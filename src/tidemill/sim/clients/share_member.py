@@ -1,9 +1,9 @@
 """A simulated member of a share group.
 
 One task sends heartbeats. Another fetches from the leaders of the assigned partitions in turn, with a share session at
-each, works for a while, and acknowledges: mostly it accepts, sometimes it releases, rejects, renews, or says nothing.
-A session is tied to its link and to its epoch. When a response is missing, the member forgets what it holds there and
-opens a new session.
+each. It works for a while and acknowledges: mostly it accepts, sometimes it releases, rejects, renews, or sends
+nothing. A session is tied to its link and to its epoch. When a response is missing, the member forgets what it holds
+there and opens a new session.
 """
 
 from __future__ import annotations

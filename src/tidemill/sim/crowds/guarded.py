@@ -1,8 +1,8 @@
 """The workload of a world with authentication: one vault, its warden, and visitors with and without rights.
 
-Users come in generations. A guest gets a password, is allowed in, gets another password, is shut out by a rule or by the
-removal of its rule, and is followed by the next guest. Rules of a generation are created once and never come back, so a
-request that arrives late and again changes nothing that was acknowledged.
+Users come in generations. A guest gets a password, is allowed in, and gets another password. It is shut out by a rule
+or by the removal of its rule, and the next guest follows. Rules of a generation are created once and never come back,
+so a request that arrives late and again changes nothing that was acknowledged.
 """
 
 from __future__ import annotations

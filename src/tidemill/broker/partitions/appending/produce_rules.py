@@ -1,9 +1,9 @@
 """Validates one produced batch by its topic's configuration (Kafka: LogValidator).
 
-Records are inspected only when the configuration needs it (a compacted topic refuses records without a key, a
-`compression.type` recompresses, `message.timestamp.before.max.ms` refuses old ones) or when a header claims a time that is
-too new. Inspection runs in steps, because a small batch may hold very many records. A refusal is an `InvalidBatch` with the
-protocol's error.
+Records are inspected only when the configuration needs it, or when a header claims a time that is too new. A compacted
+topic refuses records without a key, a `compression.type` recompresses, and `message.timestamp.before.max.ms` refuses
+old records. Inspection runs in steps, because a small batch may hold very many records. A refusal is an `InvalidBatch`
+with the protocol's error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compacts logs in the background (Kafka: LogCleaner), one after the other, the dirtiest first.
 
-Each round finds the hosted logs that are due (`cleanable.py`), cleans the one with the largest dirty share and looks again;
-when none is due it waits `log.cleaner.backoff.ms`. The heavy part runs outside of this process (small logs: in a thread),
-and only the short steps of the swap run on the loop, each after checking that the partition is still the same.
+Each round finds the hosted logs that are due (`cleanable.py`), cleans the one with the largest dirty share and looks
+again; when none is due it waits `log.cleaner.backoff.ms`. The heavy part runs outside of this process (small logs: in a
+thread). Only the short steps of the swap run on the loop, each after checking that the partition is still the same.
 
 A log whose cleaning fails is reported once and left alone until the broker restarts, as Kafka does: it stays readable
 and writable, it only grows.

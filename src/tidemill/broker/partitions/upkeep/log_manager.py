@@ -148,8 +148,8 @@ class LogManager:
     def remove_folders_later(self, paths: list[str]) -> None:
         """Remove folders that were renamed for it. Their new names are synced first.
 
-        After a power failure a folder could otherwise be back under its old name, with a part of its files: a replica that
-        returns would take it for a log that begins late, and once it leads, others would follow it.
+        After a power failure a folder could otherwise be back under its old name, with a part of its files. A replica
+        that returns would take it for a log that begins late. Once it leads, others would follow it.
         """
         if paths:
             self.spawn(self._remove_folders(paths))
