@@ -121,7 +121,7 @@ def test_no_secret_is_in_the_log_or_in_a_command_line(safe: Safe) -> None:
         assert "PRIVATE KEY" not in text
 
 
-def test_cluster_start_runs_what_security_init_made_with_a_gateway_that_asks_for_a_login(
+def test_cluster_start_runs_what_security_init_made_with_a_gateway_that_requires_a_login(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "safe"
@@ -185,7 +185,7 @@ def test_what_is_not_safe_is_refused_with_a_sentence(
     assert not (tmp_path / "data").exists()
 
 
-def test_passwords_are_not_asked_for_over_a_plain_network(tmp_path: Path) -> None:
+def test_gateway_refuses_to_take_passwords_over_a_plain_network(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n")
     words = ("gateway", "--listen", "0.0.0.0:0", "--command-config", str(file))

@@ -50,7 +50,7 @@ def test_topics_are_sorted_searched_and_found_again(console: ConsolePage, kafka:
     expect(console.row("Topics", "__consumer_offsets")).to_contain_text("internal")
 
 
-def test_the_overview_tells_how_the_cluster_is(console: ConsolePage, kafka: Broker, topic: str) -> None:
+def test_overview_shows_the_health_of_the_cluster(console: ConsolePage, kafka: Broker, topic: str) -> None:
     make_topic(kafka, topic, partitions=4)
     console.go("overview")
     expect(console.page.get_by_text("All is well.")).to_be_visible()
@@ -71,7 +71,7 @@ def test_the_overview_tells_how_the_cluster_is(console: ConsolePage, kafka: Brok
     expect(console.row("Brokers", f"127.0.0.1:{kafka.port}")).to_contain_text("controller")
 
 
-def test_problems_are_told_in_words(console: ConsolePage) -> None:
+def test_problems_are_shown_in_words(console: ConsolePage) -> None:
     """The overview of a cluster that is not well, as the gateway would send it."""
     text = "2 partitions of payments are under-replicated: broker 3 is out of sync."
     overview = {

@@ -23,7 +23,7 @@ def own_gateway(kafka: Broker) -> Iterator[Gateway]:
     gateway.stop()
 
 
-def test_a_topic_that_somebody_else_makes_appears(console: ConsolePage, kafka: Broker, topic: str) -> None:
+def test_topic_created_elsewhere_appears(console: ConsolePage, kafka: Broker, topic: str) -> None:
     console.go("topics")
     expect(console.page.get_by_role("status").filter(has_text="Live")).to_be_visible()
     expect(console.row("Topics", topic)).to_have_count(0)

@@ -21,7 +21,7 @@ def background(console: ConsolePage) -> int:
     return sum(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
 
 
-def test_the_system_decides_between_dark_and_light_until_somebody_does(
+def test_system_decides_between_dark_and_light_until_the_user_does(
     open_console: Callable[..., ConsolePage],
 ) -> None:
     console = open_console(color_scheme="dark")
@@ -105,7 +105,7 @@ def test_nothing_hangs_over_the_edge(
     assert box["x"] + box["width"] <= width
 
 
-def test_nothing_moves_for_those_who_want_it_still(open_console: Callable[..., ConsolePage]) -> None:
+def test_reduced_motion_stops_animations(open_console: Callable[..., ConsolePage]) -> None:
     console = open_console(reduced_motion="reduce")
     console.go("topics")
     console.page.evaluate(

@@ -82,7 +82,7 @@ def test_markup_in_addresses_and_errors_is_text(console: ConsolePage, topic: str
     check_untouched(console)
 
 
-def test_the_browser_is_told_to_run_nothing_else(console: ConsolePage, gateway: Gateway) -> None:
+def test_content_security_policy_allows_only_own_files(console: ConsolePage, gateway: Gateway) -> None:
     answer = httpx.get(gateway.url)
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     console.go("overview")

@@ -261,7 +261,7 @@ def test_failure_28_clocks_that_jump_by_an_hour_change_nothing(
     )
 
 
-def test_failure_28_a_controller_whose_clock_is_an_hour_off_fences_nobody() -> None:
+def test_failure_28_a_controller_whose_clock_is_an_hour_off_fences_no_broker() -> None:
     def course(stage: Stage) -> None:
         stage.let(5)
         for node_id, jump_ms in zip((1, 2, 3), (_HOUR_MS, -_HOUR_MS, 0), strict=True):

@@ -112,7 +112,7 @@ def test_a_stock_consumer_reads_what_it_wrote(kafka: SparkSession, target: Runni
     assert all(len(partitions) == 1 for partitions in places.values())
 
 
-def test_a_batch_reads_the_range_of_offsets_that_it_is_told(
+def test_batch_reads_the_given_range_of_offsets(
     kafka: SparkSession, target: RunningBroker, topic: str, numbered: Callable[[int, int], None]
 ) -> None:
     numbered(0, 30)

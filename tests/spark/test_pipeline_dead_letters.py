@@ -112,7 +112,7 @@ def letters(admin: Admin, feed: Feed, topic: str) -> str:
 
 
 @pytest.mark.long
-def test_letters_are_told_by_reason_and_nothing_is_published(
+def test_letters_are_counted_by_reason_and_nothing_is_published(
     run: Run, target: RunningBroker, feed: Feed, topic: str, letters: str, tmp_path: Path
 ) -> None:
     feed(letters, [Fed(b"?", None, 0, CREATED_MS, [("x-error", b"e"), ("x-source", b"s")])])

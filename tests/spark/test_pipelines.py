@@ -376,6 +376,6 @@ def test_what_a_users_function_does_wrong_is_one_line(
         run(UserPipeline(path), "--from-topic", topic, "--to-topic", f"{topic}-out")
 
 
-def test_a_topic_that_does_not_exist_is_told_before_spark_is_asked(run: Run, topic: str) -> None:
+def test_missing_topic_is_reported_before_spark_starts(run: Run, topic: str) -> None:
     with pytest.raises(TidemillError, match=f"there is no topic {topic}-nowhere"):
         run("dedupe", "--from-topic", f"{topic}-nowhere", "--to-topic", "x")

@@ -74,7 +74,7 @@ def test_a_batch_that_is_repeated_after_a_restart_is_not_written_again(
     assert values(read(target.bootstrap, topic)) == sorted([*expected, "new"])
 
 
-def test_what_a_stream_cannot_write_is_told_in_a_line(
+def test_row_that_a_stream_cannot_write_is_reported_in_one_line(
     spark: SparkSession, target: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()

@@ -123,9 +123,7 @@ def test_topics_are_chosen_by_name_pattern_and_partition(
     assert offsets_of(read({"subscribePattern": f"{topic}-none"})) == []
 
 
-def test_columns_are_read_as_asked_for_and_no_others(
-    read: Read, feed: Feed, admin: Admin, topic: str
-) -> None:
+def test_only_requested_columns_are_read(read: Read, feed: Feed, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partition_count=1)
     feed(topic, [Fed(b"v", b"k")])
     frame = read({"subscribe": topic, "columns": "offset, VALUE"})

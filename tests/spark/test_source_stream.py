@@ -300,7 +300,7 @@ def test_a_batch_waits_for_its_least_size_but_not_for_ever(
         assert run.reader.latestOffset({topic: {"0": 7}}, ReadMinRows(3)) == {topic: {"0": 8}}
 
 
-def test_a_group_that_cannot_be_written_to_is_told_once_and_tried_again(
+def test_group_that_cannot_be_written_to_is_logged_once_and_retried(
     target: RunningBroker, feed: Feed, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from confluent_kafka import Consumer

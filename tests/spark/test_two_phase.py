@@ -154,7 +154,7 @@ class TestDriverDies:
         assert sink.topic is not None
         assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b", "c", "d"]
 
-    def test_a_decision_that_nobody_confirmed_is_found(
+    def test_unconfirmed_decision_is_found(
         self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Spark aborts a batch whose commit failed; what is decided is not aborted."""

@@ -185,7 +185,7 @@ def old_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("old_spark")
-def test_an_old_spark_tells_no_start_and_it_is_known_nevertheless() -> None:
+def test_start_of_a_batch_is_known_with_an_old_spark() -> None:
     recorder = Recorder(ReadAllAvailable())
     old: Any = versions.stream_reader(recorder)
     assert old.latestOffset() == {"t": {"0": 10}}

@@ -73,7 +73,7 @@ def test_retention_by_hand(tidemill_broker: InProcessBroker) -> None:
     assert tidemill_broker.records("orders") == []
 
 
-def test_the_clock_tells_the_brokers_time(tidemill_broker: InProcessBroker) -> None:
+def test_clock_returns_the_brokers_time(tidemill_broker: InProcessBroker) -> None:
     before = tidemill_broker.clock.now()
     assert abs(before - datetime.now(UTC)) < timedelta(minutes=1)
     tidemill_broker.clock.advance(days=1)

@@ -83,7 +83,7 @@ def _error_codes(entity: Any) -> list[int]:
 
 class TestApiVersions:
     @pytest.mark.parametrize("version", [5, 99, 32767])
-    def test_an_unknown_version_is_told_the_range_in_the_v0_layout(
+    def test_unknown_version_gets_the_range_in_the_v0_layout(
         self, connection: Connection, version: int
     ) -> None:
         connection.send(messages.frame(struct.pack(">hhih", 18, version, 9, -1) + b"\0" + bytes(10)))
@@ -158,7 +158,7 @@ class TestMetadata:
     def test_an_invalid_name(self, connection: Connection, name: str) -> None:
         assert connection.metadata(name, create=True).error_code == INVALID_TOPIC
 
-    def test_null_asks_for_all_and_empty_for_none(self, connection: Connection, topic: str) -> None:
+    def test_null_means_all_topics_and_empty_means_none(self, connection: Connection, topic: str) -> None:
         connection.create_topic(topic)
         everything = connection.request("metadata", 12, topics=None)
         assert topic in {one.name for one in everything.topics}
@@ -166,7 +166,7 @@ class TestMetadata:
         assert nothing.topics == ()
         assert len(nothing.brokers) == 1
 
-    def test_v0_asks_for_all_with_an_empty_list(self, connection: Connection, topic: str) -> None:
+    def test_empty_list_means_all_topics_in_v0(self, connection: Connection, topic: str) -> None:
         connection.create_topic(topic)
         assert topic in {one.name for one in connection.request("metadata", 0, topics=[]).topics}
 

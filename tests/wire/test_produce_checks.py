@@ -91,7 +91,7 @@ def test_create_time_in_response_is_minus_one(connection: Connection, topic: str
     assert connection.produce(topic, encode([b"a"])).log_append_time is None
 
 
-def test_min_insync_replicas_asks_for_no_more_than_there_are(connection: Connection, topic: str) -> None:
+def test_min_insync_replicas_above_the_replicas_counts_as_all(connection: Connection, topic: str) -> None:
     """Of one replica, two cannot be in sync: Apache Kafka 4 takes the smaller of the two numbers."""
     connection.create_topic(topic, configs={"min.insync.replicas": "2"})
     assert connection.produce(topic, encode([b"v"]), acks=-1).error_code == 0

@@ -120,7 +120,7 @@ def log_in(connection: Connection, user: str = USER, password: str = PASSWORD) -
 # -- TLS ---------------------------------------------------------------------------------------------------------
 
 
-def test_plaintext_on_a_tls_listener_is_told_by_name(secured: Secured) -> None:
+def test_plaintext_on_a_tls_listener_is_logged_by_name(secured: Secured) -> None:
     with Connection(secured.at("SSL")) as connection:
         connection.start("api_versions", 2)
         assert connection.is_closed()
@@ -128,7 +128,7 @@ def test_plaintext_on_a_tls_listener_is_told_by_name(secured: Secured) -> None:
     assert is_served(secured.at("SSL", secured.context()))
 
 
-def test_tls_on_a_plaintext_listener_is_told_by_name(secured: Secured) -> None:
+def test_tls_on_a_plaintext_listener_is_logged_by_name(secured: Secured) -> None:
     with pytest.raises(OSError):
         secured.at("PLAINTEXT", secured.context()).connect()
     secured.told("it speaks TLS on a listener without TLS")
@@ -169,7 +169,7 @@ def test_certificate_of_an_unknown_authority_is_refused(secured: Secured) -> Non
     secured.told("its certificate is not trusted: ")
 
 
-def test_client_that_does_not_trust_the_broker_is_told_of(secured: Secured) -> None:
+def test_client_that_does_not_trust_the_broker_is_logged(secured: Secured) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         secured.at("SSL", ssl.create_default_context(cafile=str(secured.stranger.path))).connect()
     secured.told("it does not trust the authority of this broker's certificate")

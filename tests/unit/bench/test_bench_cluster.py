@@ -84,7 +84,7 @@ def test_a_description_has_brokers_leaders_and_in_sync_replicas() -> None:
     assert is_fully_in_sync(PartitionState("t", 1, 3, (1, 2, 3), (3, 1, 2)))
 
 
-def test_end_offsets_are_asked_for_and_read_by_topic_and_partition() -> None:
+def test_end_offsets_are_requested_and_read_by_topic_and_partition() -> None:
     _, body = decoded(metadata.list_offsets_request({"a": [4, 1], "b": [0]}), ListOffsetsRequest)
     assert [(t.name, [p.partition_index for p in t.partitions]) for t in body.topics] == [
         ("a", [4, 1]),
@@ -109,7 +109,7 @@ def test_end_offsets_are_asked_for_and_read_by_topic_and_partition() -> None:
     }
 
 
-def test_the_active_controller_is_asked_for_and_read() -> None:
+def test_active_controller_is_requested_and_read() -> None:
     _, body = decoded(metadata.quorum_leader_request(), DescribeQuorumRequest)
     assert [(t.topic_name, [p.partition_index for p in t.partitions]) for t in body.topics] == [
         ("__cluster_metadata", [0])

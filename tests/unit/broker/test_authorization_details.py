@@ -82,7 +82,7 @@ async def deleted(authorized: Authorized, name: str) -> int:
     return code
 
 
-async def test_missing_topic_is_denied_to_those_who_may_not_describe_it(authorized: Authorized) -> None:
+async def test_missing_topic_is_denied_without_describe(authorized: Authorized) -> None:
     assert await deleted(authorized, "missing") == DENIED
     await authorized.allow(DESCRIBE, TOPIC, "missing")
     assert await deleted(authorized, "missing") == UNKNOWN
@@ -110,7 +110,7 @@ async def test_topic_by_id_has_its_name_in_a_refused_deletion_when_it_may_be_des
     assert (seen.error_code, seen.name) == (DENIED, SECRET)
 
 
-async def test_configuration_of_a_new_topic_is_hidden_from_those_who_may_not_describe_it(
+async def test_configuration_of_a_new_topic_is_hidden_without_describe_configs(
     authorized: Authorized,
 ) -> None:
     await authorized.allow(CREATE, CLUSTER_TYPE, "kafka-cluster")
@@ -271,7 +271,7 @@ async def test_offsets_of_a_missing_group_are_missing_although_the_topic_is_deni
     assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
 
 
-async def test_transaction_with_a_denied_topic_tells_which_others_are_missing(authorized: Authorized) -> None:
+async def test_transaction_with_a_denied_topic_names_the_missing_ones(authorized: Authorized) -> None:
     await authorized.allow(WRITE, TRANSACTIONAL_ID, "tx")
     for name in (PUBLIC, "missing"):
         await authorized.allow(WRITE, TOPIC, name)

@@ -134,7 +134,7 @@ def test_a_node_has_its_lane_from_its_own_address() -> None:
     assert _World().fetch(_Peer("10.0.0.3"), 3)
 
 
-def test_a_node_has_no_lane_for_what_it_says_in_the_name_of_another() -> None:
+def test_node_has_no_lane_for_requests_in_the_name_of_another() -> None:
     assert not _World().fetch(_Peer("10.0.0.3"), 2)
 
 

@@ -324,7 +324,7 @@ async def test_failure_28_the_wall_clock_may_jump() -> None:
 
 
 @in_virtual_time
-async def test_describe_quorum_tells_offsets_and_wall_time() -> None:
+async def test_describe_quorum_returns_offsets_and_wall_time() -> None:
     world = World([1, 2, 3])
     await world.start()
     await world.commit(b"a")

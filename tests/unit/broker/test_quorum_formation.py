@@ -112,7 +112,7 @@ async def test_a_node_alone_is_joined_later() -> None:
 
 
 @in_virtual_time
-async def test_a_voter_that_moved_tells_its_new_address() -> None:
+async def test_voter_that_moved_announces_its_new_address() -> None:
     world = World([1, 2, 3], LISTED)
     await world.start()
     await world.commit(b"a")

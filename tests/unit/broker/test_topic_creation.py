@@ -36,7 +36,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_topic_is_asked_for_once_while_its_creation_is_under_way() -> None:
+async def test_topic_is_created_once_while_its_creation_is_under_way() -> None:
     controller = FakeController()
     creation = TopicCreation(controller, {})
     creation.begin(["a", "b", "a"])

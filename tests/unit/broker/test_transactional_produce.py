@@ -100,9 +100,7 @@ class TestVerification:
         assert outcome(world, plain) is ErrorCode.NONE
         assert not held.is_there
 
-    def test_an_open_transaction_is_asked_about_once(
-        self, world: World, coordinator: ScriptedVerification
-    ) -> None:
+    def test_open_transaction_is_verified_once(self, world: World, coordinator: ScriptedVerification) -> None:
         begin(world, coordinator)
         assert outcome(world, send(world, 1)) is ErrorCode.NONE
         assert not coordinator.questions
@@ -167,7 +165,7 @@ class TestLate:
         assert outcome(world, following) is ErrorCode.INVALID_TXN_STATE
         assert world[1].partition().last_stable_offset == 1
 
-    def test_failure_06_a_write_after_the_abort_asks_again(
+    def test_failure_06_a_write_after_the_abort_is_verified_again(
         self, world: World, coordinator: ScriptedVerification
     ) -> None:
         begin(world, coordinator)

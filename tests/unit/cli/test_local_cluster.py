@@ -45,7 +45,7 @@ def _umask() -> int:
     return mask
 
 
-def test_one_node_asks_for_one_replica(tmp_path: Path) -> None:
+def test_cluster_of_one_node_has_one_replica(tmp_path: Path) -> None:
     (node,) = prepare(tmp_path, 1, 0)
     config = config_of(node.config_path)
     assert config.topics.default_replication_factor == 1

@@ -234,7 +234,7 @@ def test_a_single_record_that_is_too_large_is_an_error() -> None:
             producer.flush()
 
 
-def test_metadata_never_asks_to_create_a_topic() -> None:
+def test_metadata_request_creates_no_topic() -> None:
     network = ScriptedNetwork({})
     with network.cluster() as cluster, pytest.raises(UnknownTopic):
         cluster.topic("orders")

@@ -67,7 +67,7 @@ def test_first_fetch_names_all_partitions_and_later_ones_what_changed() -> None:
     assert second.forgotten_topics_data[0].partitions == [0]
 
 
-def test_no_more_records_are_asked_for_than_there_is_room_for() -> None:
+def test_no_more_records_are_requested_than_there_is_room_for() -> None:
     message = opened(FIRST).fetch_request(7, 0)
     assert (message.max_records, message.share_acquire_mode) == (7, 1)
 

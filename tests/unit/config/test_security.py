@@ -50,7 +50,7 @@ def test_the_most_specific_key_of_a_listener_is_in_force() -> None:
     assert external.sasl is None
 
 
-def test_certificates_of_clients_are_asked_for_beside_a_login_by_the_listeners_own_key_alone() -> None:
+def test_only_the_listeners_own_key_requires_client_certificates_beside_a_login() -> None:
     general = {key: value for key, value in THREE.items() if key != "listener.name.internal.ssl.client.auth"}
     for properties, expected in (
         (general, "none"),

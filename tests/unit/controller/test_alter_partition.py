@@ -80,7 +80,7 @@ def test_refused(cluster: Cluster, isr: list[int], fields: dict[str, Any], code:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_who_is_fenced_or_leaving_may_not_be_in_sync(cluster: Cluster, version: int) -> None:
+def test_fenced_or_leaving_broker_is_refused_in_the_isr(cluster: Cluster, version: int) -> None:
     cluster.create(creatable("led-by-3", assignments=[(0, [3, 1])]))
     cluster.fence(2)
     assert not cluster.beat(3, want_shut_down=True).should_shut_down

@@ -115,7 +115,7 @@ class TestRegistration:
         assert cluster.image.brokers[BrokerId(1)].is_fenced
         cluster.register(1)
 
-    def test_who_is_leaving_may_be_replaced_at_once(self) -> None:
+    def test_leaving_broker_may_be_replaced_at_once(self) -> None:
         cluster = Cluster(brokers=2)
         cluster.create(creatable("t", assignments=[(0, [1, 2])]))
         assert not cluster.beat(1, want_shut_down=True).should_shut_down
@@ -136,7 +136,7 @@ class TestRegistration:
             reply = cluster.ask(cluster.registration(broker_id, log_dirs=OTHER_DISK))
             assert reply.error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
 
-    def test_who_holds_the_data_directory_need_not_wait_for_the_session_of_the_dead(self) -> None:
+    def test_restart_on_same_data_dir_skips_waiting_for_old_session(self) -> None:
         cluster = Cluster(brokers=2)
         first = broker_epoch(cluster, 1)
         assert cluster.register(1) > first

@@ -53,7 +53,7 @@ def test_a_preferred_leader_takes_its_place(cluster: Cluster) -> None:
     assert cluster.partition().leader_epoch == 2
 
 
-def test_an_unclean_election_takes_whoever_is_alive(cluster: Cluster) -> None:
+def test_unclean_election_takes_any_live_replica(cluster: Cluster) -> None:
     cluster.propose([1])
     cluster.fence(1)
     assert cluster.partition().leader == NO_BROKER
@@ -65,7 +65,7 @@ def test_an_unclean_election_takes_whoever_is_alive(cluster: Cluster) -> None:
     assert cluster.partition().leader_recovery_state == RECOVERING
 
 
-def test_nobody_is_there_to_elect(cluster: Cluster) -> None:
+def test_election_without_a_live_replica_fails(cluster: Cluster) -> None:
     for broker_id in (1, 2, 3):
         cluster.fence(broker_id)
     assert elect(cluster, ElectionType.UNCLEAN, ("t", 0)) == {
@@ -86,7 +86,7 @@ def test_unknown_partitions(cluster: Cluster) -> None:
     )
 
 
-def test_asked_twice_in_one_request(cluster: Cluster) -> None:
+def test_partition_named_twice_in_one_request_is_elected_once(cluster: Cluster) -> None:
     cluster.fence(1)
     cluster.beat(1)
     cluster.propose([2, 3, 1])

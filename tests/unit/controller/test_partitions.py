@@ -65,7 +65,7 @@ class TestFencing:
         assert [each.leader_epoch for each in partitions] == [1, 0, 1]
         assert [each.partition_epoch for each in partitions] == [1, 1, 1]
 
-    def test_below_the_minimum_who_leaves_stays_eligible(self) -> None:
+    def test_replica_that_leaves_below_the_minimum_stays_eligible(self) -> None:
         cluster = three(min_isr=2)
         cluster.fence(3)
         assert cluster.state() == (1, (1, 2), ())
@@ -100,7 +100,7 @@ class TestFencing:
         cluster.propose([1])
         assert cluster.state() == (1, (1,), (2, 3))
 
-    def test_who_is_in_sync_leads_before_who_is_eligible(self) -> None:
+    def test_replica_in_sync_is_elected_before_an_eligible_one(self) -> None:
         cluster = three(min_isr=3)
         cluster.propose([1, 3])
         cluster.fence(1)
@@ -162,7 +162,7 @@ class TestUncleanStop:
         assert cluster.state() == (1, (1,), ())
         assert cluster.partition().leader_recovery_state == RECOVERED
 
-    def test_the_last_known_leader_waits_to_be_asked_for(self) -> None:
+    def test_last_known_leader_is_elected_only_on_request(self) -> None:
         """Others may have more than what an unclean stop has left it, though they were not in sync."""
         cluster = three(min_isr=1)
         cluster.propose([1])
@@ -188,7 +188,7 @@ def _unclean_election() -> ElectLeadersRequest:
     return ElectLeadersRequest(election_type=ElectionType.UNCLEAN, topic_partitions=wanted)
 
 
-def test_failure_03_after_unclean_stops_of_all_nobody_leads_unasked() -> None:
+def test_failure_03_after_unclean_stops_of_all_no_replica_is_elected_without_a_request() -> None:
     """The last known leader may have lost more than the others: one of them was in sync with it until the end."""
     cluster = three(min_isr=2)
     crash(cluster, 1, 2, 3)
@@ -306,7 +306,7 @@ class TestLostDisk:
 
 class TestMinIsrChanges:
     @pytest.mark.parametrize("topic", ["t", ""])
-    def test_lowered_to_what_is_in_sync_nobody_else_stays_eligible(self, topic: str) -> None:
+    def test_minimum_lowered_to_the_isr_clears_eligible_replicas(self, topic: str) -> None:
         """The high watermark moves on from here, without them. Kafka clears the ELR in any case."""
         cluster = Cluster(brokers=3, min_insync_replicas="2")
         cluster.create(creatable("t", assignments=[(0, [1, 2, 3])]))
@@ -379,7 +379,7 @@ class TestOneChange:
     def test_nothing_changes_nothing(self) -> None:
         assert self.change(self.partition((1, 2)), {1, 2}).record() is None
 
-    def test_several_last_known_do_not_say_who_led(self) -> None:
+    def test_several_last_known_replicas_elect_none(self) -> None:
         before = PartitionImage(
             (BrokerId(1), BrokerId(2)), (), NO_BROKER, last_known_elr=(BrokerId(1), BrokerId(2))
         )
@@ -407,7 +407,7 @@ def test_preferred_leaders_are_restored_now_and_then() -> None:
     assert cluster.partition().leader_epoch == 2
 
 
-def test_preferred_leaders_are_left_alone_when_told_so() -> None:
+def test_preferred_leaders_are_left_alone_by_configuration() -> None:
     cluster = Cluster(brokers=2, auto_leader_rebalance_enable="false")
     cluster.create(creatable("t", assignments=[(0, [1, 2])]))
     cluster.fence(1)

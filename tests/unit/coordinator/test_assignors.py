@@ -170,7 +170,7 @@ def test_uniform_gives_a_topic_with_one_subscriber_to_it_and_the_rest_to_the_oth
     assert loads(assign_uniform(spec)) == {"a": 4, "b": 4}
 
 
-def test_uniform_takes_from_the_one_who_has_too_much() -> None:
+def test_uniform_takes_from_the_member_with_too_many_partitions() -> None:
     everything: Assignment = {"a": {T[0]: frozenset(range(4))}}
     assigned = assign_uniform(same_for_all(["a", "b"], {T[0]: 4}, everything))
     assert assigned == {"a": {T[0]: frozenset({0, 1})}, "b": {T[0]: frozenset({2, 3})}}
@@ -182,6 +182,6 @@ def test_more_members_than_partitions() -> None:
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-def test_nobody_and_nothing(name: str) -> None:
+def test_assignors_without_members_or_partitions_assign_nothing(name: str) -> None:
     assert ASSIGNORS[name](AssignmentSpec({}, {}, {})) == {}
     assert ASSIGNORS[name](AssignmentSpec({"a": ()}, {}, {"a": {T[0]: frozenset({0})}})) == {"a": {}}

@@ -202,7 +202,7 @@ def commit_error(group: ConsumerGroup, **who: object) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def test_who_may_commit() -> None:
+def test_only_members_of_the_current_epoch_commit() -> None:
     world = world_with()
     consumers(world, 1)[0].heartbeat()
     group = world.group()
@@ -226,7 +226,9 @@ def test_who_may_commit() -> None:
         (None, FIRST_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_who_may_fetch(member_id: str | None, epoch: int, error: ErrorCode | None) -> None:
+def test_only_members_of_the_current_epoch_fetch(
+    member_id: str | None, epoch: int, error: ErrorCode | None
+) -> None:
     world = world_with()
     consumers(world, 1)[0].heartbeat()
     if error is None:
@@ -282,7 +284,7 @@ def test_an_upgrade_answers_the_joins_that_wait() -> None:
     assert set(world.group().members) == {first.member_id, second.member_id, "new"}
 
 
-def test_a_refused_member_does_not_disturb_who_waits() -> None:
+def test_refused_member_does_not_disturb_waiting_members() -> None:
     """The upgrade is part of a join that fails: nothing of it may happen."""
     world = world_with()
     first, second = ClassicConsumer(world, "a", ["orders"]), ClassicConsumer(world, "b", ["orders"])

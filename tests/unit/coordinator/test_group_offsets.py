@@ -199,7 +199,7 @@ def test_a_late_word_of_a_deletion_spares_what_is_pending_for_the_new_topic(worl
         (5, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
     ],
 )
-def test_old_producers_do_not_hear_that_the_coordinator_loads(version: int, told: ErrorCode) -> None:
+def test_old_producers_get_another_error_while_the_coordinator_loads(version: int, told: ErrorCode) -> None:
     wanted = [TxnOffsetCommitRequestPartition(partition_index=each) for each in (0, 3)]
     request = TxnOffsetCommitRequest(topics=[TxnOffsetCommitRequestTopic(name="t", partitions=wanted)])
     response = error_response(request, version, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)

@@ -63,7 +63,7 @@ def test_a_heartbeat_to_a_group_that_is_being_loaded_is_fine() -> None:
     assert getattr(response, "error_code") == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # noqa: B009
 
 
-def test_an_unknown_member_is_told_per_member_once_there_is_a_place_for_it() -> None:
+def test_unknown_member_is_an_error_per_member_in_versions_that_have_one() -> None:
     request = LeaveGroupRequest(member_id="m", members=[MemberIdentity(member_id="m", group_instance_id="i")])
     old = error_response(request, 2, ErrorCode.UNKNOWN_MEMBER_ID)
     new = error_response(request, 3, ErrorCode.UNKNOWN_MEMBER_ID)

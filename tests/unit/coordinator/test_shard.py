@@ -182,7 +182,7 @@ def test_a_read_waits_for_the_last_write_it_has_seen_and_for_no_later_one(harnes
     assert harness.answers[1:] == [(2, ("total", 5)), (3, ("total", 5))]
 
 
-def test_a_watermark_that_is_told_twice_or_late_changes_nothing(harness: Harness) -> None:
+def test_repeated_or_late_high_watermark_changes_nothing(harness: Harness) -> None:
     harness.shard.handle(("add", 1), token=1, steady_ms=0)
     harness.shard.committed(1)
     harness.shard.committed(1)
@@ -209,7 +209,7 @@ def test_an_api_error_of_the_machine_is_an_answer_like_any_other(harness: Harnes
     assert harness.answers[1] == (2, ErrorCode.INVALID_REQUEST)
 
 
-def test_a_failed_append_replays_nothing_and_tells_everybody_it_would_have_answered(harness: Harness) -> None:
+def test_failed_append_replays_nothing_and_fails_all_its_answers(harness: Harness) -> None:
     harness.shard.handle("wait", token=1, steady_ms=0)
     harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
     harness.shard.handle("wake", token=2, steady_ms=0)
@@ -232,7 +232,7 @@ def test_the_answer_to_a_failed_append_keeps_its_place_behind_earlier_writes(har
     assert harness.answers == [(1, ("total", 1)), (2, ErrorCode.NOT_COORDINATOR)]
 
 
-def test_lost_leadership_answers_everybody_and_whoever_comes_later(harness: Harness) -> None:
+def test_lost_leadership_answers_waiting_and_later_requests(harness: Harness) -> None:
     harness.shard.handle("wait", token=1, steady_ms=0)
     harness.shard.handle(("add", 1), token=2, steady_ms=0)
     harness.shard.handle("read", token=3, steady_ms=0)
@@ -422,5 +422,5 @@ def test_loading_replays_transactions_and_their_ends() -> None:
         (ErrorCode.NETWORK_EXCEPTION, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
     ],
 )
-def test_what_clients_hear_of_an_append(appended: ErrorCode, told: ErrorCode) -> None:
+def test_errors_of_an_append_become_errors_for_clients(appended: ErrorCode, told: ErrorCode) -> None:
     assert coordinator_error(appended) is told

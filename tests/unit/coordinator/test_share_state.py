@@ -152,7 +152,7 @@ def test_deleted_state_is_gone_and_begins_anew(world: World) -> None:
     assert read(world) == ShareState(0, 5, ())
 
 
-def test_summary_tells_the_count_of_the_largest_start_offset(world: World) -> None:
+def test_summary_has_the_count_of_the_largest_start_offset(world: World) -> None:
     world.ask(Write(KEY, ShareStateChange(1, 0, 10, (), 3)))
     world.ask(Write(KEY, ShareStateChange(1, 0, 5, (), 9)))
     read(world, epoch=4)

@@ -314,7 +314,7 @@ def test_truncated_cancel_and_marker_are_undone() -> None:
     assert log.due() == [1]
 
 
-def test_truncation_below_the_high_watermark_asks_for_a_rebuild() -> None:
+def test_truncation_below_the_high_watermark_requires_a_rebuild() -> None:
     log = Log()
     log.append((DELAY, b"1s"))
     log.append()

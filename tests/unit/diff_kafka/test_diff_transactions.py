@@ -87,7 +87,7 @@ def test_the_version_of_the_script_goes_before_that_of_the_client() -> None:
 
 
 @pytest.mark.parametrize("act", [lambda p: p.init(), lambda p: p.end()])
-def test_a_refusal_that_nobody_wanted_to_see_stops_the_script(act: Callable[[Any], Any]) -> None:
+def test_unexpected_refusal_stops_the_script(act: Callable[[Any], Any]) -> None:
     s = Answering(prepared=[{"error_code": "PRODUCER_FENCED(90)"}])
     with pytest.raises(SetupError, match="PRODUCER_FENCED"):
         act(TransactionalProducer(s, id=7, epoch=0))

@@ -190,7 +190,7 @@ def test_aborted_records_are_removed_when_marker_is_after_cleaned_section(
     assert log.aborted_between(0, 4) == [AbortedTransaction(7, 0, 2, 1)]
 
 
-def test_the_tracker_tells_transactions_of_one_producer_apart() -> None:
+def test_tracker_separates_transactions_of_one_producer() -> None:
     known = CleanedTransactions([AbortedTransaction(7, 10, 20, 21), AbortedTransaction(7, 30, 40, 41)])
 
     def batch(offset: int, pid: int = 7, attributes: int = TRANSACTIONAL) -> bool:

@@ -109,7 +109,7 @@ def test_a_lost_fetch_may_have_delivered() -> None:
     assert check_shares(life.events) == []
 
 
-def test_deliveries_that_nobody_saw_may_use_up_the_limit() -> None:
+def test_deliveries_without_a_response_may_use_up_the_limit() -> None:
     life = Life().produce(0).lose_fetch("a").lose_fetch("b").fetch("b", 0).settle(1)
     assert check_shares(life.events) == []
 

@@ -77,7 +77,7 @@ def test_retention_holds_a_topic_below_the_capacity() -> None:
     assert forecast(Disk("d", 100.0, [TopicGrowth("t", 30.0, _rate(10))])).likely_days == pytest.approx(7)
 
 
-def test_the_verdict_tells_the_spread_and_not_more_than_is_known() -> None:
+def test_verdict_has_the_spread_and_not_more_than_is_known() -> None:
     topic = TopicGrowth("t", 0.0, _rate(10, low=5, high=20))
     assert (
         forecast(Disk("d", 300.0, [topic])).verdict == "full in about 4 weeks (between 2 weeks and 9 weeks)"
