@@ -55,7 +55,9 @@ class TopicConfig:
     tidemill_delays_interval_min_ms: int = 1000
     tidemill_delays_max_ms: int = 31_622_400_000
     tidemill_partitions_active: int = 0
+    tidemill_partitions_divisors: tuple[str, ...] = ()
     tidemill_partitions_former: int = 0
+    tidemill_partitions_kept_ms: int = 120_000
     unclean_leader_election_enable: bool = False
 
     @property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, TopicImage
+from tidemill.controller.topics.fewer_partitions import removed_epochs
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
@@ -16,7 +19,11 @@ def difference(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
     for topic_id, topic in new.topics_by_id.items():
         before = old.topics_by_id.get(topic_id)
         if before is not topic:
-            _compare_partitions(delta, before, topic)
+            removals = _removals(old, topic.name) if before else {}
+            removed = [
+                index for index, epoch in _removals(new, topic.name).items() if removals.get(index) != epoch
+            ]
+            _compare_partitions(delta, before, topic, removed if before else ())
     for broker_id in {**old.brokers, **new.brokers}:
         if old.brokers.get(broker_id) != new.brokers.get(broker_id):
             delta.changed_brokers[broker_id] = new.brokers.get(broker_id)
@@ -30,12 +37,20 @@ def difference(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
     return delta
 
 
-def _compare_partitions(delta: MetadataDelta, before: TopicImage | None, topic: TopicImage) -> None:
+def _removals(image: MetadataImage, name: str) -> dict[int, int]:
+    return removed_epochs(image.topic_config(name))
+
+
+def _compare_partitions(
+    delta: MetadataDelta, before: TopicImage | None, topic: TopicImage, removed: Iterable[int]
+) -> None:
+    """`removed` are partitions that were removed in between. Others may have their numbers by now."""
     change = TopicDelta(before or TopicImage(topic.name, topic.id), is_new=before is None)
     known = before.partitions if before else ()
     for index, partition in enumerate(topic.partitions):
         if index >= len(known) or known[index] != partition:
             change.changed[index] = partition
-    change.removed.update(dict.fromkeys(range(len(topic.partitions), len(known))))
+    gone = {*removed, *range(len(topic.partitions), len(known))}
+    change.removed.update(dict.fromkeys(sorted(index for index in gone if index < len(known))))
     if change.is_new or change.changed or change.removed:
         delta.changed_topics[topic.id] = change

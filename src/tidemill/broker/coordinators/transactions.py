@@ -24,6 +24,7 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
+from tidemill.controller.topics.fewer_partitions import has_had
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.machine import TransactionCall, Transactions, WriteMarkers
 from tidemill.errors import ApiError, ErrorCode
@@ -172,7 +173,7 @@ class TransactionCoordinators(CoordinatorRuntime[Transactions]):
         """OPERATION_NOT_ATTEMPTED if the partition may be added. Only brokers (batched requests) add internal topics."""
         if caller.api_version < ADD_PARTITIONS_BATCHED_SINCE and tp.topic in INTERNAL_TOPICS:
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        if self._controller.image.partition(tp.topic, tp.partition) is None:
+        if not has_had(self._controller.image, tp.topic, tp.partition):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.OPERATION_NOT_ATTEMPTED
 

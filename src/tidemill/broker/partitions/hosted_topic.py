@@ -10,6 +10,18 @@ from tidemill.config import TopicConfig
 from tidemill.types import TopicPartition
 
 
+def storing_partition(index: int, count: int, config: TopicConfig) -> int:
+    """The partition that stores what producers send to a partition of a topic that has `count`.
+
+    It is the partition itself, unless it is decommissioned or gone. The records of one that is gone go where they went last.
+    """
+    if index < count:
+        active = config.tidemill_partitions_active
+        return index % active if 0 < active <= index else index
+    divisors = config.tidemill_partitions_divisors
+    return index % int(divisors[-1]) if divisors and index < config.tidemill_partitions_former else index
+
+
 class HostedTopic(dict[int, Partition]):
     """The hosted partitions of a topic, by their index, and the topic's counts."""
 
@@ -25,9 +37,9 @@ class HostedTopic(dict[int, Partition]):
         self, index: int, count: int, config: TopicConfig, host: PassingOnHost
     ) -> FormerPartition | None:
         """The partition that the topic had at `index`, now that it has `count`; None when it never had one there."""
-        if not count <= index < config.tidemill_partitions_former:
+        target = storing_partition(index, count, config)
+        if target == index or index < count:
             return None
-        target = index % (config.tidemill_partitions_active or count)
         former = self._former.get(index)
         if former is None or former.target != target:
             former = FormerPartition(TopicPartition(self.name, index), target, config, host)

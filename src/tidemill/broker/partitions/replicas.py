@@ -27,27 +27,30 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.appending.refusals import EarlyRefusals
 from tidemill.broker.partitions.fetchers import Fetchers
-from tidemill.broker.partitions.hosted_topic import HostedTopic
+from tidemill.broker.partitions.hosted_topic import HostedTopic, storing_partition
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
 from tidemill.broker.partitions.shrinking.retirement import retirements
+from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, stored_for
 from tidemill.broker.partitions.throttles import Throttles
 from tidemill.broker.partitions.upkeep.log_manager import LogManager
+from tidemill.broker.partitions.upkeep.opening import open_log
 from tidemill.broker.partitions.upkeep.strays import set_strays_aside
 from tidemill.broker.partitions.views import View
 from tidemill.broker.platform import Platform
 from tidemill.config import BrokerConfig, TopicConfig, resolve_topic_config
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from tidemill.controller.topics.fewer_partitions import removed_epochs
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.datadir import DataDir
 from tidemill.log.log import Log
 from tidemill.log.segments.tag_index_files import TagIndexes
 from tidemill.replication.follower import RestartAt, TruncateTo
 from tidemill.replication.leader import ProposeIsr
-from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition, uuid_text
+from tidemill.types import NO_BROKER, NO_LEADER_EPOCH, BrokerId, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +101,9 @@ class Replicas:
         self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
         self._fetchers = Fetchers(config.replication, channels, self)
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
-        self.pass_on = BatchTransfers(
-            channels, lambda: self.image, self.address_of, self._loop.call_soon
-        ).pass_on
+        transfers = BatchTransfers(channels, lambda: self.image, self.address_of, self._loop.call_soon)
+        self.pass_on = transfers.pass_on
+        self.ask_stored = transfers.ask_stored
         self._is_closing = False
         self.image: MetadataImage | None = None
         self.by_name: dict[str, HostedTopic] = {}
@@ -378,45 +381,17 @@ class Replicas:
     def _open_log(
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False
     ) -> Log:
-        data_dir = self._data_dir
-        if data_dir.restore_topic_id(tp, topic_id):
-            logger.warning(
-                "%s/partition.metadata was damaged; it names topic id %s again, as the metadata does",
-                data_dir.folder_of(tp),
-                uuid_text(topic_id),
-            )
-        found_id = data_dir.topic_id_of(tp)
-        if found_id is not None and found_id != topic_id:
-            # The topic was deleted and created again while this broker was away. The folder is of the old one.
-            aside = data_dir.set_folder_aside(tp, found_id)
-            logger.warning(
-                "%s belongs to topic id %s, the metadata says %s; it is set aside as %s",
-                data_dir.folder_of(tp),
-                uuid_text(found_id),
-                uuid_text(topic_id),
-                aside,
-            )
-            found_id = None
-        if found_id is None:
-            data_dir.create_folder(tp, topic_id)
-        log = Log(
-            self._platform.files,
-            data_dir.folder_of(tp),
+        assert self.image is not None
+        removed_epoch = removed_epochs(self.image.topic_config(tp.topic)).get(tp.partition, NO_LEADER_EPOCH)
+        return open_log(
+            self._platform,
+            self._data_dir,
+            tp,
+            topic_id,
             config,
-            wall_ms=self._platform.clock.wall_ms(),
-            # A folder that the last run did not open has no recovery point: it may be older than the clean mark.
-            is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
-            recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),
-            log_start_offset=data_dir.log_starts.get(tp),
+            removed_epoch,
+            is_whole_checked=is_whole_checked,
         )
-        if log.recovered_bytes_cut:
-            logger.warning(
-                "%s: cut %d bytes of a torn write, the log now ends at offset %d",
-                tp,
-                log.recovered_bytes_cut,
-                log.log_end_offset,
-            )
-        return log
 
     def _repair(self, partition: Partition, image: PartitionImage) -> None:
         """Open a damaged log up to the damage, when another replica leads and this one is not in the ISR."""
@@ -541,6 +516,27 @@ class Replicas:
         if hosted is None or topic is None:
             return None
         return hosted.former_partition(index, len(topic.partitions), self.topic_config(topic.name), self)
+
+    def storing_partition(self, topic: str, index: int) -> int:
+        """The partition that stores what producers send to a partition, by the newest metadata."""
+        assert self.image is not None
+        count = len(self.image.topics_by_name[topic].partitions)
+        return storing_partition(index, count, self.topic_config(topic))
+
+    def stored_finally(self, partition: Partition, named: int, leader_epoch: int) -> list[Stored] | None:
+        """What a partition stores for the partition `named`, which is led in `leader_epoch`.
+
+        None unless this broker leads it, all of that is committed, and the metadata says that no more is stored for it.
+        """
+        other = self._image_of((partition.name.topic, named))
+        log = partition.leadership.writable_log
+        if log is None or other is None or other.leader_epoch < leader_epoch:
+            return None
+        if self.storing_partition(partition.name.topic, named) == partition.index:
+            return None
+        stored = stored_for(log.producers, named)
+        last_offset = max((batch.last_offset for each in stored for batch in each.batches), default=-1)
+        return stored if last_offset < partition.high_watermark else None
 
     def move_start(self, partition: Partition, offset: int) -> None:
         """Delete the records before an offset (DeleteRecords)."""

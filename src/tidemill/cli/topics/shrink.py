@@ -23,11 +23,17 @@ def add_verb_shrink(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "give a topic fewer partitions: the others take no new records and disappear when retention has emptied them",
         "tidemill topics shrink orders --partitions 4\n"
         "tidemill topics shrink orders             (how far it is)\n"
-        "tidemill topics shrink events --partitions 5 --unkeyed",
+        "tidemill topics shrink events --partitions 5 --unkeyed\n"
+        "tidemill topics shrink orders --cancel",
     )
     shrink.add_argument("topic", metavar="TOPIC")
     shrink.add_argument(
         "--partitions", metavar="N", type=positive, help="the new number; without it: how far a shrink is"
+    )
+    shrink.add_argument(
+        "--cancel",
+        action="store_true",
+        help="take a shrink back: the partitions that are left take new records again",
     )
     shrink.add_argument(
         "--unkeyed",
@@ -38,6 +44,8 @@ def add_verb_shrink(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _shrink(arguments: argparse.Namespace) -> int:
     name, wanted = arguments.topic, arguments.partitions
+    if arguments.cancel and wanted is not None:
+        raise CommandError("--cancel takes a shrink back: it goes without --partitions")
     with connect(arguments) as cluster:
         admin = Admin(cluster)
         try:
@@ -54,6 +62,14 @@ def _shrink(arguments: argparse.Namespace) -> int:
                 changes[PARTITIONS_UNKEYED] = "true"
             admin.alter_configs(ResourceType.TOPIC, name, changes=changes)
         configs = {each.name: each.value for each in admin.describe_configs(ResourceType.TOPIC, name)}
+        if arguments.cancel:
+            if not int(configs.get(PARTITIONS_ACTIVE) or 0):
+                raise CommandError(f"topic {name} is not getting fewer partitions")
+            changes = {PARTITIONS_ACTIVE: None}
+            if PARTITIONS_UNKEYED in configs:
+                changes[PARTITIONS_UNKEYED] = None
+            admin.alter_configs(ResourceType.TOPIC, name, changes=changes)
+            configs.pop(PARTITIONS_ACTIVE)
         active = wanted or int(configs.get(PARTITIONS_ACTIVE) or 0)
         left = _records_left(admin, name, range(active, count)) if active else {}
     if arguments.json:

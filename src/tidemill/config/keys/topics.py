@@ -31,8 +31,10 @@ HOUR_MS = 3_600_000
 DELAYS_ENABLE = "tidemill.delays.enable"
 DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
 PARTITIONS_ACTIVE = "tidemill.partitions.active"
-PARTITIONS_EPOCH = "tidemill.partitions.epoch"
+PARTITIONS_DIVISORS = "tidemill.partitions.divisors"
+PARTITIONS_EPOCHS = "tidemill.partitions.epochs"
 PARTITIONS_FORMER = "tidemill.partitions.former"
+PARTITIONS_KEPT_MS = "tidemill.partitions.kept.ms"
 PARTITIONS_TOTAL = "tidemill.partitions.total"
 PARTITIONS_UNKEYED = "tidemill.partitions.unkeyed"
 VIEW_SOURCE = "tidemill.view.source"
@@ -342,11 +344,18 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         is_internal=True,
     ),
     ConfigKey(
-        PARTITIONS_EPOCH,
-        INT,
-        "0",
-        "The highest leader epoch of the partitions that were removed. Written by the controller.",
-        at_least(0),
+        PARTITIONS_DIVISORS,
+        LIST,
+        "",
+        "The numbers that the topic was shrunk to, the last one at the end. What producers sent to partition p may be "
+        "stored in p modulo each of them. Written by the controller.",
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_EPOCHS,
+        LIST,
+        "",
+        "The last leader epoch of each partition that was removed, as index:epoch. Written by the controller.",
         is_internal=True,
     ),
     ConfigKey(
@@ -354,6 +363,15 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         INT,
         "0",
         "How many partitions the topic has had. Producers that know the old number are served. Written by the controller.",
+        at_least(0),
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_KEPT_MS,
+        LONG,
+        "120000",
+        "How long a decommissioned partition stays at least, if idempotent producers have written to it: their retries are "
+        "recognised for so long. At least their delivery.timeout.ms.",
         at_least(0),
         is_internal=True,
     ),

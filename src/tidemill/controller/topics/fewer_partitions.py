@@ -2,9 +2,11 @@
 
 `tidemill.partitions.active` says how many partitions store new records. The others are decommissioned: each passes its
 records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an empty
-ISR. The controller keeps three more settings: how many partitions are left, which cuts the list of the image; how many
-there were, because some clients never learn of fewer; and the highest leader epoch of those that are gone, so that a
-partition which is added later is not taken for one of them.
+ISR. The controller keeps four more settings: how many partitions are left, which cuts the list of the image; how many
+there were, because some clients never learn of fewer; the last leader epoch of each that is gone, so that a partition which
+is added later is not taken for it; and the numbers that the topic was shrunk to, which tell where records may be stored.
+
+Removing `tidemill.partitions.active` takes a shrink back: the partitions that are left store new records again.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Mapping
 
 from tidemill.config import (
     PARTITIONS_ACTIVE,
-    PARTITIONS_EPOCH,
+    PARTITIONS_DIVISORS,
+    PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
     PARTITIONS_UNKEYED,
@@ -26,12 +29,24 @@ from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord
 from tidemill.protocol.records import NAMED_PARTITION_MAX
 from tidemill.types import LeaderEpoch
 
-_OF_THE_CONTROLLER = (PARTITIONS_EPOCH, PARTITIONS_FORMER, PARTITIONS_TOTAL)
+_OF_THE_CONTROLLER = (PARTITIONS_DIVISORS, PARTITIONS_EPOCHS, PARTITIONS_FORMER, PARTITIONS_TOTAL)
 
 
 def active_partitions(configs: Mapping[str, str]) -> int:
     """How many partitions of a topic store new records; 0 when all do."""
     return int(configs.get(PARTITIONS_ACTIVE, 0))
+
+
+def removed_epochs(configs: Mapping[str, str]) -> dict[int, int]:
+    """The last leader epoch of each partition that was removed, by its index. A newer one may have that index now."""
+    pairs = (entry.split(":") for entry in configs.get(PARTITIONS_EPOCHS, "").split(",") if entry)
+    return {int(index): int(epoch) for index, epoch in pairs}
+
+
+def has_had(image: MetadataImage, topic: str, index: int) -> bool:
+    """Whether a topic has a partition, or had one that is gone: what producers send to it is stored."""
+    former = int(image.topic_config(topic).get(PARTITIONS_FORMER, 0))
+    return image.partition(topic, index) is not None or 0 <= index < former
 
 
 def check_active(
@@ -54,10 +69,11 @@ def check_active(
             )
         return
     if not wanted:
-        # Producers' sequences have gone on in other partitions.
-        raise _refused(f"'{name}' is getting {was} partition(s): that cannot be taken back yet")
+        return
     if was:
-        raise _refused(f"'{name}' is getting {was} partition(s) already: wait until that is done")
+        raise _refused(
+            f"'{name}' is getting {was} partition(s) already: wait until that is done, or take it back first"
+        )
     topic = image.topics_by_name[name]
     count = len(topic.partitions)
     if name in INTERNAL_TOPICS:
@@ -84,15 +100,26 @@ def check_active(
 def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[str, str]) -> list[Record]:
     """New leader epochs for the partitions that are decommissioned, or are not any more.
 
-    The leader of the new epoch knows the setting that was written with it.
+    A leader in the new epoch knows the settings that were written with it.
     """
     was, wanted = active_partitions(before), active_partitions(after)
     if was == wanted:
         return []
+    records: list[Record] = []
+    if wanted:
+        earlier = [each for each in before.get(PARTITIONS_DIVISORS, "").split(",") if each]
+        divisors = [*(each for each in earlier if each != str(wanted)), str(wanted)]
+        records.append(_setting(topic, PARTITIONS_DIVISORS, ",".join(divisors)))
+    elif PARTITIONS_TOTAL in before:
+        # It would cut off what is added later.
+        records.append(_setting(topic, PARTITIONS_TOTAL, None))
     return [
-        PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=partition.leader)
-        for index, partition in enumerate(topic.partitions)
-        if index >= (wanted or was) and partition.has_leader
+        *records,
+        *(
+            PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=partition.leader)
+            for index, partition in enumerate(topic.partitions)
+            if index >= (wanted or was) and partition.has_leader
+        ),
     ]
 
 
@@ -110,8 +137,12 @@ def is_removable(image: MetadataImage, topic: TopicImage, index: int) -> bool:
 def removal_records(image: MetadataImage, topic: TopicImage, index: int) -> list[Record]:
     configs = image.topic_config(topic.name)
     former = max(len(topic.partitions), int(configs.get(PARTITIONS_FORMER, 0)))
-    epoch = max(topic.partitions[index].leader_epoch, int(configs.get(PARTITIONS_EPOCH, 0)))
-    changes = {PARTITIONS_TOTAL: index, PARTITIONS_EPOCH: epoch, PARTITIONS_FORMER: former}
+    epochs = {**removed_epochs(configs), index: topic.partitions[index].leader_epoch}
+    changes = {
+        PARTITIONS_TOTAL: index,
+        PARTITIONS_EPOCHS: ",".join(f"{each}:{epoch}" for each, epoch in sorted(epochs.items())),
+        PARTITIONS_FORMER: former,
+    }
     records: list[Record] = [_setting(topic, name, str(value)) for name, value in changes.items()]
     if index == active_partitions(configs):
         done = [name for name in (PARTITIONS_ACTIVE, PARTITIONS_UNKEYED) if name in configs]
@@ -121,8 +152,7 @@ def removal_records(image: MetadataImage, topic: TopicImage, index: int) -> list
 
 def first_leader_epoch(image: MetadataImage, topic: TopicImage) -> LeaderEpoch:
     """The leader epoch of a partition that is added to a topic."""
-    epoch = image.topic_config(topic.name).get(PARTITIONS_EPOCH)
-    return LeaderEpoch(0 if epoch is None else int(epoch) + 1)
+    return LeaderEpoch(max(removed_epochs(image.topic_config(topic.name)).values(), default=-1) + 1)
 
 
 def _setting(topic: TopicImage, name: str, value: str | None) -> ConfigRecord:

@@ -128,7 +128,7 @@ class Producers:
     def duplicate_of(self, header: BatchHeader, first_sequence: int | None = None) -> AppendedBatch | None:
         """Returns the batch that this one repeats. Raises `InvalidBatch` when it must not be appended.
 
-        `first_sequence` is the one with which the producer must start, if it starts here.
+        `first_sequence` is the one that follows the producer's last one in another log, if that is later than here.
         """
         state = self._states.get(header.producer_id)
         if state is None:
@@ -139,11 +139,11 @@ class Producers:
         if header.producer_epoch < state.epoch:
             raise _old_epoch(header.producer_id, header.producer_epoch, state.epoch)
         if header.producer_epoch > state.epoch:
-            if header.base_sequence != 0:
+            if header.base_sequence != (first_sequence or 0):
                 raise InvalidBatch(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                     f"producer {header.producer_id} began epoch {header.producer_epoch} "
-                    f"with sequence {header.base_sequence} instead of 0",
+                    f"with sequence {header.base_sequence} instead of {first_sequence or 0}",
                 )
         else:
             last_sequence = header.last_sequence
@@ -152,7 +152,9 @@ class Producers:
             for batch in batches:
                 if batch.base_sequence == header.base_sequence and batch.last_sequence == last_sequence:
                     return batch
-            expected = first_sequence if is_named and not batches else next_sequence(batches)
+            expected = None if is_named and not batches else next_sequence(batches)
+            if first_sequence is not None:
+                expected = later_sequence(first_sequence, expected)
             if header.base_sequence != expected and expected is not None:
                 raise _out_of_order(header, expected)
         if state.txn_first_offset >= 0 and not header.attributes & TRANSACTIONAL:
@@ -380,6 +382,13 @@ def next_sequence(batches: list[AppendedBatch]) -> int:
     """Returns the sequence number that follows these batches. Numbers wrap to zero after the largest one."""
     last_sequence = batches[-1].last_sequence if batches else -1
     return 0 if last_sequence == _LARGEST_SEQUENCE else last_sequence + 1
+
+
+def later_sequence(one: int, other: int | None) -> int:
+    """Returns the later one of two sequence numbers of a producer, of which fewer than half of all lie between."""
+    if other is None or (one - other) & _LARGEST_SEQUENCE <= _LARGEST_SEQUENCE >> 1:
+        return one
+    return other
 
 
 def _out_of_order(header: BatchHeader, expected: int) -> InvalidBatch:

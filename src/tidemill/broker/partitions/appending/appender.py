@@ -9,7 +9,8 @@ coordinator has verified it (`guards.py`). A marker ends the transaction and is 
 own records through `append_internal`.
 
 A decommissioned partition stores nothing new (decision 18). `append` refuses its batches as it does those that take long,
-and `append_later` passes them on (`passing_on.py`). The partition that stores them appends them with `is_passed_on`.
+and `append_later` passes them on (`passing_on.py`). The partition that stores them appends them with `is_passed_on`. When
+another partition may have stored batches of this one, `append_later` looks there first (`stored_elsewhere.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from tidemill.broker.partitions.shrinking.passing_on import (
     stored_before,
     taken_over,
 )
+from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere, StoredElsewhereHost
 from tidemill.config import TopicConfig
 from tidemill.coordinator.shard import Writer
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.log import Log
+from tidemill.log.producer_state.producers import AppendedBatch, later_sequence
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import (
@@ -61,23 +64,31 @@ _NO_SEQUENCE = 0
 _RETRIABLE = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
-class AppenderHost(PassingOnHost, Protocol):
+class AppenderHost(PassingOnHost, StoredElsewhereHost, Protocol):
     """What appending needs of the broker."""
 
     @property
     def long_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
+    def storing_partition(self, topic: str, index: int) -> int:
+        """The partition that stores what producers send to a partition: itself, unless it is decommissioned."""
+
+
+class _NotKnownYet(Exception):
+    """Whether a batch is stored elsewhere, or will be, is not known yet."""
 
 
 class Appender:
     __slots__ = (
         "_config",
+        "_elsewhere",
         "_fence",
         "_guards",
         "_host",
         "_inspecting",
         "_leadership",
         "_name",
+        "_origins",
         "_reader",
         "_refusals",
         "_rules",
@@ -109,21 +120,35 @@ class Appender:
         self._inspecting = 0
         # Set while the partition is decommissioned. It counts as a batch that waits, so `append` has no test of its own.
         self.passing_on: PassingOn | None = None
+        # Partitions that may have stored batches of this one; and what they store, as long as it matters. That counts, too.
+        self._origins: tuple[int, ...] = ()
+        self._elsewhere: StoredElsewhere | None = None
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:
         self._config = config
         self._rules = ProduceRules(self._name.topic, config)
-        active = config.tidemill_partitions_active
-        target = self._name.partition % active if active else self._name.partition
+        index, active = self._name.partition, config.tidemill_partitions_active
+        target = index % active if active else index
         before = self.passing_on
         if before is not None and before.target != target:
             self.passing_on = None
             self._inspecting -= 1
             before.close()
-        if self.passing_on is None and target != self._name.partition:
+        if self.passing_on is None and target != index:
             self.passing_on = PassingOn(self._name, target, self._host, self._refusals)
             self._inspecting += 1
+        divisors = map(int, config.tidemill_partitions_divisors)
+        origins = {index % divisor for divisor in divisors if divisor <= index} - {target}
+        if origins != set(self._origins):
+            self._origins = tuple(sorted(origins))
+            self._look_elsewhere()
+
+    def _look_elsewhere(self) -> None:
+        """Forget what other partitions store for this one. It is asked for when it is needed."""
+        self._inspecting -= self._elsewhere is not None
+        self._elsewhere = StoredElsewhere(self._name, self._origins, self._host) if self._origins else None
+        self._inspecting += self._elsewhere is not None
 
     @property
     def is_decommissioned(self) -> bool:
@@ -135,6 +160,7 @@ class Appender:
         if self.passing_on is not None:
             self.passing_on.close()
             self.passing_on = PassingOn(self._name, self.passing_on.target, self._host, self._refusals)
+        self._look_elsewhere()
 
     # -- producing -------------------------------------------------------------------------------------------
 
@@ -149,9 +175,11 @@ class Appender:
         guard: Guard | None = None,
         inspected: Inspected | Exception | None = None,
         is_passed_on: bool | None = None,
+        first_sequence: int | None = None,
     ) -> ProduceResult:
         """Append one batch. `guard` is that of a transaction that its coordinator has verified and is not open here yet.
 
+        `first_sequence` follows the producer's last one in another log.
         `NotAtOnce` when inspecting the records of this batch, or of one before it, takes long: use `append_later`.
         """
         if self._inspecting and inspected is None:
@@ -167,8 +195,9 @@ class Appender:
             header = rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
         except InvalidBatch as error:
             return self._refused(error.code, error.reason)
-        first_sequence = None
         if header.attributes & NAMED_PARTITION:
+            if self._host.storing_partition(self._name.topic, header.named_partition) != self._name.partition:
+                return self._refused(*self._not_storing(header.named_partition))
             header, first_sequence = taken_over(header)
         try:
             check_produced(header)
@@ -231,6 +260,7 @@ class Appender:
         Nothing else may change `data`; batches keep their order. `is_passed_on` says that a node sent the batch.
         """
         self._inspecting += 1
+        was_decommissioned = self.is_decommissioned
 
         def inspect() -> Steps[Inspected]:
             # A batch without a valid header is refused by `append`.
@@ -247,8 +277,27 @@ class Appender:
                 logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
                 settled(self._refused(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)))
                 return
+            if was_decommissioned != self.is_decommissioned:
+                # A transaction was not verified here while it was to be verified elsewhere.
+                reason = f"{self._name} has just changed its role"
+                settled(self._refused_for_now(data, ErrorCode.NOT_LEADER_OR_FOLLOWER, reason))
+                return
+            try:
+                if error is not None:
+                    raise error
+                duplicate, first_sequence = self._stored_elsewhere(found[1])
+            except _NotKnownYet:
+                reason = f"partitions {list(self._origins)} may store records of {self._name}, and did not answer yet"
+                settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, reason))
+                return
+            except (InvalidBatch, ProtocolError) as refused:
+                error, duplicate, first_sequence = refused, None, None
+            if duplicate is not None:
+                # An offset of another partition would be wrong for this one.
+                settled(ProduceResult(self._name.partition, ErrorCode.NONE, -1))
+                return
             if self.passing_on is not None:
-                self._pass_on(self.passing_on, found, error, acks, transactional_id, settled)
+                self._pass_on(self.passing_on, found, error, acks, transactional_id, first_sequence, settled)
                 return
             settled(
                 self.append(
@@ -260,10 +309,32 @@ class Appender:
                     guard=guard,
                     inspected=found if error is None else error,
                     is_passed_on=is_passed_on,
+                    first_sequence=first_sequence,
                 )
             )
+            self._forget_elsewhere(found[1] if error is None else None)
 
         self._host.long_work.submit(inspect, inspected)
+
+    def _stored_elsewhere(self, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
+        """The batch of another partition that this one repeats, and the sequence that follows what is stored there."""
+        elsewhere = self._elsewhere
+        if elsewhere is None or header.producer_id < 0 or header.attributes & NAMED_PARTITION:
+            return None, None
+        if not elsewhere.is_known:
+            elsewhere.ask(self._leadership.leader_epoch)
+            raise _NotKnownYet
+        return elsewhere.find(header)
+
+    def _forget_elsewhere(self, header: BatchHeader | None) -> None:
+        elsewhere, log = self._elsewhere, self._leadership.writable_log
+        if elsewhere is None or log is None:
+            return
+        if header is not None:
+            elsewhere.forget_older(log.producers.get(header.producer_id))
+        if elsewhere.is_empty:
+            self._elsewhere = None
+            self._inspecting -= 1
 
     def _pass_on(
         self,
@@ -272,6 +343,7 @@ class Appender:
         error: Exception | None,
         acks: int,
         transactional_id: str | None,
+        first_elsewhere: int | None,
         settled: Callable[[ProduceResult], None],
     ) -> None:
         """Answer a batch that this log holds already. Pass any other one on."""
@@ -287,6 +359,14 @@ class Appender:
                 # On its way while the number of partitions changed: its sender finds the right place.
                 raise InvalidBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self._name} is decommissioned")
             duplicate, first_sequence = stored_before(log.producers, header)
+            if first_elsewhere is not None:
+                first_sequence = later_sequence(first_elsewhere, first_sequence)
+            if duplicate is None:
+                self._check_committed(log, header)
+        except _NotKnownYet:
+            reason = f"{self._name} is not committed up to its end yet"
+            settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, reason))
+            return
         except InvalidBatch as refused:
             settled(self._refused(refused.code, refused.reason, log.log_start_offset, refused.record_errors))
             return
@@ -298,6 +378,23 @@ class Appender:
             settled(self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks))
             return
         passing_on.submit(header, data, acks, transactional_id, first_sequence, settled)
+
+    def _check_committed(self, log: Log, header: BatchHeader) -> None:
+        """A batch must not be stored elsewhere before those that it follows are sure to stay in this log."""
+        state = log.producers.get(header.producer_id) if header.producer_id >= 0 else None
+        if (
+            state is not None
+            and state.batches
+            and state.batches[-1].last_offset >= self._reader.high_watermark
+        ):
+            raise _NotKnownYet
+
+    def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
+        """One of two brokers does not know yet that the number of partitions has changed."""
+        return (
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            f"{self._name} does not store what is sent to partition {named}",
+        )
 
     def _appended(self, log: Log, size: int) -> None:
         if self._leadership.commits_at_once:

@@ -112,8 +112,8 @@ class Guards:
             )
         if refused is not None:
             raise refused
-        if header.attributes & NAMED_PARTITION:
-            # The partition that passed it on keeps the order, and has stated the first sequence.
+        if header.attributes & NAMED_PARTITION or first_sequence is not None:
+            # The partition that passed it on keeps the order, or another log has the batches before it.
             return None
         is_unknown = guard.adds and producers.get(header.producer_id) is None and header.base_sequence != 0
         if is_unknown or header.base_sequence > guard.lowest_sequence:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from tidemill.broker.partitions.shrinking.passing_on import is_passed_on_batch
 from tidemill.config import TopicConfig
 from tidemill.delays.requests import Limits, inspect, may_hold_requests
 from tidemill.errors import ErrorCode
@@ -53,7 +54,6 @@ class ProduceRules:
         "_config",
         "_delays",
         "_is_internal",
-        "_stores_others",
         "_topic",
         "needs_keys",
         "rewrites_timestamps",
@@ -70,8 +70,6 @@ class ProduceRules:
         self._delays = None
         if config.tidemill_delays_enable:
             self._delays = Limits(config.tidemill_delays_max_ms, config.tidemill_delays_interval_min_ms)
-        # Whether other partitions pass batches on to this topic's partitions.
-        self._stores_others = bool(config.tidemill_partitions_active or config.tidemill_partitions_former)
         self._always_looks_inside = (
             self.needs_keys
             or config.tidemill_delays_enable
@@ -105,8 +103,8 @@ class ProduceRules:
             # Only the broker decides whether timestamps are the append time.
             if header.is_log_append_time:
                 header = restamp(data, header._replace(attributes=header.attributes & ~LOG_APPEND_TIME))
-            if header.attributes & NAMED_PARTITION and not is_passed_on:
-                if is_passed_on is None and self._stores_others:
+            if header.attributes & NAMED_PARTITION and not (is_passed_on and is_passed_on_batch(header)):
+                if is_passed_on is None and is_passed_on_batch(header):
                     raise NotAtOnce
                 # Kafka accepts bits that have no meaning. Here they have one, so they are cleared.
                 header = restamp(data, header._replace(attributes=with_named_partition(header.attributes, 0)))

@@ -1,6 +1,6 @@
-"""Produces batches of decommissioned partitions to the leaders of the partitions that store them.
+"""Produces batches of decommissioned partitions to the leaders of the partitions that store them, and asks what they store.
 
-This broker may lead them itself. The batch takes the same way then, over its own listener.
+This broker may lead them itself. Batch and question take the same way then, over its own listener.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from collections.abc import Callable
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.shrinking.passing_on import Settle
-from tidemill.controller.image import MetadataImage
+from tidemill.broker.partitions.shrinking.stored_elsewhere import (
+    Answered,
+    Question,
+    from_described,
+    to_request,
+)
+from tidemill.controller.image import MetadataImage, TopicImage
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     PartitionProduceData,
@@ -19,6 +25,7 @@ from tidemill.protocol.api.data import (
     ProduceResponse,
     TopicProduceData,
 )
+from tidemill.protocol.api.transactions import DescribeProducersResponse
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.schema import decode
 from tidemill.types import NO_BROKER, TopicPartition
@@ -50,10 +57,7 @@ class BatchTransfers:
     ) -> None:
         """Produce a batch to the leader of `target`. `settle` is called once, later."""
         topic, index = target
-        image = self._image()
-        known = None if image is None else image.topics_by_name.get(topic)
-        leader = known.partitions[index].leader if known and index < len(known.partitions) else NO_BROKER
-        address = None if leader == NO_BROKER else self._address_of(leader)
+        known, address = self._leader_of(target)
 
         def fail(reason: str) -> None:
             message = f"its records are stored in {target}, whose leader did not answer: {reason}"
@@ -80,6 +84,36 @@ class BatchTransfers:
             ],
         )
         self._channels.to(address, "passing-on").call(request, on_body, fail, timeout_s=_TIMEOUT_S)
+
+    def ask_stored(self, storing: TopicPartition, named: int, leader_epoch: int, answered: Answered) -> None:
+        """Ask the leader of `storing` what it stores for the partition `named`, which is led in `leader_epoch`.
+
+        `answered` is called once, later; with None when there is no answer.
+        """
+        topic, index = storing
+        _, address = self._leader_of(storing)
+        if address is None:
+            self._call_soon(answered, None)
+            return
+
+        def on_body(version: int, body: memoryview) -> None:
+            response = decode(DescribeProducersResponse, version, bytes(body))
+            answers = [each for topic in response.topics for each in topic.partitions]
+            is_answer = len(answers) == 1 and not answers[0].error_code
+            answered(from_described(answers[0].active_producers) if is_answer else None)
+
+        def fail(_reason: str) -> None:
+            answered(None)
+
+        request = to_request(topic, Question(index, named, leader_epoch))
+        self._channels.to(address, "passing-on").call(request, on_body, fail, timeout_s=_TIMEOUT_S)
+
+    def _leader_of(self, tp: TopicPartition) -> tuple[TopicImage | None, Address | None]:
+        image = self._image()
+        topic = None if image is None else image.topics_by_name.get(tp.topic)
+        has_it = topic is not None and tp.partition < len(topic.partitions)
+        leader = topic.partitions[tp.partition].leader if topic is not None and has_it else NO_BROKER
+        return topic, None if leader == NO_BROKER else self._address_of(leader)
 
 
 def _result(response: ProduceResponse, index: int) -> ProduceResult:

@@ -1,8 +1,8 @@
 """Passes batches for a decommissioned partition on to the partition that stores them (decision 18).
 
-The batch names the decommissioned partition in its attributes, and its base offset is the sequence with which the producer
-must start there, if it starts there. The partition that stores it overwrites that field. One batch is under way at a time,
-so none overtakes one that is refused. Every batch is answered once.
+The batch names the decommissioned partition in its attributes. Its base offset says that it was passed on, and holds the
+sequence that follows the producer's last one in this log. The partition that stores it overwrites that field. One batch is
+under way at a time, so none overtakes one that is refused. Every batch is answered once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _WAITING_BYTES_MAX = 64 << 20
 # How long nothing was sent to a partition that is removed, and how long such a pause is waited for.
 _QUIET_MS = 5_000
 _QUIET_AWAITED_MS = 60_000
-# In the place of the base offset: the producer may start at any sequence.
-_ANY_SEQUENCE = -1
+# The upper half of the base offset of a batch that was passed on. The lower half is the sequence, or that any may be first.
+_PASSED_ON = 0x7064_0018
+_ANY_SEQUENCE = 0xFFFF_FFFF
 
 Settle = Callable[[ProduceResult], None]
 
@@ -54,6 +55,7 @@ class _Waiting(NamedTuple):
 
 class PassingOn:
     __slots__ = (
+        "_began_ms",
         "_empty_since_ms",
         "_host",
         "_is_closed",
@@ -74,17 +76,18 @@ class PassingOn:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._is_closed = False
-        self._used_ms = host.steady_ms()
+        self._began_ms = self._used_ms = host.steady_ms()
         self._empty_since_ms: int | None = None
 
-    def may_go(self, *, is_empty: bool) -> bool:
+    def may_go(self, *, is_empty: bool, kept_ms: int) -> bool:
         """Whether the partition may be removed.
 
-        A client that loses a partition from its metadata may fail the records which wait for it in its buffers. So the
-        removal waits for a pause of its producers, if there is one.
+        Its log recognises retries of what it stored, so it stays for `kept_ms`. A client that loses a partition from its
+        metadata may fail the records which wait for it in its buffers. So the removal waits for a pause of its producers,
+        if there is one.
         """
         steady_ms = self._host.steady_ms()
-        if not is_empty:
+        if not is_empty or steady_ms - self._began_ms < kept_ms:
             self._empty_since_ms = None
             return False
         if self._empty_since_ms is None:
@@ -108,8 +111,14 @@ class PassingOn:
                 header, ErrorCode.NOT_ENOUGH_REPLICAS, f"too many batches wait for {self._name}", settle
             )
             return
+        if first_sequence is None and header.producer_id >= 0:
+            # A producer that is not known anywhere may start with any sequence, but not behind one that was refused.
+            code = self._refusals.before(header, self._used_ms)
+            if code is not None:
+                self._refuse(header, code, "an earlier batch of the producer comes first", settle)
+                return
         marked = header._replace(
-            base_offset=_ANY_SEQUENCE if first_sequence is None else first_sequence,
+            base_offset=_PASSED_ON << 32 | (_ANY_SEQUENCE if first_sequence is None else first_sequence),
             attributes=with_named_partition(header.attributes, self._name.partition),
         )
         restamp(batch, marked)
@@ -176,8 +185,13 @@ def stored_before(producers: Producers, header: BatchHeader) -> tuple[AppendedBa
 
 
 def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:
-    """The header as a producer's, and the sequence with which the producer must start, for a batch that was passed on."""
+    """The header as a producer's, and the sequence that is next by the log of the partition that passed the batch on."""
     if not header.attributes & NAMED_PARTITION:
         return header, None
-    first_sequence = None if header.base_offset == _ANY_SEQUENCE else header.base_offset
-    return header._replace(base_offset=0), first_sequence
+    sequence = header.base_offset & 0xFFFF_FFFF
+    return header._replace(base_offset=0), None if sequence == _ANY_SEQUENCE else sequence
+
+
+def is_passed_on_batch(header: BatchHeader) -> bool:
+    """Whether the batch says that another partition passed it on."""
+    return bool(header.attributes & NAMED_PARTITION) and header.base_offset >> 32 == _PASSED_ON

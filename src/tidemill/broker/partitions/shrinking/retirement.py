@@ -19,5 +19,7 @@ def retirements(
         if passing_on is None or topic is None or partition.index != len(topic.partitions) - 1:
             continue
         proposal = partition.leadership.retirement()
-        if passing_on.may_go(is_empty=proposal is not None) and proposal is not None:
+        has_producers = partition.log is not None and len(partition.log.producers) > 0
+        kept_ms = partition.config.tidemill_partitions_kept_ms if has_producers else 0
+        if passing_on.may_go(is_empty=proposal is not None, kept_ms=kept_ms) and proposal is not None:
             yield partition, proposal

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.shrinking.stored_elsewhere import Question, question_in, to_described
 from tidemill.broker.requests.dispatch import Call, serves
 from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
@@ -40,6 +41,10 @@ async def write_txn_markers(
 def describe_producers(
     broker: Broker, call: Call, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
+    if len(request.topics) == 1:
+        question = question_in(request.topics[0].partition_indexes)
+        if question is not None:
+            return _stored_for(broker, request.topics[0].name, question)
     # Each partition once, however often it is named.
     wanted: dict[str, dict[int, None]] = {}
     for topic in request.topics:
@@ -50,6 +55,19 @@ def describe_producers(
             for name, indexes in wanted.items()
         ]
     )
+
+
+def _stored_for(broker: Broker, topic: str, question: Question) -> DescribeProducersResponse:
+    """Say what a partition stores for another one, if that is final (decision 18)."""
+    partition, error = broker.replicas.find((topic, question.storing))
+    response = PartitionResponse(partition_index=question.storing, error_code=error)
+    if partition is not None:
+        stored = broker.replicas.stored_finally(partition, question.named, question.leader_epoch)
+        if stored is None:
+            response.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        else:
+            response.active_producers = to_described(stored)
+    return DescribeProducersResponse(topics=[TopicResponse(name=topic, partitions=[response])])
 
 
 def _producers_of(broker: Broker, topic: str, index: int) -> PartitionResponse:

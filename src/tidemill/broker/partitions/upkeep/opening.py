@@ -1,0 +1,82 @@
+"""Opens the log of a partition, and sets aside folders of another topic or partition that had its name."""
+
+from __future__ import annotations
+
+import logging
+
+from tidemill.broker.platform import Platform
+from tidemill.config import TopicConfig
+from tidemill.log.datadir import DataDir
+from tidemill.log.log import Log
+from tidemill.types import TopicPartition, uuid_text
+
+logger = logging.getLogger(__name__)
+
+
+def open_log(
+    platform: Platform,
+    data_dir: DataDir,
+    tp: TopicPartition,
+    topic_id: bytes,
+    config: TopicConfig,
+    removed_epoch: int,
+    *,
+    is_whole_checked: bool,
+) -> Log:
+    """Open or create the log of a partition. `StorageError` and `OSError` are for the caller to handle.
+
+    `removed_epoch` is the last leader epoch of the partition that had this number before; -1 when none had.
+    """
+    if data_dir.restore_topic_id(tp, topic_id):
+        logger.warning(
+            "%s/partition.metadata was damaged; it names topic id %s again, as the metadata does",
+            data_dir.folder_of(tp),
+            uuid_text(topic_id),
+        )
+    found_id = data_dir.topic_id_of(tp)
+    if found_id is not None and found_id != topic_id:
+        # The topic was deleted and created again while this broker was away. The folder is of the old one.
+        aside = data_dir.set_folder_aside(tp, found_id)
+        logger.warning(
+            "%s belongs to topic id %s, the metadata says %s; it is set aside as %s",
+            data_dir.folder_of(tp),
+            uuid_text(found_id),
+            uuid_text(topic_id),
+            aside,
+        )
+        found_id = None
+    if found_id is None:
+        data_dir.create_folder(tp, topic_id)
+    log = _open(platform, data_dir, tp, config, is_whole_checked=is_whole_checked)
+    if found_id is not None and 0 <= log.epochs.latest <= removed_epoch:
+        # The partition was removed, and another one added under its number, while this broker was away.
+        log.release()
+        aside = data_dir.set_folder_aside(tp, topic_id)
+        logger.warning(
+            "%s is of a partition that was removed; it is set aside as %s", data_dir.folder_of(tp), aside
+        )
+        data_dir.create_folder(tp, topic_id)
+        log = _open(platform, data_dir, tp, config, is_whole_checked=is_whole_checked)
+    if log.recovered_bytes_cut:
+        logger.warning(
+            "%s: cut %d bytes of a torn write, the log now ends at offset %d",
+            tp,
+            log.recovered_bytes_cut,
+            log.log_end_offset,
+        )
+    return log
+
+
+def _open(
+    platform: Platform, data_dir: DataDir, tp: TopicPartition, config: TopicConfig, *, is_whole_checked: bool
+) -> Log:
+    return Log(
+        platform.files,
+        data_dir.folder_of(tp),
+        config,
+        wall_ms=platform.clock.wall_ms(),
+        # A folder that the last run did not open has no recovery point: it may be older than the clean mark.
+        is_clean=data_dir.was_clean and tp in data_dir.recovery_points and not is_whole_checked,
+        recovery_point=0 if is_whole_checked else data_dir.recovery_points.get(tp, 0),
+        log_start_offset=data_dir.log_starts.get(tp),
+    )

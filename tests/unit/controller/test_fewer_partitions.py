@@ -1,0 +1,221 @@
+"""Topics that get fewer partitions: what the controller refuses and writes, and what a snapshot tells of removals."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.controller.cluster import Cluster, creatable
+from tidemill.config import (
+    PARTITIONS_ACTIVE,
+    PARTITIONS_DIVISORS,
+    PARTITIONS_EPOCHS,
+    PARTITIONS_FORMER,
+    PARTITIONS_TOTAL,
+    PARTITIONS_UNKEYED,
+)
+from tidemill.controller.delta import MetadataDelta, TopicDelta
+from tidemill.controller.difference import difference
+from tidemill.controller.image import MetadataImage
+from tidemill.controller.records import image_records
+from tidemill.controller.topics.fewer_partitions import has_had, removed_epochs
+from tidemill.errors import ErrorCode
+from tidemill.protocol.api.admin import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    IncrementalAlterConfigsAlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResource,
+)
+from tidemill.protocol.api.replicas import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+
+TOPIC_RESOURCE = 2
+SET, DELETE = 0, 1
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """A topic with four partitions on three of four brokers."""
+    cluster = Cluster(brokers=4)
+    cluster.create(creatable("t", assignments=[(index, [1, 2, 3]) for index in range(4)]))
+    return cluster
+
+
+def alter(cluster: Cluster, **changes: str | None) -> tuple[ErrorCode, str]:
+    names = {"active": PARTITIONS_ACTIVE, "unkeyed": PARTITIONS_UNKEYED}
+    settings = [
+        IncrementalAlterConfigsAlterableConfig(
+            name=names[name], config_operation=DELETE if value is None else SET, value=value
+        )
+        for name, value in changes.items()
+    ]
+    resource = IncrementalAlterConfigsResource(
+        resource_type=TOPIC_RESOURCE, resource_name="t", configs=settings
+    )
+    (answer,) = cluster.ask(IncrementalAlterConfigsRequest(resources=[resource])).responses
+    return ErrorCode(answer.error_code), answer.error_message or ""
+
+
+def shrink(cluster: Cluster, active: int) -> None:
+    assert alter(cluster, active=str(active)) == (ErrorCode.NONE, "")
+
+
+def grow(cluster: Cluster, count: int) -> ErrorCode:
+    topic = CreatePartitionsTopic(name="t", count=count, assignments=None)
+    return ErrorCode(cluster.ask(CreatePartitionsRequest(topics=[topic])).results[0].error_code)
+
+
+def remove(cluster: Cluster, index: int) -> ErrorCode:
+    """As the leader of an empty partition proposes it."""
+    return ErrorCode(cluster.propose([], index=index).error_code)
+
+
+def reassign(cluster: Cluster, index: int, replicas: list[int] | None) -> ErrorCode:
+    partition = ReassignablePartition(partition_index=index, replicas=replicas)
+    request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name="t", partitions=[partition])])
+    return ErrorCode(cluster.ask(request).responses[0].partitions[0].error_code)
+
+
+def epochs(cluster: Cluster) -> list[int]:
+    return [each.leader_epoch for each in cluster.image.topics_by_name["t"].partitions]
+
+
+def settings(cluster: Cluster) -> dict[str, str]:
+    return dict(cluster.image.topic_config("t"))
+
+
+def test_a_shrink_and_its_end_bump_the_epochs_of_decommissioned_partitions_alone(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    assert epochs(cluster) == [0, 0, 1, 1]
+    assert alter(cluster, active=None)[0] is ErrorCode.NONE
+    assert epochs(cluster) == [0, 0, 2, 2]
+    assert settings(cluster) == {PARTITIONS_DIVISORS: "2"}
+
+
+def test_numbers_of_earlier_shrinks_are_kept_with_the_last_one_at_the_end(cluster: Cluster) -> None:
+    for active in (2, 1, 2):
+        shrink(cluster, active)
+        alter(cluster, active=None)
+    assert settings(cluster)[PARTITIONS_DIVISORS] == "1,2"
+
+
+def test_a_topic_with_more_than_512_partitions_keeps_them() -> None:
+    cluster = Cluster(brokers=1)
+    cluster.create(creatable("t", partitions=514, factor=1))
+    code, reason = alter(cluster, active="257")
+    assert (code, "at most 512" in reason) == (ErrorCode.INVALID_CONFIG, True)
+    smaller = Cluster(brokers=1)
+    smaller.create(creatable("t", partitions=512, factor=1))
+    assert alter(smaller, active="256")[0] is ErrorCode.NONE
+
+
+def test_a_second_shrink_is_refused_until_the_first_one_is_done_or_taken_back(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    code, reason = alter(cluster, active="1")
+    assert (code, "take it back first" in reason) == (ErrorCode.INVALID_CONFIG, True)
+    alter(cluster, active=None)
+    shrink(cluster, 1)
+    for index in (3, 2, 1):
+        assert remove(cluster, index) is ErrorCode.NONE
+    assert epochs(cluster) == [0]
+    assert PARTITIONS_ACTIVE not in settings(cluster)
+
+
+def test_a_shrink_with_one_broker_down_keeps_its_partitions_until_it_is_back(cluster: Cluster) -> None:
+    cluster.fence(3)
+    shrink(cluster, 2)
+    assert remove(cluster, 3) is not ErrorCode.NONE
+    cluster.beat(3)
+    assert cluster.propose([1, 2, 3], index=3).error_code == ErrorCode.NONE
+    assert remove(cluster, 3) is ErrorCode.NONE
+
+
+def test_a_shrink_during_a_reassignment_is_refused(cluster: Cluster) -> None:
+    assert reassign(cluster, 0, [1, 2, 4]) is ErrorCode.NONE
+    code, reason = alter(cluster, active="2")
+    assert (code, "reassigned" in reason) == (ErrorCode.INVALID_CONFIG, True)
+    assert reassign(cluster, 0, None) is ErrorCode.NONE
+    shrink(cluster, 2)
+
+
+def test_a_decommissioned_partition_is_not_removed_while_it_is_reassigned(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    assert reassign(cluster, 3, [1, 2, 4]) is ErrorCode.NONE
+    assert remove(cluster, 3) is not ErrorCode.NONE
+    assert cluster.propose([1, 2, 3, 4], index=3).error_code == ErrorCode.NONE
+    assert not cluster.partition(index=3).is_reassigned
+    assert remove(cluster, 3) is ErrorCode.NONE
+
+
+def test_partitions_go_from_the_highest_and_only_while_decommissioned(cluster: Cluster) -> None:
+    assert remove(cluster, 3) is not ErrorCode.NONE
+    shrink(cluster, 2)
+    assert remove(cluster, 2) is not ErrorCode.NONE
+    assert remove(cluster, 1) is not ErrorCode.NONE
+    assert remove(cluster, 3) is ErrorCode.NONE
+    assert remove(cluster, 2) is ErrorCode.NONE
+    assert remove(cluster, 1) is not ErrorCode.NONE
+
+
+def test_a_shrink_taken_back_halfway_keeps_what_is_left_and_may_grow(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    remove(cluster, 3)
+    assert settings(cluster)[PARTITIONS_TOTAL] == "3"
+    alter(cluster, active=None)
+    assert settings(cluster) == {PARTITIONS_DIVISORS: "2", PARTITIONS_EPOCHS: "3:1", PARTITIONS_FORMER: "4"}
+    assert grow(cluster, 6) is ErrorCode.NONE
+    assert len(epochs(cluster)) == 6
+    # A snapshot does not cut off what was added.
+    assert len(restored(cluster.image).topics_by_name["t"].partitions) == 6
+
+
+def test_a_removal_proposed_before_the_shrink_was_taken_back_is_fenced(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    alter(cluster, active=None)
+    answer = cluster.propose([], index=3, leader_epoch=1)
+    assert answer.error_code != ErrorCode.NONE
+    assert len(epochs(cluster)) == 4
+
+
+def test_a_partition_that_is_added_again_has_a_later_epoch_than_the_one_before(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    remove(cluster, 3)
+    remove(cluster, 2)
+    assert grow(cluster, 4) is ErrorCode.NONE
+    assert epochs(cluster) == [0, 0, 2, 2]
+    assert removed_epochs(settings(cluster)) == {2: 1, 3: 1}
+
+
+def test_a_partition_that_is_gone_still_takes_part_in_transactions(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    remove(cluster, 3)
+    assert [has_had(cluster.image, "t", index) for index in (2, 3, 4, -1)] == [True, True, False, False]
+
+
+def test_a_snapshot_shows_the_removal_of_a_partition_that_was_added_again(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    before = cluster.image
+    for index in (3, 2):
+        remove(cluster, index)
+    assert list(changes(before, cluster.image).removed) == [2, 3]
+    grow(cluster, 4)
+    change = changes(before, cluster.image)
+    assert (list(change.removed), list(change.changed)) == ([2, 3], [2, 3])
+    # One that knows of the removal has nothing to remove.
+    assert not changes(cluster.image, restored(cluster.image)).removed
+
+
+def changes(old: MetadataImage, new: MetadataImage) -> TopicDelta:
+    topic = new.topics_by_name["t"]
+    return difference(old, new).changed_topics.get(topic.id) or TopicDelta(topic, is_new=False)
+
+
+def restored(image: MetadataImage) -> MetadataImage:
+    """The image as a snapshot gives it."""
+    delta = MetadataDelta(MetadataImage(""))
+    for record in image_records(image):
+        delta.replay(record, 0)
+    return delta.apply()
