@@ -28,12 +28,23 @@ _WARM_UP_S = 20.0
 _FIRST_SECURED = 50_000
 # From this seed on every world has a share group.
 _FIRST_SHARED = 60_000
+# From this seed on every world has a topic whose number of partitions changes, and nothing else that costs much.
+_FIRST_SHRINKING = 80_000
 
 
 def plan_of(seed: int, duration_s: float) -> Plan:
     # Transactions double the cost of a seed, so every other round of the shapes has them. Every fourth has two-phase
     # commits, every fourth delayed records, every fourth a share group, and every eighth authentication.
     round_ = seed // len(_SHAPES)
+    if seed >= _FIRST_SHRINKING:
+        return Plan(
+            shape=_SHAPES[seed % len(_SHAPES)],
+            duration_s=duration_s,
+            has_transactions=round_ % 4 == 0,
+            has_shares=round_ % 4 == 2,
+            has_authentication=round_ % 8 == 5,
+            has_shrinking=True,
+        )
     return Plan(
         shape=_SHAPES[seed % len(_SHAPES)],
         duration_s=duration_s,

@@ -20,6 +20,7 @@ from typing import Any
 from tidemill.broker.coordinators import markers
 from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.partitions import delivery
+from tidemill.broker.partitions.shrinking import passing_on
 from tidemill.broker.quorum import driver
 from tidemill.broker.requests.security import sasl as gate
 from tidemill.coordinator.partitions import partition_for_group
@@ -28,6 +29,7 @@ from tidemill.security import scram
 from tidemill.sim.checks.checker import Died, Drained, MemberName, check
 from tidemill.sim.checks.decisions import check_decisions
 from tidemill.sim.checks.invariants import Invariants
+from tidemill.sim.checks.keyed import check_keyed
 from tidemill.sim.checks.shares import check_shares
 from tidemill.sim.checks.transactions import Ended, check_transactions
 from tidemill.sim.clients.admin import Admin
@@ -46,6 +48,7 @@ from tidemill.sim.crowds.shares import (
     SHARE_TOPICS,
     ShareCrowd,
 )
+from tidemill.sim.crowds.shrinking import SHRINKING_CONFIGS, SHRINKING_TOPICS, ShrinkingCrowd
 from tidemill.sim.crowds.transactional import (
     TRANSACTION_SETTINGS,
     TRANSACTION_TOPICS,
@@ -73,6 +76,7 @@ _VIOLATIONS_MAX = 20
 _DELAYS_SNAPSHOT_BYTES = 3_000
 _SNAPSHOT_AFTER_RECORDS = 60
 _MARKERS_TIMEOUT_S = 2.0
+_QUIET_AWAITED_MS = 10_000
 
 # Small files and short timeouts, so that much happens in ten minutes. No setting weakens a guarantee.
 SETTINGS = {
@@ -112,6 +116,9 @@ class Plan:
     has_two_phase: bool = False
     has_delays: bool = False
     has_shares: bool = False
+    # Whether a topic gets fewer partitions, and more again.
+    has_shrinking: bool = False
+    shrink_pause_s_max: float = 30.0
     # Whether nodes and clients log in, and ACLs and passwords change.
     has_authentication: bool = False
     transaction_pause_s_max: float = 8.0
@@ -167,7 +174,10 @@ class World:
         self._has_topics = False
         self._delays = DelayedCrowd(self)
         self._faults: Faults | None = None
-        self._crowds: list[TransactionalCrowd | TwoPhaseCrowd | GuardedCrowd | ShareCrowd] = []
+        self._crowds: list[
+            TransactionalCrowd | TwoPhaseCrowd | GuardedCrowd | ShareCrowd | ShrinkingCrowd
+        ] = []
+        self._shrinking = ShrinkingCrowd(self, Random(f"{seed}/shrinking"))
         self._shares = ShareCrowd(self, Random(f"{seed}/shares"))
 
     # -- what is wrong ---------------------------------------------------------------------------------------
@@ -224,6 +234,7 @@ class World:
                     *check_decisions(transactions),
                     *check_delays(self._delays.events, self._faults.ahead_ms_max if self._faults else 0),
                     *check_shares(self._shares.events),
+                    *check_keyed(self._shrinking.history),
                 ):
                     self.accuse(str(violation))
             outcome = Outcome(
@@ -284,13 +295,15 @@ class World:
             topics |= GUARDED_TOPICS
         if plan.has_shares:
             topics |= SHARE_TOPICS
+        if plan.has_shrinking:
+            topics |= SHRINKING_TOPICS
         return self._create(admin, topics)
 
     async def _create(self, admin: Admin, topics: dict[str, int]) -> None:
         await admin.create(
             topics,
             self.plan.shape.replicas,
-            {**_CONFIGS, **TWO_PHASE_CONFIGS, **SHARE_CONFIGS, **DELAY_CONFIGS},
+            {**_CONFIGS, **TWO_PHASE_CONFIGS, **SHARE_CONFIGS, **DELAY_CONFIGS, **SHRINKING_CONFIGS},
         )
         await admin.create_view(_VIEW, _TOPIC, _VIEW_FILTER)
         if self.plan.has_shares:
@@ -330,6 +343,8 @@ class World:
             self._crowds.append(GuardedCrowd(self, Random(f"{self.seed}/guarded")))
         if plan.has_shares:
             self._crowds.append(self._shares)
+        if plan.has_shrinking:
+            self._crowds.append(self._shrinking)
         for crowd in self._crowds:
             crowd.start(has_upsets=plan.has_faults)
         if plan.has_delays:
@@ -472,6 +487,7 @@ def _hurry() -> Iterator[None]:
     """
     delays_before = delivery._SNAPSHOT_EVERY_BYTES, delivery._LAST_SNAPSHOT_BYTES
     delivery._SNAPSHOT_EVERY_BYTES = delivery._LAST_SNAPSHOT_BYTES = _DELAYS_SNAPSHOT_BYTES
+    quiet_before, passing_on._QUIET_AWAITED_MS = passing_on._QUIET_AWAITED_MS, _QUIET_AWAITED_MS
     before = driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S
     driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = _SNAPSHOT_AFTER_RECORDS, _MARKERS_TIMEOUT_S
     arithmetic = scram.salted_password
@@ -480,6 +496,7 @@ def _hurry() -> Iterator[None]:
         yield
     finally:
         driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = before
+        passing_on._QUIET_AWAITED_MS = quiet_before
         delivery._SNAPSHOT_EVERY_BYTES, delivery._LAST_SNAPSHOT_BYTES = delays_before
         vars(scram)["salted_password"] = vars(gate)["salted_password"] = arithmetic
 

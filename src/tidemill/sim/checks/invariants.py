@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.quorum.quorum import Quorum
+from tidemill.controller.image import MetadataImage
+from tidemill.controller.topics.fewer_partitions import active_partitions, removed_epochs
 from tidemill.log.log import Log
 from tidemill.protocol.records import BatchHeader, InvalidBatch, split_batches
 from tidemill.raft.core import RaftMachine
@@ -28,8 +30,9 @@ from tidemill.sim.platform.loops import SimulatedLoop
 
 _READ_BYTES = 1 << 16
 # The metadata log is read like a partition; no topic has this id.
-_METADATA_KEY = (b"metadata", 0)
-Key = tuple[bytes, int]
+_METADATA_KEY = (b"metadata", 0, -1)
+# A topic id, an index, and the last leader epoch of the partition that had this index before; -1 when none had.
+Key = tuple[bytes, int, int]
 
 
 class _Batch(NamedTuple):
@@ -51,6 +54,8 @@ class _Ledger:
     # Offsets that were committed and deleted between two readings.
     unseen: list[range] = field(default_factory=list)
     leaders: dict[int, int] = field(default_factory=dict)
+    # The leader epochs in which the partition is decommissioned.
+    decommissioned: set[int] = field(default_factory=set)
     # The highest committed end in each leader epoch.
     shown: dict[int, int] = field(default_factory=dict)
 
@@ -96,6 +101,7 @@ class Invariants:
         self._ledgers: dict[Key, _Ledger] = {}
         self._seen: dict[tuple[SimulatedLoop, Key], _Seen] = {}
         self._looked_at: dict[Partition, _Seen] = {}
+        self._keys: dict[Partition, Key] = {}
         self._machines = {machine.host: machine for machine in cluster.machines.values()}
         self._quorum_leaders: dict[int, int] = {}
         # The end of the metadata log that each voter has claimed to have on disk.
@@ -229,7 +235,7 @@ class Invariants:
         log = partition.log
         if log is None:
             return
-        key = (bytes(partition.topic_id), partition.index)
+        key = self._key_of(machine, partition)
         seen = self._looked_at[partition] = self._seen_of(process, key)
         leader = partition.leader
         high_watermark = partition.high_watermark
@@ -287,7 +293,7 @@ class Invariants:
 
         It has dropped transactions whose markers were committed; they stay decided.
         """
-        committed_end = self._ledger((bytes(partition.topic_id), partition.index)).committed_end
+        committed_end = self._ledger(self._keys[partition]).committed_end
         transactions = deepcopy(seen.transactions)
         for header, raw in _batches(log, seen.committed_end, min(committed_end, log.log_end_offset)):
             if header.is_transactional:
@@ -302,7 +308,7 @@ class Invariants:
             for each in log.aborted_between(log.log_start_offset, end)
             if each.last_offset < end
         }
-        expected = set(seen.transactions.aborted)
+        expected = {each for each in seen.transactions.aborted if each[2] >= log.log_start_offset}
         if known != expected:
             self._accuse(
                 f"{machine.host}: {partition.name} up to {end} lacks the aborted transactions "
@@ -313,6 +319,7 @@ class Invariants:
         self, machine: Machine, partition: Partition, key: Key, log: Log, leader_epoch: int
     ) -> None:
         ledger = self._ledger(key)
+        self._knows_its_role(machine, partition, ledger, leader_epoch)
         leader = ledger.leaders.setdefault(leader_epoch, machine.id)
         if leader != machine.id:
             self._accuse(f"epoch {leader_epoch} of {partition.name} is led by {leader} and by {machine.id}")
@@ -322,6 +329,32 @@ class Invariants:
                 f"{machine.host} leads {partition.name} from epoch {leader_epoch} on with a log that ends at "
                 f"{log.log_end_offset}; before it {committed_end} was committed"
             )
+
+    def _knows_its_role(
+        self, machine: Machine, partition: Partition, ledger: _Ledger, leader_epoch: int
+    ) -> None:
+        """Note in which epochs a partition is decommissioned. One that was added again has a log of its own."""
+        name, index = partition.name
+        image = _image_of(machine)
+        found = image.partition(name, index)
+        if found is None or found.leader_epoch != leader_epoch:
+            return
+        if 0 < active_partitions(image.topic_config(name)) <= index:
+            ledger.decommissioned.add(leader_epoch)
+        if self._keys[partition] != self._new_key(machine, partition):
+            self._accuse(
+                f"{machine.host} leads {partition.name} with the log of a partition that was removed"
+            )
+
+    def _key_of(self, machine: Machine, partition: Partition) -> Key:
+        key = self._keys.get(partition)
+        if key is None:
+            key = self._keys[partition] = self._new_key(machine, partition)
+        return key
+
+    def _new_key(self, machine: Machine, partition: Partition) -> Key:
+        removed = removed_epochs(_image_of(machine).topic_config(partition.name.topic))
+        return bytes(partition.topic_id), partition.index, removed.get(partition.index, -1)
 
     def _committed_is_in_sync(self, machine: Machine, partition: Partition, high_watermark: int) -> None:
         """Everything committed is in the log of every ISR member, of the leader's ISR and the controller's."""
@@ -396,6 +429,7 @@ class Invariants:
         try:
             for header, raw in _batches(log, offset, end):
                 batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
+                self._is_of_this_partition(machine, key, ledger, header)
                 self._log_matching(machine, key, ledger, header.base_offset, batch)
                 seen.batches[header.base_offset] = batch
                 if batch.next_offset <= committed_end:
@@ -407,6 +441,18 @@ class Invariants:
         except InvalidBatch as damage:
             self._accuse(
                 f"{machine.host} serves {self._name(key)} with a batch after {offset} that is none: {damage}"
+            )
+
+    def _is_of_this_partition(self, machine: Machine, key: Key, ledger: _Ledger, header: BatchHeader) -> None:
+        """A decommissioned partition takes no new records, and one that was added again has none of the one before."""
+        epoch, where = header.leader_epoch, header.base_offset
+        if epoch in ledger.decommissioned and not header.is_control:
+            self._accuse(
+                f"{machine.host}: {self._name(key)} took records in epoch {epoch} at {where}, decommissioned"
+            )
+        if epoch <= key[2]:
+            self._accuse(
+                f"{machine.host}: {self._name(key)} has a batch of a partition that was removed at {where}"
             )
 
     def _nothing_committed_is_cut(
@@ -470,6 +516,15 @@ class Invariants:
                 self.after_turn(machine.process.loop)
                 for difference in differences(machine):
                     self._accuse(difference)
+
+
+def _image_of(machine: Machine) -> MetadataImage:
+    """The metadata by which a broker opens its partitions."""
+    assert machine.process is not None
+    assert machine.process.node is not None
+    image = machine.process.node._replicas.image
+    assert image is not None
+    return image
 
 
 def _batches(log: Log, offset: int, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:

@@ -98,6 +98,8 @@ class Client:
         self.brokers: dict[int, Address] = {}
         self.topic_ids: dict[str, bytes] = {}
         self.leaders: dict[TopicPartition, Leader] = {}
+        # The number of partitions that each topic had in the last response.
+        self.partition_counts: dict[str, int] = {}
         self._coordinators: dict[tuple[str, int], Address] = {}
 
     # -- asking ----------------------------------------------------------------------------------------------
@@ -147,6 +149,7 @@ class Client:
             if topic.error_code or topic.name is None:
                 continue
             self.topic_ids[topic.name] = bytes(topic.topic_id)
+            self.partition_counts[topic.name] = len(topic.partitions)
             for partition in topic.partitions:
                 self._learn(TopicPartition(topic.name, partition.partition_index), partition)
 

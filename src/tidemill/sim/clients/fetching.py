@@ -27,7 +27,9 @@ from tidemill.sim.clients.base import Client
 from tidemill.types import TopicPartition
 
 _FETCH_BYTES_MAX = 64 * 1024
-_LATEST = -1
+# Timestamps that ask for the ends of a log.
+LATEST = -1
+EARLIEST = -2
 
 
 class Position:
@@ -84,9 +86,8 @@ class Position:
             await self._look_around()
             return []
         if data.diverging_epoch.epoch >= 0 or data.diverging_epoch.end_offset >= 0:
-            client.record.accuse(
-                f"{client.name} read {self.tp} up to {self.offset}, and its leader has lost some of that: "
-                f"epoch {data.diverging_epoch.epoch} ends at {data.diverging_epoch.end_offset}"
+            self._lost(
+                f"has lost some of that: epoch {data.diverging_epoch.epoch} ends at {data.diverging_epoch.end_offset}"
             )
             await self._look_around()
             return []
@@ -126,10 +127,13 @@ class Position:
     def _refused(self, code: ErrorCode, follower: int | None, high_watermark: int) -> None:
         # Without an epoch this may be an old leader, which knows less than the one that was read from.
         if code == ErrorCode.OFFSET_OUT_OF_RANGE and follower is None and self.epoch >= 0:
-            self._client.record.accuse(
-                f"{self._client.name} read {self.tp} up to {self.offset}, and its leader says OFFSET_OUT_OF_RANGE "
-                f"(high watermark {high_watermark})"
-            )
+            self._lost(f"says OFFSET_OUT_OF_RANGE (high watermark {high_watermark})")
+
+    def _lost(self, what: str) -> None:
+        """The leader does not have what was read."""
+        self._client.record.accuse(
+            f"{self._client.name} read {self.tp} up to {self.offset}, and its leader {what}"
+        )
 
     def _taken(self, data: PartitionData, host: str) -> Iterator[Record]:
         accuse = self._client.record.accuse
@@ -173,30 +177,35 @@ class Position:
 
     async def end_offset(self) -> int:
         """The leader's high watermark or last stable offset."""
-        while True:
-            address, leader = await self._client.find_leader(self.tp)
-            request = ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=self._is_read_committed,
-                topics=[
-                    ListOffsetsTopic(
-                        name=self.tp.topic,
-                        partitions=[
-                            ListOffsetsPartition(
-                                partition_index=self.tp.partition,
-                                current_leader_epoch=leader.epoch,
-                                timestamp=_LATEST,
-                            )
-                        ],
-                    )
-                ],
-            )
-            answer = await self._client.ask(address, request, ListOffsetsResponse)
-            if answer is not None and answer.topics:
-                result = answer.topics[0].partitions[0]
-                if result.error_code == ErrorCode.NONE:
-                    return result.offset
+        while (offset := await self.list_offset(LATEST)) is None:
             await self._look_around()
+        return offset
+
+    async def list_offset(self, timestamp: int) -> int | None:
+        """The leader's answer to one ListOffsets; None without one."""
+        address, leader = await self._client.find_leader(self.tp)
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=self._is_read_committed,
+            topics=[
+                ListOffsetsTopic(
+                    name=self.tp.topic,
+                    partitions=[
+                        ListOffsetsPartition(
+                            partition_index=self.tp.partition,
+                            current_leader_epoch=leader.epoch,
+                            timestamp=timestamp,
+                        )
+                    ],
+                )
+            ],
+        )
+        answer = await self._client.ask(address, request, ListOffsetsResponse)
+        if answer is not None and answer.topics:
+            result = answer.topics[0].partitions[0]
+            if result.error_code == ErrorCode.NONE:
+                return result.offset
+        return None
 
 
 def message_of(value: bytes) -> MessageId:

@@ -36,7 +36,16 @@ from tidemill.protocol.api.offsets import (
     OffsetFetchResponse,
 )
 from tidemill.protocol.schema import decode, encode
-from tidemill.sim.checks.checker import Assigned, CommitSent, Committed, Delivered, Lost, MemberName, Revoked
+from tidemill.sim.checks.checker import (
+    Assigned,
+    CommitSent,
+    Committed,
+    Delivered,
+    Event,
+    Lost,
+    MemberName,
+    Revoked,
+)
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position
 from tidemill.types import TopicPartition
@@ -86,6 +95,7 @@ class Member:
         self._group = group
         self._topics = list(topics)
         self._name = MemberName(group, client.name)
+        self._history: list[Event] = client.record.history
         self._member_id = ""
         self._owned: tuple[TopicPartition, ...] = ()
         # The committed offsets of the partitions that it owns.
@@ -163,24 +173,16 @@ class Member:
             self._client.forget_coordinator(self._group)
 
     async def _assign(self, joined: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        """Assign all partitions of the topics round robin."""
+        """Assign all partitions of the topics."""
         await self._client.refresh(self._topics)
-        members = sorted(member.member_id for member in joined.members)
-        shares: dict[str, dict[str, list[int]]] = {member: {} for member in members}
-        partitions = [tp for topic in self._topics for tp in self._client.partitions_of(topic)]
-        for number, tp in enumerate(partitions):
-            shares[members[number % len(members)]].setdefault(tp.topic, []).append(tp.partition)
-        return [
-            SyncGroupRequestAssignment(member_id=member, assignment=_encode_assignment(share))
-            for member, share in shares.items()
-        ]
+        return assignments(joined, [tp for topic in self._topics for tp in self._client.partitions_of(topic)])
 
     async def _take(self, generation: Generation, assignment: bytes) -> Generation | None:
         owned = _decode_assignment(assignment)
         record = self._client.record
         self._owned = owned
         self.committed = {}
-        record.history.append(Assigned(record.now_s(), self._name, owned, generation.number))
+        self._history.append(Assigned(record.now_s(), self._name, owned, generation.number))
         try:
             offsets = await self._committed_offsets(generation, owned)
         except Rejoin as reason:
@@ -204,7 +206,7 @@ class Member:
     def _let_go(self, *, is_lost: bool) -> None:
         record = self._client.record
         event = Lost if is_lost else Revoked
-        record.history.append(event(record.now_s(), self._name, self._owned))
+        self._history.append(event(record.now_s(), self._name, self._owned))
         self._owned = ()
         self.committed = {}
 
@@ -222,7 +224,7 @@ class Member:
         record = client.record
         for position, messages in zip(positions, fetched, strict=True):
             for offset, message in messages:
-                record.history.append(
+                self._history.append(
                     Delivered(record.now_s(), self._name, position.tp, offset, message, generation.number)
                 )
         changed = {p.tp: p.offset for p in positions if p.offset != self.committed.get(p.tp)}
@@ -258,7 +260,7 @@ class Member:
     async def _commit(self, generation: Generation, offsets: dict[TopicPartition, int]) -> None:
         record, client = self._client.record, self._client
         for tp, offset in offsets.items():
-            record.history.append(CommitSent(record.now_s(), self._name, tp, offset))
+            self._history.append(CommitSent(record.now_s(), self._name, tp, offset))
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
         for tp, offset in offsets.items():
             topics.setdefault(tp.topic, []).append(
@@ -293,7 +295,7 @@ class Member:
         for tp, code in codes.items():
             if code == ErrorCode.NONE:
                 self.committed[tp] = offsets[tp]
-                record.history.append(Committed(record.now_s(), self._name, tp, offsets[tp]))
+                self._history.append(Committed(record.now_s(), self._name, tp, offsets[tp]))
         for code in codes.values():
             self._judge(code)
 
@@ -341,6 +343,20 @@ class Member:
             else:
                 client.forget_coordinator(self._group)
             await client.back_off()
+
+
+def assignments(
+    joined: JoinGroupResponse, partitions: Sequence[TopicPartition]
+) -> list[SyncGroupRequestAssignment]:
+    """The assignments of partitions to the members of a generation, round robin."""
+    members = sorted(member.member_id for member in joined.members)
+    shares: dict[str, dict[str, list[int]]] = {member: {} for member in members}
+    for number, tp in enumerate(partitions):
+        shares[members[number % len(members)]].setdefault(tp.topic, []).append(tp.partition)
+    return [
+        SyncGroupRequestAssignment(member_id=member, assignment=_encode_assignment(share))
+        for member, share in shares.items()
+    ]
 
 
 def _encode_assignment(share: dict[str, list[int]]) -> bytes:
