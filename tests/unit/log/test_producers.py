@@ -10,7 +10,7 @@ import pytest
 from tests.unit.log.batches import T0, append, batch, castagnoli, small_segments
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.log import Log
-from tidemill.log.producer_state.producers import Producers
+from tidemill.log.producer_state.producers import Producers, later_sequence
 from tidemill.protocol.records import (
     NAMED_PARTITION_MAX,
     InvalidBatch,
@@ -103,7 +103,21 @@ def test_a_named_partition_begins_with_the_sequence_that_is_stated(log: Log, is_
     _produce(log, 3, 12, named=4, first_sequence=12)
     # From here on the log knows: a leader that states an older sequence changes nothing.
     _produce(log, 3, 15, named=4, first_sequence=12)
-    assert _refusal(log, 3, 21, named=4, first_sequence=21) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert _refusal(log, 3, 21, named=4, first_sequence=12) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    # The named partition stored batches of its own in between, because a shrink was taken back.
+    assert _refusal(log, 3, 24, named=4, first_sequence=21) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    _produce(log, 3, 21, named=4, first_sequence=21)
+
+
+def test_an_epoch_that_began_in_another_log_continues_its_sequence_here(log: Log) -> None:
+    _produce(log, 3, 0)
+    assert _refusal(log, 3, 0, named=4, epoch=1, first_sequence=6) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    _produce(log, 3, 6, named=4, epoch=1, first_sequence=6)
+
+
+def test_the_later_of_two_sequences_is_found_across_the_wrap() -> None:
+    assert later_sequence(5, None) == later_sequence(5, 3) == later_sequence(3, 5) == 5
+    assert later_sequence(1, 0x7FFFFFFE) == later_sequence(0x7FFFFFFE, 1) == 1
 
 
 def test_a_new_epoch_begins_anew_in_all_named_partitions(log: Log) -> None:
