@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.scenarios.groups_world import FakeTopics, World
+from tests.scenarios.groups_world import World
 from tidemill.coordinator.consumer_groups.embedded import (
     by_topic_id,
     decode_assignment,
@@ -44,18 +44,8 @@ Owned = set[tuple[TopicId, int]]
 _FENCED = {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH}
 
 
-class GrowingTopics(FakeTopics):
-    def set_partitions(self, name: str, partitions: int) -> None:
-        """Gives the topic more partitions, or creates it."""
-        if name in self._topics:
-            self._topics[name] = (self._topics[name][0], partitions)
-        else:
-            self.create(name, partitions)
-
-
 @dataclass
 class ConsumerWorld(World):
-    topics: GrowingTopics = field(default_factory=GrowingTopics)
     group_configs: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def _new_machine(self) -> Groups:
@@ -84,6 +74,12 @@ class ConsumerWorld(World):
     def grow(self, topic: str, partitions: int) -> None:
         self.topics.set_partitions(topic, partitions)
         self.tell(TopicsChanged(names=frozenset({topic})))
+
+    def shrink(self, topic: str, partitions: int) -> None:
+        """The topic loses the partitions from that number on."""
+        gone = frozenset(range(partitions, self.topics.partitions_of(topic) or 0))
+        self.topics.set_partitions(topic, partitions)
+        self.tell(TopicsChanged(names=frozenset({topic}), removed={topic: gone}))
 
     def drop(self, topic: str) -> None:
         self.tell(TopicsChanged(deleted={topic: self.topics.delete(topic)}))

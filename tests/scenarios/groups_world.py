@@ -38,6 +38,13 @@ class FakeTopics:
         self._topics[name] = (topic_id, partitions)
         return topic_id
 
+    def set_partitions(self, name: str, partitions: int) -> None:
+        """Gives the topic more or fewer partitions, or creates it."""
+        if name in self._topics:
+            self._topics[name] = (self._topics[name][0], partitions)
+        else:
+            self.create(name, partitions)
+
     def delete(self, name: str) -> TopicId:
         return self._topics.pop(name)[0]
 

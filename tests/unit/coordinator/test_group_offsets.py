@@ -182,6 +182,14 @@ def test_offsets_of_a_partition_that_was_removed_go_with_it(world: World) -> Non
     assert fetch(world) == -1
 
 
+def test_offset_of_a_partition_that_is_gone_is_not_shown_by_a_coordinator_that_missed_the_removal(
+    world: World,
+) -> None:
+    assert commit(world, 7) == ErrorCode.NONE
+    world.topics.set_partitions("t", 0)
+    assert fetch(world) == -1
+
+
 def test_a_late_word_of_a_deletion_spares_what_is_pending_for_the_new_topic(world: World) -> None:
     old_id = world.topics.delete("t")
     world.topics.create("t", 2)

@@ -307,6 +307,23 @@ def test_a_deleted_topic_leaves_assignment_and_state_and_its_successor_is_initia
     assert member.held == {("orders", 0), ("orders", 1)}
 
 
+def test_a_removed_partition_leaves_assignment_and_state_and_its_successor_is_initialised_anew() -> None:
+    world = world_with(partitions=4)
+    member = ShareConsumer(world, "m", ["orders"])
+    settle(world, [member])
+    world.shrink("orders", 2)
+    (initialized,) = world.share_group().states.initialized.values()
+    assert initialized.partitions == {0, 1}
+    settle(world, [member])
+    assert member.held == {("orders", 0), ("orders", 1)}
+    world.grow("orders", 3)
+    world.advance(1_500)
+    member.heartbeat()
+    assert world.wanted[-1].start_offsets == {orders_of(world): {2: -1}}
+    settle(world, [member])
+    assert member.held == {("orders", 0), ("orders", 1), ("orders", 2)}
+
+
 def test_an_outcome_for_a_topic_that_was_deleted_meanwhile_changes_nothing() -> None:
     world = world_with(partitions=1)
     member = ShareConsumer(world, "m", ["orders"])

@@ -18,7 +18,7 @@ from tidemill.broker.coordinators.share_group_states import Background, ShareGro
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
-from tidemill.controller.delta import MetadataDelta
+from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
 from tidemill.coordinator.consumer_groups.protocol import ConsumerGroupProtocol
 from tidemill.coordinator.groups.group import Environment, GroupCall, RebalanceEvent, TopicsChanged
@@ -192,13 +192,18 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
 
     def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         super().apply(delta, image)
-        names = frozenset(topic.name for topic in delta.changed_topics.values())
+        changed = delta.changed_topics.values()
+        names = {topic.name for topic in changed}
         deleted = {topic.name: topic.id for topic in delta.deleted_topics.values()}
-        removed = {
-            topic.name: frozenset(topic.removed) for topic in delta.changed_topics.values() if topic.removed
-        }
+        removed = {topic.name: frozenset(topic.removed) for topic in changed if topic.removed}
+        # The views of a topic get and lose its partitions with it.
+        for source in [topic.name for topic in changed if _has_other_count(topic, delta, image)]:
+            for view in image.views_of(source):
+                names.add(view)
+                if source in removed:
+                    removed[view] = removed[source]
         if names or deleted:
-            self.tell_all(TopicsChanged(names, deleted, removed))
+            self.tell_all(TopicsChanged(frozenset(names), deleted, removed))
 
     # -- the machines ----------------------------------------------------------------------------------------
 
@@ -235,6 +240,14 @@ class GroupCoordinators(CoordinatorRuntime[Groups]):
         # The whole has to fit a string of the protocol, and the prefix, a client's own name, may fill one.
         shown = prefix.encode()[:_MEMBER_PREFIX_BYTES_MAX].decode(errors="ignore")
         return f"{shown}-{uuid.UUID(bytes=unique)}"
+
+
+def _has_other_count(topic: TopicDelta, delta: MetadataDelta, image: MetadataImage) -> bool:
+    """Whether the topic existed before with other partitions."""
+    before = delta.image.topics_by_id.get(topic.id)
+    return before is not None and (
+        bool(topic.removed) or len(image.topics_by_id[topic.id].partitions) != len(before.partitions)
+    )
 
 
 async def _done() -> None:

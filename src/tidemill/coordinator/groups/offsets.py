@@ -338,11 +338,17 @@ class Offsets:
 
     def _current(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         committed = self.of_group(group_id).get(topic, {}).get(partition)
-        return None if committed is None or self._is_of_old_topic(topic, committed) else committed
+        is_gone = committed is None or self._is_of_old_topic(topic, committed)
+        return None if is_gone or self._is_beyond(topic, partition) else committed
 
     def _is_of_old_topic(self, topic: str, committed: CommittedOffset) -> bool:
         topic_id = self._topics.id_of(topic)
         return topic_id is not None and committed.topic_id not in (NO_TOPIC_ID, topic_id)
+
+    def _is_beyond(self, topic: str, partition: int) -> bool:
+        """Whether the topic has lost the partition. A coordinator that was not loaded then has missed it."""
+        count = self._topics.partitions_of(topic)
+        return count is not None and partition >= count
 
     # OffsetDelete and other removals
 
@@ -436,7 +442,7 @@ class Offsets:
             is_subscribed = group.subscribes_to(topic)
             for partition, committed in partitions.items():
                 place = Place(group.group_id, topic, partition)
-                is_orphan = self._is_of_old_topic(topic, committed)
+                is_orphan = self._is_of_old_topic(topic, committed) or self._is_beyond(topic, partition)
                 may_go = is_orphan or (not is_subscribed and self._is_expired(group, committed, steady_ms))
                 if may_go and not self._pending.has(place):
                     records.append(offset_commit_tombstone(*place))

@@ -3,8 +3,8 @@
     a member subscribes                 InitializeShareGroupState is done              offsets are deleted
     ───────────────────▶  initializing  ─────────────────────────────────▶  initialized  ───────────────────▶  deleting
 
-Only initialized partitions are assigned to members. A topic that is deleted leaves every state: the share coordinator
-removes its state by itself. This is a value; every change makes a new one.
+Only initialized partitions are assigned to members. A topic that is deleted leaves every state, and so does a partition
+that its topic loses: the share coordinator removes their state by itself. This is a value; every change makes a new one.
 """
 
 from __future__ import annotations
@@ -101,6 +101,22 @@ class PartitionStates:
             self.without_deleting(topic_ids),
             initializing=others(self.initializing),
             initialized=others(self.initialized),
+        )
+
+    def without_partitions(self, name: str, partitions: Collection[int]) -> PartitionStates:
+        """The topic has lost the partitions: one with the same number is another. The same object when none is known."""
+        gone = {
+            topic_id: TopicPartitions(name, frozenset(partitions))
+            for topics in self._both()
+            for topic_id, topic in topics.items()
+            if topic.name == name and not topic.partitions.isdisjoint(partitions)
+        }
+        if not gone:
+            return self
+        return replace(
+            self,
+            initializing=_removed(self.initializing, gone),
+            initialized=_removed(self.initialized, gone),
         )
 
     def to_record(self) -> ShareGroupStatePartitionMetadataValue:

@@ -354,7 +354,7 @@ class ShareGroupProtocol(ShareGroupOffsets):
         return self.find(group_id).describe_share_group()
 
     def topics_changed(self, change: TopicsChanged) -> list[Record]:
-        """Note changed topics, and forget the state of deleted ones. The share coordinator does so by itself."""
+        """Note changed topics; forget the state of deleted ones and of lost partitions, as the share coordinator does."""
         records = []
         names = sorted(change.names.union(change.deleted))
         deleted = frozenset(change.deleted.values())
@@ -367,6 +367,8 @@ class ShareGroupProtocol(ShareGroupOffsets):
                 if group.changed_topics is not None:
                     group.changed_topics.update(changed)
             states = group.states.without_topics(deleted)
+            for name, partitions in change.removed.items():
+                states = states.without_partitions(name, partitions)
             if states is not group.states:
                 records.append(states_record(group.group_id, states))
         return records
