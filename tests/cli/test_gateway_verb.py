@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -139,6 +140,34 @@ def test_a_gateway_port_that_is_taken_stops_the_start(
         "in use; --gateway HOST:PORT names another address"
     )
     assert not data_dir.exists()
+
+
+def test_the_gateway_of_a_broker_has_the_store_of_large_payloads(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    settings = {
+        "tidemill.gateway.large.payloads": str(store),
+        "tidemill.gateway.large.payload.bytes": "100",
+    }
+    with start_with_gateway(tmp_path / "data", **settings) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            Admin(cluster).create_topic("scans")
+        connection = http.client.HTTPConnection(console_address(broker), timeout=30)
+        connection.request("POST", "/v1/topics/scans/produce", b"x" * 1000, {"content-type": "text/plain"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    (stored,) = (path for path in store.rglob("*") if path.is_file())
+    assert stored.read_bytes() == b"x" * 1000
+
+
+@pytest.mark.parametrize("command", [("serve",), ("cluster", "start")])
+def test_a_store_of_large_payloads_that_cannot_be_stops_the_start(
+    cli: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    start = (*command, "--data-dir", str(tmp_path / "data"), "--large-payloads")
+    assert "give --gateway HOST:PORT too" in cli(*start, str(tmp_path)).error
+    assert "object store ftp://host" in cli(*start, "ftp://host", "--gateway", "127.0.0.1:0").error
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_broker_waits_for_the_gateway_of_its_predecessor_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

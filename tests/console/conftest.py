@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests import interfaces
 from tests.brokers import Broker, eventually, start_broker
+from tidemill.claims.large_payloads import LargePayloads
 from tidemill.gateway.app import create_app, uvicorn_config
 from tidemill.gateway.settings import Settings
 
@@ -45,8 +46,15 @@ def _chromium() -> str | None:
 class Gateway:
     """The gateway in a thread, on one port however often it is started."""
 
-    def __init__(self, bootstrap: str, status_urls: tuple[str, ...] = ()) -> None:
-        self._settings = Settings(bootstrap=bootstrap, status_urls=status_urls, drain_s=1)
+    def __init__(
+        self,
+        bootstrap: str,
+        status_urls: tuple[str, ...] = (),
+        large_payloads: LargePayloads | None = None,
+    ) -> None:
+        self._settings = Settings(
+            bootstrap=bootstrap, status_urls=status_urls, drain_s=1, large_payloads=large_payloads
+        )
         self._port = 0
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None

@@ -19,6 +19,7 @@ from tidemill.claims.errors import (
     ClaimStoreDown,
     ClaimTooLarge,
     ClaimUnresolved,
+    PayloadUnreadable,
 )
 from tidemill.sdk.claims import ClaimedRecord
 from tidemill.sdk.errors import InvalidSetting
@@ -243,6 +244,60 @@ def test_payload_above_the_limit_is_read_in_chunks(client: Client, topic: str) -
     with pytest.raises(ClaimTooLarge, match="2000 bytes, and 1000 are allowed"):
         _ = record.value
     assert b"".join(record.chunks()) == b"x" * 2000
+
+
+def test_file_and_iterator_are_published_piece_by_piece_and_saved_to_a_file(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "scan").write_bytes(b"f" * 3000)
+    with (tmp_path / "scan").open("rb") as file:
+        client.publish(topic, file, key="file").result()
+    client.publish(topic, (b"i" * 1000 for _ in range(3)), key="iterator").result()
+    client.publish(topic, iter([b"small"]), key="small").result()
+    for record in read(client, topic):
+        saved = tmp_path / f"{record.key!r}"
+        assert record.save(saved) == saved.stat().st_size
+    assert (tmp_path / "b'file'").read_bytes() == b"f" * 3000
+    assert (tmp_path / "b'iterator'").read_bytes() == b"i" * 3000
+    assert (tmp_path / "b'small'").read_bytes() == b"small"
+
+
+def test_payload_with_a_wrong_hash_is_not_saved(
+    client: Client, topic: str, root: Path, tmp_path: Path
+) -> None:
+    client.publish(topic, b"x" * 2000).result()
+    (record,) = read(client, topic)
+    (stored,) = (path for path in root.rglob("*") if path.is_file())
+    stored.write_bytes(b"y" * 2000)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "scan").write_bytes(b"what was there")
+    with pytest.raises(ClaimCorrupt):
+        record.save(tmp_path / "out" / "scan")
+    assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"what was there"]
+
+
+def test_stream_without_a_store_is_refused(shared: InProcessBroker, topic: str) -> None:
+    with (
+        Client(shared.bootstrap, timeout_s=20) as client,
+        pytest.raises(InvalidSetting, match="read into an object store; give the client one"),
+    ):
+        client.publish(topic, iter([b"x"]))
+
+
+async def test_async_client_publishes_a_stream_and_names_one_that_fails(
+    shared: InProcessBroker, topic: str, root: Path
+) -> None:
+    def torn() -> Iterator[bytes]:
+        yield b"x" * 200
+        raise OSError("the camera is gone")
+
+    large = LargePayloads(str(root), threshold_bytes=100)
+    async with AsyncClient(shared.bootstrap, timeout_s=20, large_payloads=large) as client:
+        failed = client.publish(topic, torn())
+        published = client.publish(topic, iter([b"x" * 200]))
+        with pytest.raises(PayloadUnreadable, match="the camera is gone"):
+            await failed
+        assert (await published).offset == 0
 
 
 def test_claimed_record_survives_pickle_with_its_payload(client: Client, topic: str) -> None:

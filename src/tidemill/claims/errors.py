@@ -8,6 +8,7 @@ ClientError
     ├── ClaimCorrupt        its object has another size or hash
     ├── ClaimTooLarge       its payload is above the limit; nothing was fetched
     ├── ClaimUnresolved     the reader was not given a store
+    ├── PayloadUnreadable   what is published cannot be read, or changes meanwhile; no record was sent
     └── ClaimStoreDown      the store gives no answer; the same call may be made again
 """
 
@@ -38,6 +39,10 @@ class ClaimCorrupt(ClaimError):
 
 class ClaimTooLarge(ClaimError):
     """The payload is larger than the reader takes into memory. Nothing was fetched."""
+
+
+class PayloadUnreadable(ClaimError):
+    """The file or iterator that is published fails, or changes while it is read. No record was sent."""
 
 
 class ClaimUnresolved(ClaimError):

@@ -21,6 +21,7 @@ from tidemill.claims.errors import (
     ClaimStoreDown,
     ClaimTooLarge,
 )
+from tidemill.claims.streams import Stream, rewindable
 from tidemill.errors import ConfigError
 from tidemill.objects.store import (
     CHUNK_BYTES,
@@ -90,18 +91,36 @@ class LargePayloads:
     def put(self, topic: str, payload: bytes | memoryview) -> Claim:
         """Returns when the payload is durable in the store. `ClaimStoreDown` when it is not."""
         sha256 = hashlib.sha256(payload).hexdigest()
-        key = str(key_for(topic, self._wall_ms(), sha256))
         view = memoryview(payload)
         chunks = (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
+        return self._put(topic, sha256, len(view), chunks)
+
+    def put_stream(self, topic: str, stream: Stream) -> Claim | bytes:
+        """Put a file, or an iterator of bytes, without holding it in memory. Returns the payload itself if it is not large.
+
+        `PayloadUnreadable` when the stream fails.
+        """
+        with rewindable(stream, f"publish to {topic}") as payload:
+            if payload.size <= self.threshold_bytes:
+                return b"".join(payload.chunks())
+            try:
+                return self._put(topic, payload.sha256, payload.size, payload.chunks())
+            except ClaimStoreDown as error:
+                if payload.failure is not None:
+                    raise payload.failure from error
+                raise
+
+    def _put(self, topic: str, sha256: str, size: int, chunks: Iterator[bytes]) -> Claim:
+        key = str(key_for(topic, self._wall_ms(), sha256))
         try:
             self.store.put_if_absent(key, chunks)
         except StoreError as error:
             self.counts.add(failed=1)
             raise ClaimStoreDown(
-                f"publish to {topic}: a payload of {len(view)} bytes was not stored, and its record not sent: {error}"
+                f"publish to {topic}: a payload of {size} bytes was not stored, and its record not sent: {error}"
             ) from error
         self.counts.add(stored=1)
-        return Claim(f"{self.store.uri}/{key}", len(view), sha256)
+        return Claim(f"{self.store.uri}/{key}", size, sha256)
 
     # -- a consumer ------------------------------------------------------------------------------------------
 

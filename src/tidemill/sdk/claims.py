@@ -22,6 +22,7 @@ from tidemill.claims.claim import (
 )
 from tidemill.claims.errors import ClaimError, ClaimTooLarge, ClaimUnresolved
 from tidemill.claims.large_payloads import LargePayloads
+from tidemill.claims.streams import is_stream
 from tidemill.sdk.errors import InvalidSetting
 from tidemill.sdk.records import Encoded, NewRecord, Record, Serializer, encoded, header_pairs
 
@@ -35,15 +36,16 @@ class Deposits:
         self._large_payloads = large_payloads
 
     def encoded(self, topic: str, record: NewRecord, serializer: Serializer | None) -> NewRecord:
-        """The record with its value as bytes, since only these have a size."""
-        if isinstance(record.value, Encoded):
+        """The record with its value as bytes, since only these have a size. `put` reads a stream."""
+        if isinstance(record.value, Encoded) or is_stream(record.value):
             return record
         value = encoded(topic, record.value, serializer)
         return record if value is None else replace(record, value=Encoded(value))
 
     def is_due(self, record: NewRecord) -> bool:
         """Whether `put` has to be called before an encoded record can be published."""
-        return isinstance(record.value, Encoded) and self._large_payloads.is_large(record.value.data)
+        value = record.value
+        return is_stream(value) or (isinstance(value, Encoded) and self._large_payloads.is_large(value.data))
 
     def put(self, topic: str, record: NewRecord) -> NewRecord:
         """Put the payload into the store; the record that is left has the claim. Blocks as long as the store does."""
@@ -53,7 +55,12 @@ class Deposits:
                 raise InvalidSetting(
                     f"publish to {topic}: the header {name} is for claims; leave it out of a record with a value"
                 )
-        claim = self._large_payloads.put(topic, record.value.data)
+        if is_stream(record.value):
+            claim = self._large_payloads.put_stream(topic, record.value)
+            if isinstance(claim, bytes):
+                return replace(record, value=Encoded(claim))
+        else:
+            claim = self._large_payloads.put(topic, record.value.data)
         return replace(record, value=Encoded(CLAIM_VALUE), headers=[*pairs, *claim.headers()])
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tidemill.claims.streams import is_stream
 from tidemill.sdk.errors import InvalidSetting
 from tidemill.types import TopicPartition
 
@@ -54,6 +58,26 @@ class Record:
     def as_stored(self) -> Record:
         """The record as it is in the log: another one where the payload is in an object store."""
         return self
+
+    def chunks(self) -> Iterator[bytes]:
+        """The value piece by piece: many pieces where the payload is in an object store."""
+        if self.value is not None:
+            yield self.value
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the value to a file, piece by piece, and return its size. The file is there when all of it is verified."""
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        size = 0
+        try:
+            with partial.open("xb") as file:
+                for chunk in self.chunks():
+                    size += file.write(chunk)
+            partial.replace(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        return size
 
     def text(self) -> str:
         """The value as UTF-8."""
@@ -115,6 +139,11 @@ def encoded(topic: str, value: Any, serializer: Serializer | None) -> bytes | No
         return value.encode()
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
+    if is_stream(value):
+        raise InvalidSetting(
+            f"publish to {topic}: a {type(value).__name__} is read into an object store; "
+            "give the client one with large_payloads=LargePayloads(...)"
+        )
     raise InvalidSetting(
         f"publish to {topic}: a {type(value).__name__} is neither bytes nor str; "
         "give a serializer, such as serializer=tidemill.to_json"

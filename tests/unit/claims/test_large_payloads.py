@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from tidemill.claims.errors import (
     ClaimMissing,
     ClaimStoreDown,
     ClaimTooLarge,
+    PayloadUnreadable,
 )
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.errors import ConfigError
@@ -214,3 +217,78 @@ def test_negative_limits_are_refused(root: Path) -> None:
     for name in ("threshold_bytes", "limit_bytes", "prefetch_bytes"):
         with pytest.raises(ConfigError):
             LargePayloads(FolderStore(root), **{name: -1})  # type: ignore[arg-type]
+
+
+def pieces(count: int, size: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield bytes([number % 251]) * size
+
+
+def test_iterator_and_file_are_stored_under_the_hash_of_their_content(
+    large: LargePayloads, root: Path, tmp_path: Path
+) -> None:
+    content = b"".join(pieces(3, 2_000_000))
+    (tmp_path / "scan").write_bytes(b"head" + content)
+    with (tmp_path / "scan").open("rb") as file:
+        file.read(4)
+        from_file = large.put_stream("orders", file)
+    from_iterator = large.put_stream("orders", pieces(3, 2_000_000))
+    assert isinstance(from_file, Claim)
+    assert from_file == from_iterator == large.put("orders", content)
+    assert large_enough(root).read(from_file, PLACE) == content
+
+
+def large_enough(root: Path) -> LargePayloads:
+    return LargePayloads(str(root), limit_bytes=10_000_000)
+
+
+def test_stream_up_to_the_threshold_is_no_claim(large: LargePayloads, root: Path) -> None:
+    assert large.put_stream("orders", iter([b"", b"small", b""])) == b"small"
+    assert large.put_stream("orders", io.BytesIO(b"")) == b""
+    assert list(root.iterdir()) == []
+
+
+def test_stream_of_many_megabytes_takes_the_memory_of_a_few_chunks(root: Path) -> None:
+    large = LargePayloads(str(root), limit_bytes=0)
+    tracemalloc.start()
+    try:
+        claim = large.put_stream("orders", pieces(64, 1_000_000))
+        assert isinstance(claim, Claim)
+        assert sum(len(chunk) for chunk in large.chunks(claim, PLACE)) == claim.size == 64_000_000
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_stream_that_fails_or_gives_text_stores_nothing(large: LargePayloads, root: Path) -> None:
+    def torn() -> Iterator[bytes]:
+        yield b"x" * 1000
+        raise OSError("the camera is gone")
+
+    with pytest.raises(
+        PayloadUnreadable, match=r"publish to orders: .*no record was sent: .*the camera is gone"
+    ):
+        large.put_stream("orders", torn())
+    with pytest.raises(PayloadUnreadable, match="it consists of str, not of bytes"):
+        large.put_stream("orders", io.StringIO("x" * 1000))  # type: ignore[arg-type]
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+class Growing(io.BytesIO):
+    """A file that another process writes to: it is longer at the second reading."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self.write(b"more")
+        return super().seek(offset, whence)
+
+
+def test_file_that_changes_while_it_is_read_stores_nothing(large: LargePayloads, root: Path) -> None:
+    with pytest.raises(PayloadUnreadable, match="it changed while it was read"):
+        large.put_stream("orders", Growing(b"x" * 1000))
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_store_that_is_down_refuses_a_stream(large: LargePayloads, root: Path) -> None:
+    root.rmdir()
+    with pytest.raises(ClaimStoreDown, match="a payload of 1000 bytes was not stored"):
+        large.put_stream("orders", io.BytesIO(b"x" * 1000))

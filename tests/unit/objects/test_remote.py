@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
+import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import pytest
 
+from tidemill.claims.claim import Claim, Place
+from tidemill.claims.errors import ClaimCorrupt, ClaimMissing
+from tidemill.claims.large_payloads import LargePayloads
+from tidemill.claims.sweep import Standing, Sweep
 from tidemill.errors import ConfigError
 from tidemill.objects.store import ObjectNotFound, ObjectStore, StoreUnavailable, open_store
 
@@ -14,6 +23,7 @@ pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ti
 
 KEY = "orders/2026-11-17/" + "ab" * 32
 MIB = 1024 * 1024
+PLACE = Place("orders", 3, 17)
 
 
 def bucket(endpoint: str, name: str) -> ObjectStore:
@@ -110,6 +120,125 @@ def test_bucket_that_is_not_there_and_a_server_that_is_down_are_unavailable(endp
         pass
     with pytest.raises((StoreUnavailable, ObjectNotFound)):
         bucket(endpoint, "no-such-bucket").put_if_absent(KEY, [b"x"])
+
+
+# What large payloads make of a bucket.
+
+
+def test_payload_in_a_bucket_is_read_back_and_a_missing_or_changed_object_is_named(
+    store: ObjectStore,
+) -> None:
+    large = LargePayloads(store, threshold_bytes=0)
+    claim = large.put("orders", b"x" * 1000)
+    assert large.put("orders", b"x" * 1000) == claim
+    assert large.read(claim, PLACE) == b"x" * 1000
+    key = claim.uri.removeprefix(f"{store.uri}/")
+    store.delete(key)
+    with pytest.raises(ClaimMissing, match="orders-3 at offset 17"):
+        large.read(claim, PLACE)
+    for content, problem in ((b"y" * 1000, "SHA-256"), (b"x" * 999, "has 999 bytes")):
+        store.put_if_absent(key, [content])
+        with pytest.raises(ClaimCorrupt, match=problem):
+            large.read(claim, PLACE)
+        store.delete(key)
+
+
+def test_stream_of_several_parts_is_put_and_read_back(store: ObjectStore) -> None:
+    large = LargePayloads(store)
+    claim = large.put_stream("orders", (bytes([number]) * MIB for number in range(20)))
+    assert isinstance(claim, Claim)
+    assert claim.size == 20 * MIB
+    assert sum(len(chunk) for chunk in large.chunks(claim, PLACE)) == 20 * MIB
+
+
+def test_sweep_of_a_bucket_finds_what_no_record_refers_to(store: ObjectStore) -> None:
+    large = LargePayloads(store, wall_ms=lambda: 0)
+    kept, gone = large.put("orders", b"kept"), large.put("orders", b"gone")
+    later_ms = int(time.time() * 1000) + 10 * 24 * 3_600_000
+    sweep = Sweep(topics={"orders"}, wall_ms=later_ms)
+    for each in store.list():
+        assert sweep.consider(each) is Standing.CANDIDATE
+    sweep.refer(kept.headers())
+    for each in sweep.removable:
+        store.delete(each.key)
+    assert large.read(kept, PLACE) == b"kept"
+    with pytest.raises(ClaimMissing):
+        large.read(gone, PLACE)
+
+
+# Google Cloud Storage and Azure: no server of theirs runs here, so this is what goes over the wire.
+
+
+class _Recorder(http.server.BaseHTTPRequestHandler):
+    """Takes the first put, and answers that a second one finds the object there."""
+
+    puts: ClassVar[list[dict[str, str]]]
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.puts.append({name.lower(): value for name, value in self.headers.items()})
+        self.send_response(201 if len(self.puts) == 1 else 412)
+        self.send_header("etag", '"1"')
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def recorder() -> Iterator[http.server.ThreadingHTTPServer]:
+    handler = type("Recorder", (_Recorder,), {"puts": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _google(url: str) -> ObjectStore:
+    account = {
+        "gcs_base_url": url,
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "",
+        "private_key_id": "",
+    }
+    return open_store("gs://claims/prefix", service_account_key=json.dumps(account), **_LOCAL)
+
+
+def _azure(url: str) -> ObjectStore:
+    key = base64.b64encode(b"key").decode()
+    return open_store(
+        "az://claims/prefix", endpoint=f"{url}/account", account_name="account", account_key=key, **_LOCAL
+    )
+
+
+_LOCAL = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+
+
+@pytest.mark.parametrize(
+    ("opened", "header", "value"),
+    [(_google, "x-goog-if-generation-match", "0"), (_azure, "if-none-match", "*")],
+)
+def test_put_to_google_and_azure_is_conditional_on_the_absence_of_the_object(
+    recorder: http.server.ThreadingHTTPServer, opened: Callable[[str], ObjectStore], header: str, value: str
+) -> None:
+    store = opened(f"http://127.0.0.1:{recorder.server_port}")
+    assert store.put_if_absent(KEY, [b"x"])
+    assert not store.put_if_absent(KEY, [b"x"])
+    puts = recorder.RequestHandlerClass.puts  # type: ignore[attr-defined]
+    assert [put[header] for put in puts] == [value, value]
+
+
+def test_locations_of_google_and_azure_are_taken_without_a_connection() -> None:
+    assert open_store("gs://claims/prefix").uri == "gs://claims/prefix"
+    assert open_store("az://claims/prefix", account_name="account").uri == "az://claims/prefix"
+    abfss = "abfss://claims@account.dfs.core.windows.net/prefix"
+    assert open_store(abfss).uri == abfss
+    with pytest.raises(ConfigError, match=r"object store az://claims/prefix: .*Account must be specified"):
+        open_store("az://claims/prefix")
 
 
 def test_options_that_obstore_does_not_know_are_refused() -> None:

@@ -22,10 +22,13 @@ STATUS_PREFIX, GATEWAY_PREFIX = "tidemill.status.", "tidemill.gateway."
 STATUS_KEY, GATEWAY_KEY = f"{STATUS_PREFIX}listener", f"{GATEWAY_PREFIX}listener"
 INSECURE_KEY = f"{GATEWAY_PREFIX}insecure"
 CLIENT_CONFIG_KEY = f"{GATEWAY_PREFIX}client.config"
+LARGE_PAYLOADS_KEY = f"{GATEWAY_PREFIX}large.payloads"
 # Other settings of the gateway, and the `tidemill gateway` options for them.
 GATEWAY_OPTIONS = {
     f"{GATEWAY_PREFIX}auth": "--auth",
     f"{GATEWAY_PREFIX}allow.origin": "--allow-origin",
+    LARGE_PAYLOADS_KEY: "--large-payloads",
+    f"{GATEWAY_PREFIX}large.payload.bytes": "--large-payload-bytes",
 }
 _SSL_KEYS = (
     "ssl.cipher.suites",
@@ -49,6 +52,8 @@ KEYS: Mapping[str, str] = {
     CLIENT_CONFIG_KEY: "Properties of Kafka's clients for the gateway's connections to the brokers.",
     f"{GATEWAY_PREFIX}auth": "MODULE:FUNCTION that authenticates the gateway's callers instead of a log-in.",
     f"{GATEWAY_PREFIX}allow.origin": "An origin whose pages may use the gateway from a browser.",
+    LARGE_PAYLOADS_KEY: "The object store of the gateway's large payloads: a folder, or a URL such as s3://bucket/prefix.",
+    f"{GATEWAY_PREFIX}large.payload.bytes": "Values of more bytes go to that store.",
     INSECURE_KEY: "true lets the gateway listen beyond this machine without a log-in or without TLS.",
     **{
         f"{prefix}{name}": f"As `{name}` of the brokers' listeners, for the {what} alone."

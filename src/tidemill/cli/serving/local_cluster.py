@@ -47,6 +47,7 @@ from tidemill.client.connections.connection import Address
 from tidemill.config import load_broker_config, parse_properties
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.log.files import FOLDER_MODE
+from tidemill.objects.store import open_store
 
 _HOST = "127.0.0.1"
 _DEFAULT_BASE_PORT = 9092
@@ -131,6 +132,11 @@ def add_verb_start(verbs: Any) -> None:
         "--insecure", action="store_true", help="let the gateway listen beyond this machine without a log-in"
     )
     parser.add_argument(
+        "--large-payloads",
+        metavar="STORE",
+        help="a folder, or a URL such as s3://bucket/prefix: where the gateway keeps large payloads",
+    )
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
@@ -143,6 +149,12 @@ def add_verb_start(verbs: Any) -> None:
 def _start(arguments: argparse.Namespace) -> int:
     if arguments.gateway is not None and (missing := missing_packages()):
         raise CommandError(f"--gateway needs {', '.join(missing)}: {INSTALL_HINT}")
+    gateway_options: list[str] = []
+    if arguments.large_payloads is not None:
+        if arguments.gateway is None:
+            raise CommandError("--large-payloads is the store of a gateway: give --gateway HOST:PORT too")
+        open_store(arguments.large_payloads)
+        gateway_options = ["--large-payloads", arguments.large_payloads]
     data_dir = Path(arguments.data_dir)
     existing = _node_files(data_dir)
     # A new cluster is not written before what was asked for is known to be possible.
@@ -160,7 +172,7 @@ def _start(arguments: argparse.Namespace) -> int:
         status = Address(_HOST, 0)
     options = [word for setting in arguments.set for word in ("--set", setting)]
     options += ["--log-level", arguments.log_level]
-    return asyncio.run(_Runner(nodes, options, status, gateway).run())
+    return asyncio.run(_Runner(nodes, options, status, gateway, gateway_options).run())
 
 
 def _gateway_listener(
@@ -308,7 +320,12 @@ class _Runner:
     """Runs the processes of all nodes and prints their output."""
 
     def __init__(
-        self, nodes: list[LocalNode], options: list[str], status: Address | None, gateway: HttpListener | None
+        self,
+        nodes: list[LocalNode],
+        options: list[str],
+        status: Address | None,
+        gateway: HttpListener | None,
+        gateway_options: list[str],
     ) -> None:
         self._nodes = nodes
         self._options = options
@@ -317,6 +334,7 @@ class _Runner:
         # The names of nodes that said that they serve.
         self._serving: set[str] = set()
         self._gateway_listener = gateway
+        self._gateway_options = gateway_options
         self._gateway: GatewayChild | None = None
         self._processes: dict[str, Process] = {}
         self._stop_signals = 0
@@ -415,7 +433,7 @@ class _Runner:
         )
         if self._gateway_listener is not None:
             # Where it may listen was decided before.
-            options = ["--bootstrap", bootstrap, "--insecure"]
+            options = ["--bootstrap", bootstrap, "--insecure", *self._gateway_options]
             options += [word for url in self._status_urls.values() for word in ("--status-url", url)]
             self._gateway = GatewayChild(
                 self._gateway_listener,

@@ -37,6 +37,7 @@ from tidemill.cli.serving.http_listeners import (
     GATEWAY_OPTIONS,
     GATEWAY_PREFIX,
     INSECURE_KEY,
+    LARGE_PAYLOADS_KEY,
     STATUS_KEY,
     STATUS_PREFIX,
     HttpListener,
@@ -49,6 +50,7 @@ from tidemill.cli.serving.logs import add_log_arguments, configure_logging
 from tidemill.client.connections.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError
+from tidemill.objects.store import open_store
 
 logger = logging.getLogger("tidemill")
 
@@ -83,6 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure",
         action="store_true",
         help=f"let the gateway listen beyond this machine without a log-in or without TLS (or {INSECURE_KEY}=true)",
+    )
+    parser.add_argument(
+        "--large-payloads",
+        metavar="STORE",
+        help=f"a folder, or a URL such as s3://bucket/prefix: where the gateway keeps large payloads "
+        f"(or {LARGE_PAYLOADS_KEY}=STORE)",
     )
     parser.add_argument(
         "--set",
@@ -136,6 +144,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _faces(arguments: argparse.Namespace, properties: dict[str, str], config: BrokerConfig) -> _Faces:
     status = arguments.status or properties.get(STATUS_KEY)
     gateway = arguments.gateway or properties.get(GATEWAY_KEY)
+    if arguments.large_payloads is not None:
+        if not gateway:
+            raise ConfigError("--large-payloads is the store of a gateway: give --gateway HOST:PORT too")
+        properties[LARGE_PAYLOADS_KEY] = arguments.large_payloads
     if status and not _has_metrics():
         raise ConfigError("--status needs the package prometheus_client: pip install 'tidemill[metrics]'")
     return _Faces(
@@ -149,6 +161,9 @@ def _gateway(
 ) -> _Gateway:
     listener = http_listener(GATEWAY_KEY, text, properties, GATEWAY_PREFIX)
     options = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
+    if LARGE_PAYLOADS_KEY in properties:
+        # A store that cannot be is an error now, not in the gateway's log.
+        open_store(properties[LARGE_PAYLOADS_KEY])
     for key, option in GATEWAY_OPTIONS.items():
         if key in properties:
             options += [option, properties[key]]
