@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thoroughness import examples
+from tidemill.claims.claim import Claim
+from tidemill.claims.errors import ClaimUnresolved
 from tidemill.errors import ProtocolError
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.records import (
@@ -406,3 +408,23 @@ def test_lanes_begin_at_records() -> None:
     lanes = boundaries._lanes(buffer, starts, 9000)
     assert len(lanes) > 300
     assert set(lanes.tolist()) <= set(boundaries.walk_positions(buffer, starts, np.array([9000])).tolist())
+
+
+def test_a_claim_is_refused_where_only_its_empty_value_would_be_seen() -> None:
+    claim = Claim(f"s3://bucket/orders/2026-11-17/{'ab' * 32}", 5, "ab" * 32)
+    pairs = [Header(name, content) for name, content in claim.headers()]
+    about = [Header("note", b"tidemill-claim-uri")]
+    records = [
+        Record(0, 0, None, b"small", pairs),
+        Record(1, 0, None, None, pairs),
+        Record(2, 0, None, b"", about),
+        Record(3, 0, None, b"", []),
+    ]
+    plain = [batch(build_batch(records))]
+    assert decode(plain, NO_HEADERS).num_rows == 4
+    claims = [batch(build_batch([*records, Record(4, 0, None, b"", pairs)]))]
+    with pytest.raises(ClaimUnresolved, match=r"orders-3 at offset 4: .*largePayloads.*headers"):
+        decode(claims, NO_HEADERS)
+    assert decode(claims).num_rows == 5
+    assert decode(claims, ["key", "offset"]).num_rows == 5
+    assert decode(claims, NO_HEADERS, (0, 4)).num_rows == 4

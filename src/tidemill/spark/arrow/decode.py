@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidemill.claims.claim import URI_HEADER, Place, has_claim
+from tidemill.claims.errors import ClaimUnresolved
 from tidemill.errors import ProtocolError
 from tidemill.protocol.records import DECOMPRESSED_BYTES_MAX, BatchHeader
 from tidemill.spark.arrow.boundaries import guess_positions, walk_positions
@@ -51,6 +53,7 @@ SCHEMA = pa.schema(
 # Arrow's offsets of binary columns are int32.
 _BYTES_MAX = (1 << 31) - 1 - PADDING - DECOMPRESSED_BYTES_MAX
 _PART_BYTES = 16 << 20
+_CLAIM = URI_HEADER.encode()
 _TIMESTAMP_MS_MAX = ((1 << 63) - 1) // 1000
 
 
@@ -130,6 +133,8 @@ class Decoder:
             case "key":
                 return gather(buffer.raw, fields.key_starts, fields.key_lengths)
             case "value":
+                if "headers" not in self._schema.names:
+                    self._refuse_claims(buffer, fields, offsets)
                 return gather(buffer.raw, fields.value_starts, fields.value_lengths)
             case "topic":
                 return self._constants(len(offsets))[0]
@@ -145,6 +150,19 @@ class Decoder:
                 )
             case _:
                 return read_headers(buffer, fields)
+
+    def _refuse_claims(self, buffer: Buffer, fields: Fields, offsets: Ints) -> None:
+        """Refuse an empty value that stands for a payload in an object store: the headers, which say so, are not read."""
+        for index in np.flatnonzero((fields.value_lengths == 0) & (fields.header_counts > 0)).tolist():
+            start, end = int(fields.header_starts[index]), int(fields.ends[index])
+            if _CLAIM not in buffer.raw[start:end].tobytes():
+                continue
+            (headers,) = read_headers(buffer, fields.part(np.array([index]))).to_pylist()
+            if has_claim(b"", ((each["key"], each["value"]) for each in headers)):
+                raise ClaimUnresolved(
+                    f"{Place(*self._partition, int(offsets[index]))}: the payload is in an object store; name that with the "
+                    "option largePayloads, or read the column headers, which has the claim"
+                )
 
     def _constants(self, count: int) -> tuple[pa.Array, pa.Array]:
         """Topic and partition of so many records, cut from what is kept of earlier calls."""
