@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.brokers import RunningBroker, eventually
 from tests.spark.conftest import Fed, Feed
 from tidemill.client.admin.groups import GroupAdmin
-from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.errors import TidemillError
 from tidemill.spark.behind import offsets_behind_latest
 from tidemill.spark.source.data_source import StreamReader
@@ -259,6 +259,41 @@ def test_what_is_deleted_ends_the_query_or_is_passed_over(
         end = run.reader.latestOffset({gone: {"0": 2}}, ALL)
         with pytest.raises(TidemillError, match=f"{gone}-0 was read up to offset 1 and now ends at -1"):
             run.reader.partitions({gone: {"0": 2}}, end)
+
+
+def test_a_partition_that_goes_when_its_topic_gets_fewer_ends_cleanly(
+    target: RunningBroker, feed: Feed, admin: Admin, topic: str
+) -> None:
+    admin.create_topic(topic, partition_count=2)
+    feed(topic, [Fed(b"x", partition=index) for index in (0, 0, 1, 1, 1)])
+    unread, read = {topic: {"0": 2, "1": 1}}, {topic: {"0": 2, "1": 3}}
+    with Driven(target.bootstrap, subscribe=topic) as run, Driven(target.bootstrap, subscribe=topic) as late:
+        assert run.reader.latestOffset(unread, ALL) == late.reader.latestOffset(unread, ALL) == read
+        admin.alter_configs(ResourceType.TOPIC, topic, changes={"tidemill.partitions.active": "1"})
+        feed(topic, [Fed(b"x", partition=1)])
+        end = run.reader.latestOffset(read, ALL)
+        assert end == {topic: {"0": 3, "1": 3}}
+        assert run.ranges(read, end) == [(f"{topic}-0", 2, 3)]
+        admin.delete_records({TopicPartition(topic, 1): 3})
+        eventually(lambda: len(admin.topic(topic).partitions) == 1, "the end of the partition", 60)
+        after = eventually(
+            lambda: found if "1" not in (found := run.reader.latestOffset(end, ALL))[topic] else None,
+            "the reader looks for partitions again",
+        )
+        assert run.ranges(end, after) == []
+        # Another query has seen records that it has not read.
+        with pytest.raises(TidemillError, match=f"{topic}-1 was deleted; what came after offset 0 is lost"):
+            late.reader.partitions(unread, after)
+    # A run that begins after the partition has gone.
+    with Driven(target.bootstrap, subscribe=topic) as run:
+        assert run.ranges(end, run.reader.latestOffset(end, ALL)) == []
+        admin.create_partitions(topic, 2)
+        feed(topic, [Fed(b"x", partition=1)])
+        grown = eventually(
+            lambda: found if "1" in (found := run.reader.latestOffset(after, ALL))[topic] else None,
+            "the new partition",
+        )
+        assert run.ranges(after, grown) == [(f"{topic}-1", 0, 1)]
 
 
 def test_available_now_ends_where_the_topics_ended_at_its_start(

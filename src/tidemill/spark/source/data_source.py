@@ -13,7 +13,8 @@ the limits of a trigger; `partitions` makes it tasks. Spark's checkpoint is the 
 records that are gone before they are read is decided here, when a batch is planned, or in the task that misses them:
 
     offsets deleted by retention or DeleteRecords      named, with the partition
-    a partition or topic deleted                       named, with the offset up to which it was read
+    a partition or topic deleted                       named, with the offset up to which it was read; but for a partition
+                                                       that went because its topic has fewer now, and was read to its end
     a partition that ends before what was read of it   the topic was made anew, or lost its tail
     startingOffsets beyond the end of a partition      named, with both offsets
 
@@ -23,6 +24,7 @@ from their first offset on.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -79,6 +81,8 @@ from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger("tidemill.spark")
 
 # Spark asks for the latest offsets every 10 ms while a stream has nothing to do; which partitions there are may be older.
 _PARTITIONS_AGE_S = 1.0
@@ -264,6 +268,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._partitions: list[TopicPartition] | None = None
         self._partitions_asked_s = 0.0
         self._latest: Offsets = {}
+        # The last known end of each partition, also of those that are gone.
+        self._seen_ends: Offsets = {}
         self._is_available_now = False
         self._target: Offsets | None = None
         self._last_batch_s: float | None = None
@@ -334,6 +340,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except UnknownTopic:
             ends = self._log.ends(self._existing(begun))
         ends = self._settled(ends, begun, lambda: self._log.ends(self._existing(begun)))
+        self._seen_ends.update(ends)
         if self._is_available_now:
             self._target = ends
         return ends
@@ -392,7 +399,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_first = self._initial.is_start(begun)
         for each in sorted(begun.keys() - until.keys()):
             # Of a first batch the end is in the offset log, and the start asked for anew.
-            if not is_first:
+            if not is_first and not self._is_read_to_its_end(each, begun[each]):
                 self._losses.report(f"{each} was deleted; what came after offset {begun[each] - 1} is lost")
         existing = set(self._existing({**begun, **until}))
         for each in sorted(until.keys() - existing):
@@ -409,6 +416,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "it was made anew or lost its tail"
                 )
             yield self._losses.existing(wanted, log_start)
+
+    def _is_read_to_its_end(self, gone: TopicPartition, offset: int) -> bool:
+        """Whether a partition is gone because its topic got fewer, and nothing of it is known that was not read.
+
+        It took no new records before, and was empty when it went. So a query that reads what retention keeps has it all.
+        """
+        if self._seen_ends.get(gone, 0) > offset or not self._log.was_retired(gone):
+            return False
+        logger.info("%s is gone: its topic has fewer partitions now; it was read to offset %d", gone, offset)
+        return True
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options)

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.retry import UnknownTopic
+from tidemill.config import PARTITIONS_FORMER, VIEW_SOURCE
 from tidemill.errors import ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_UNCOMMITTED
 from tidemill.spark.source.java_regex import finder
@@ -257,6 +258,13 @@ class Log:
             check(topic.error_code, f"topic {name}: {known_code(topic.error_code).message}")
             found[name] = [each.partition_index for each in topic.partitions]
         return found
+
+    def was_retired(self, partition: TopicPartition) -> bool:
+        """Whether a partition that is gone was empty when its topic got fewer partitions."""
+        topic = partition.topic
+        source = self._admin.topic_values([topic], VIEW_SOURCE).get(topic) or topic
+        former = self._admin.topic_values([source], PARTITIONS_FORMER).get(source) or 0
+        return partition.partition < int(former)
 
     def starts(self, partitions: Collection[TopicPartition]) -> Offsets:
         return self._admin.start_offsets(list(partitions)) if partitions else {}
