@@ -106,7 +106,7 @@ class Naive:
 class Comparison(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.machine = SharePartition(ShareState(0, 0), LIMITS, LOG_END)
+        self.machine = SharePartition(ShareState(0, 0), LIMITS, LOG_END, 0)
         self.model = Naive()
         self.now_ms = 1_000
         self.write: Write | None = None
@@ -276,7 +276,7 @@ class Comparison(RuleBasedStateMachine):
             if offset >= self.durable_start
         ]
         state = ShareState(0, self.durable_start, tuple(batches))
-        machine = SharePartition(state, LIMITS, LOG_END)
+        machine = SharePartition(state, LIMITS, LOG_END, self.now_ms)
         machine.check_invariants()
         back = {
             offset
@@ -286,6 +286,22 @@ class Comparison(RuleBasedStateMachine):
         }
         assert not back & self.model.accepted
         assert all(offset < machine.end_offset for offset in self.model.accepted)
+        self._check_backoffs(machine)
+
+    def _check_backoffs(self, machine: SharePartition) -> None:
+        """Nothing that was released is delivered by the next leader before its backoff is over."""
+        first = machine.next_fetch_offset(self.now_ms)
+        if first is None:
+            return
+        acquired = machine.acquire(MEMBERS[0], [Span(first, LOG_END)], LOG_END, 500, self.now_ms)
+        taken = {offset for each in acquired for offset in range(each.first_offset, each.end_offset)}
+        waiting = {
+            offset
+            for offset in range(self.model.log_start, self.model.end)
+            if self.model.entries[offset].state == DeliveryState.AVAILABLE
+            and self.model.entries[offset].deadline_ms > self.now_ms
+        }
+        assert not taken & waiting
 
     @invariant()
     def agrees(self) -> None:

@@ -59,7 +59,7 @@ class ShareLimits:
     backoff_ms_max: int = 600_000
 
     def backoff_after(self, delivery_count: int) -> int:
-        if not self.backoff_ms:
+        if not (self.backoff_ms and delivery_count):
             return 0
         # Beyond this exponent every factor has reached the maximum, and a float would overflow.
         exponent = min(delivery_count - 1, 64)
@@ -139,7 +139,7 @@ class SharePartition:
         "limits",
     )
 
-    def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int) -> None:
+    def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int, steady_ms: int) -> None:
         """`state.start_offset` is decided. What lies behind the log's end was lost in an unclean election."""
         self.limits = limits
         self.counts = ShareCounts()
@@ -149,7 +149,7 @@ class SharePartition:
             end_offset = min(batch.last_offset + 1, log_end_offset)
             first_offset = max(batch.first_offset, start_offset)
             if first_offset < end_offset:
-                self._restore(first_offset, end_offset, batch)
+                self._restore(first_offset, end_offset, batch, steady_ms)
         self._in_flight.settle(self.start_offset, self.end_offset)
         # Records before it are gone from the log; nothing is known of their locks.
         self._log_start_offset = 0
@@ -159,14 +159,17 @@ class SharePartition:
         # No lock ends before it.
         self._earliest_end_ms = _NEVER_MS
 
-    def _restore(self, first_offset: int, end_offset: int, batch: StateBatch) -> None:
+    def _restore(self, first_offset: int, end_offset: int, batch: StateBatch, steady_ms: int) -> None:
         in_flight = self._in_flight
         if first_offset > in_flight.end_offset:
             # Acquired by the last leader's members and never acknowledged: delivered anew.
             in_flight.append(Range(in_flight.end_offset, first_offset, DeliveryState.AVAILABLE))
         state = DeliveryState(batch.delivery_state)
         delivery_count = 0 if state.is_final else batch.delivery_count
-        in_flight.append(Range(first_offset, end_offset, state, delivery_count))
+        # When a backoff began is not known: it begins anew, so that it is never shortened.
+        backoff_ms = self.limits.backoff_after(delivery_count) if state == DeliveryState.AVAILABLE else 0
+        available_ms = steady_ms + backoff_ms if backoff_ms else 0
+        in_flight.append(Range(first_offset, end_offset, state, delivery_count, None, available_ms))
 
     # -- what there is ---------------------------------------------------------------------------------------
 

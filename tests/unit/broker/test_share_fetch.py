@@ -345,6 +345,33 @@ def test_new_leader_delivers_what_was_locked_and_refuses_the_old_holder(
     assert second.acknowledge((1, 1, [ACCEPT])) is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("is_failover", [True, False])
+def test_failure_31_backoff_of_a_released_record_outlives_its_share_partition(
+    is_failover: bool, make_world: MakeWorld, states: StoredStates
+) -> None:
+    """The leader changes, or the last session of the group ends and with it what the leader knows."""
+    world = make_world(2)
+    world.start()
+    world.create_topic((1, 2))
+    world.settle()
+    share_with(world, states)
+    configure(world, share_auto_offset_reset="earliest", tidemill_share_release_backoff_ms="5000")
+    write(world, 1, b"a", b"b")
+    first, second = Member(world, "m1", 1), Member(world, "m2", 2 if is_failover else 1)
+    assert first.fetch(max_wait_ms=WAIT_MS).offsets() == [0, 1]
+    released_s = world.scheduler.now_s
+    assert first.acknowledge((0, 0, [RELEASE])) is ErrorCode.NONE
+    if is_failover:
+        world.change(leader=2)
+        world.settle()
+    else:
+        first.acknowledge((1, 1, [ACCEPT]))
+        first.close()
+    again = [second.fetch(max_wait_ms=WAIT_MS).acquired() for _ in range(2 if is_failover else 1)]
+    assert again[-1] == [(0, 0, 2)]
+    assert world.scheduler.now_s >= released_s + 5
+
+
 def test_failure_32_write_of_a_deposed_leader_is_fenced(make_world: MakeWorld, states: StoredStates) -> None:
     """A leader that has not heard of the next one cannot accept what that one hands out."""
     world = make_world(2)

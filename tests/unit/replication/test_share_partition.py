@@ -26,7 +26,7 @@ ACCEPT, RELEASE, REJECT, RENEW = (
 def begun(
     log_end_offset: int = 1000, state: ShareState | None = None, **limits: int | bool
 ) -> SharePartition:
-    return SharePartition(state or ShareState(0, 0), ShareLimits(**limits), log_end_offset)  # type: ignore[arg-type]
+    return SharePartition(state or ShareState(0, 0), ShareLimits(**limits), log_end_offset, 0)  # type: ignore[arg-type]
 
 
 def take(
@@ -96,6 +96,14 @@ def test_state_behind_the_end_of_the_log_is_dropped() -> None:
     machine = begun(8, state)
     assert (machine.start_offset, machine.end_offset) == (5, 8)
     assert begun(3, state).next_fetch_offset(0) == 3
+
+
+def test_next_leader_delivers_a_released_record_after_its_whole_backoff() -> None:
+    state = ShareState(0, 0, (StateBatch(0, 0, 0, 2),))
+    machine = SharePartition(state, ShareLimits(backoff_ms=100), 10, 5_000)
+    assert machine.next_deadline_ms(5_000) == 5_200
+    assert take(machine, 10, 3, steady_ms=5_199) == [Acquired(1, 3, 1)]
+    assert take(machine, 10, 3, steady_ms=5_200) == [Acquired(0, 1, 3)]
 
 
 def test_renewal_is_refused_where_the_group_forbids_it() -> None:

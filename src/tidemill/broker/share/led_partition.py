@@ -168,8 +168,10 @@ class LedSharePartition:
         if self.is_over or log is None:
             return
         self._state_epoch = state.state_epoch
-        self.machine = SharePartition(state, self.settings.limits, log.log_end_offset)
+        steady_ms = self._clock.steady_ms()
+        self.machine = SharePartition(state, self.settings.limits, log.log_end_offset, steady_ms)
         self.machine.counts = self._counts
+        self._timer.schedule(self.machine.next_deadline_ms(steady_ms))
         self._bury_soon()
         self.wake()
 
