@@ -60,3 +60,18 @@ def test_new_leader_is_not_deserted_before_the_first_fetch(world: World) -> None
     world.cut_off(1)
     world.settle(_SILENCE_S)
     assert not is_deserted(world, since_ms=world[1].replicas.steady_ms())
+
+
+def test_followers_that_follow_another_leader_have_left_though_they_fetch_other_partitions(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    world.start()
+    world.create_topic(partitions=2)
+    world.settle(_SILENCE_S)
+    # The first leader does not know it yet.
+    world.change(leader=2, to=(2, 3))
+    world.settle(1)
+    host = world[1]
+    assert host.replicas.is_deserted(host.partition(0), 0)
+    assert not host.replicas.is_deserted(host.partition(1), 0)

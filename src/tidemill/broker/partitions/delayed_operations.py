@@ -9,7 +9,7 @@ notified of every append and every change, because followers also read what is n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -29,6 +29,10 @@ WireKey = tuple[str | bytes, int]
 class ReplicaListener(Protocol):
     """A follower's fetch session, which collects the partitions that have something new."""
 
+    @property
+    def replica_id(self) -> int: ...
+    @property
+    def used_ms(self) -> int: ...
     def grew(self, key: WireKey, added_bytes: int) -> None: ...
     def changed(self, key: WireKey) -> None: ...
 
@@ -101,6 +105,13 @@ class DelayedOperations:
 
     def detach(self, listener: ReplicaListener) -> None:
         self._replica_listeners.pop(listener, None)
+
+    def is_followed_by(self, broker_ids: Collection[int], since_ms: int) -> bool:
+        """Whether one of the brokers has the partition in its session and has fetched since then."""
+        return any(
+            listener.used_ms >= since_ms and listener.replica_id in broker_ids
+            for listener in self._replica_listeners
+        )
 
     def appended(self, end_offset: int, size: int) -> None:
         """The log grew. Followers may read the new bytes; consumers may not yet."""

@@ -94,8 +94,6 @@ class Replicas:
         self._damaged: set[TopicPartition] = set()
         self.early_refusals = EarlyRefusals()
         self.metrics = Metrics()
-        # When each other broker last fetched anything from here.
-        self._followers_heard_ms: dict[int, int] = {}
         self._configs: dict[tuple[tuple[str, str], ...], TopicConfig] = {}
         self.throttles = Throttles(config)
         self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
@@ -195,23 +193,17 @@ class Replicas:
             endpoint = next(iter(broker.endpoints.values()))
         return Address(endpoint.host, endpoint.port)
 
-    def heard_from_follower(self, broker_id: int) -> None:
-        self._followers_heard_ms[broker_id] = self.steady_ms()
-
     def is_deserted(self, partition: Partition, since_ms: int) -> bool:
-        """Whether no follower in the ISR has fetched lately: they may follow another leader by now.
+        """Whether no follower in the ISR has fetched the partition lately: they may follow another leader by now.
 
-        A leader that is the only one in the ISR cannot have been replaced.
+        A follower that has taken the partition out of its session has left at once, whatever else it fetches here. A
+        leader that is the only one in the ISR cannot have been replaced.
         """
         image = partition.image
         if image is None or len(image.isr) < 2:
             return False
         silent_since_ms = self.steady_ms() - _SILENCE_MS_MAX
-        return silent_since_ms > since_ms and all(
-            self._followers_heard_ms.get(broker_id, 0) < silent_since_ms
-            for broker_id in image.isr
-            if broker_id != self.broker_id
-        )
+        return silent_since_ms > since_ms and not partition.delayed.is_followed_by(image.isr, silent_since_ms)
 
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)

@@ -97,6 +97,7 @@ class FetchSession:
 
 @dataclass(slots=True, eq=False)
 class ReplicaSession(FetchSession):
+    replica_id: int = -1
     # Partitions that may have something new for the follower, the longest waiting first.
     dirty: dict[WireKey, None] = field(default_factory=dict)
     # The delayed fetch that waits on this session, called with the bytes that came.
@@ -188,7 +189,12 @@ class FetchSessions:
         # More than there can be followers, because any client may claim to be one. A real one uses its session all the time.
         while len(self._replica_sessions) >= _REPLICA_SESSIONS_MAX:
             self.close(next(iter(self._replica_sessions)))
-        session = ReplicaSession(self._free_id(), uses_ids=version >= TOPIC_IDS_SINCE, used_ms=steady_ms)
+        session = ReplicaSession(
+            self._free_id(),
+            uses_ids=version >= TOPIC_IDS_SINCE,
+            used_ms=steady_ms,
+            replica_id=replica_of(request)[0],
+        )
         session.update(request)
         self._replica_sessions[session.id] = session
         return session

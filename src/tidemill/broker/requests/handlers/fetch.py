@@ -97,10 +97,14 @@ def fetch(broker: Broker, call: Call) -> None:
     if is_replica(request):
         _claim_lane(broker, call, request)
         if session is None:
-            session = ReplicaSession(0, uses_ids=call.version >= TOPIC_IDS_SINCE)
+            session = ReplicaSession(
+                0,
+                uses_ids=call.version >= TOPIC_IDS_SINCE,
+                used_ms=broker.replicas.steady_ms(),
+                replica_id=replica_of(request)[0],
+            )
             session.update(request)
         assert isinstance(session, ReplicaSession)
-        broker.replicas.heard_from_follower(replica_of(request)[0])
         respond_or_delay(broker.loop, call, request, ReplicaFetch(broker, call, request, session))
         return
     consumer = ConsumerFetch(broker, call, request, session)
