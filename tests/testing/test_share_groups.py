@@ -7,7 +7,9 @@ import pytest
 from tests.brokers import eventually
 from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.admin.share_groups import ShareGroupAdmin, SharePosition
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
+from tidemill.client.share.consumer import ShareConsumer
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.share import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from tidemill.testing import InProcessCluster
@@ -70,3 +72,22 @@ def test_state_is_made_and_read_at_other_brokers_and_outlives_the_coordinator() 
             with pytest.raises(ApiError) as refused:
                 admin.describe(GROUP)
             assert refused.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_consumer_with_full_hands_notices_that_its_broker_is_gone() -> None:
+    """Another leader hands out what this one held; nothing of it may be begun here afterwards."""
+    with InProcessCluster(3, settings={"group.share.assignment.interval.ms": 0}) as testing:
+        testing.create_topic(TOPIC, 1)
+        for value in ("a", "b"):
+            testing.produce(TOPIC, value)
+        with Cluster(testing.bootstrap) as cluster:
+            changes = {"share.auto.offset.reset": "earliest"}
+            Admin(cluster).alter_configs(ResourceType.GROUP, GROUP, changes=changes)
+        consumer = ShareConsumer(Cluster(testing.bootstrap), GROUP, [TOPIC], capacity=2)
+        try:
+            first = eventually(lambda: consumer.take(0.1), "a record")
+            leader = testing.broker(first.node_id)
+            leader.crash()
+            eventually(lambda: not consumer.holds(first), "the lock is known to be lost", 20.0)
+        finally:
+            consumer.close()

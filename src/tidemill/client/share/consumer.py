@@ -451,14 +451,17 @@ class _Node:
             can_fetch = bool(self.session.wanted) and consumer.has_room()
             # Nothing can be acknowledged in a session that is not there.
             can_acknowledge = self.session.is_open and self.session.has_acknowledgements
-            if self._pause_s or not (can_fetch or can_acknowledge):
+            is_idle = bool(self._pause_s) or not (can_fetch or can_acknowledge)
+            if is_idle:
                 consumer.lock.wait(self._pause_s or _TICK_S)
                 self._pause_s = 0.0
-                return True
-            is_fetch = can_fetch and (not can_acknowledge or self.session.can_ride)
+            is_fetch = not is_idle and can_fetch and (not can_acknowledge or self.session.can_ride)
             count, wait_ms = consumer.reserve() if is_fetch else (0, 0)
             if can_acknowledge:
                 wait_ms = 0
+        if is_idle:
+            self._check_link()
+            return True
         try:
             if is_fetch:
                 self._fetch(count, wait_ms)
@@ -470,6 +473,13 @@ class _Node:
             with consumer.lock:
                 consumer.give_back(count)
         return True
+
+    def _check_link(self) -> None:
+        """Give up the session when its connection is closed: another leader may hand out what waits here."""
+        if self.session.is_open and self._connection is not None and not self._connection.is_usable():
+            self._lose(ErrorCode.NETWORK_EXCEPTION)
+            with self._consumer.lock:
+                self._consumer.refresh()
 
     def _connected(self) -> Connection:
         if self._connection is None or not self._connection.is_usable():
