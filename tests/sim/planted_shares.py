@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace as replace_
 from inspect import signature
 from typing import Any
 
 from tests.sim.planted import ROUGH, Bug, Replace
+from tests.unit.broker import test_share_dead_letters as letters
 from tests.unit.broker import test_share_fetch as leaders
 from tests.unit.broker.replica_world import World
 from tests.unit.broker.share_world import StoredStates, configure, share_with
@@ -17,7 +19,8 @@ from tests.unit.coordinator import test_share_state as coordinators
 from tests.unit.coordinator.share_states import KEY
 from tests.unit.coordinator.share_states import World as StateWorld
 from tidemill.broker.coordinators.share_state_client import ShareStateClient
-from tidemill.broker.share import led_partition
+from tidemill.broker.share import dead_letters, led_partition
+from tidemill.broker.share.dead_letters import DeadLetters
 from tidemill.broker.share.led_partition import LedSharePartition
 from tidemill.coordinator.share_state import batches, machine
 from tidemill.coordinator.share_state.machine import PartitionState, PruneLog, ShareStates
@@ -28,6 +31,7 @@ from tidemill.protocol.share_state import SharePartitionKey, ShareState, ShareSt
 from tidemill.replication.share_partition import (
     AcknowledgeType,
     Change,
+    Dead,
     ShareLimits,
     SharePartition,
     Write,
@@ -91,9 +95,11 @@ def releases_are_not_counted(replace: Replace) -> None:
 
 def the_limit_archives_nothing(replace: Replace) -> None:
     class Patient(SharePartition):
-        def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int) -> None:
+        def __init__(
+            self, state: ShareState, limits: ShareLimits, log_end_offset: int, steady_ms: int
+        ) -> None:
             more = replace_(limits, delivery_count_max=limits.delivery_count_max + 2)
-            super().__init__(state, more, log_end_offset)
+            super().__init__(state, more, log_end_offset, steady_ms)
 
     replace(led_partition, "SharePartition", Patient)
 
@@ -115,10 +121,77 @@ def the_start_offset_passes_locked_records(replace: Replace) -> None:
 
 def a_new_leader_forgets_what_was_acknowledged(replace: Replace) -> None:
     class Forgetful(SharePartition):
-        def __init__(self, state: ShareState, limits: ShareLimits, log_end_offset: int) -> None:
-            super().__init__(replace_(state, batches=()), limits, log_end_offset)
+        def __init__(
+            self, state: ShareState, limits: ShareLimits, log_end_offset: int, steady_ms: int
+        ) -> None:
+            super().__init__(replace_(state, batches=()), limits, log_end_offset, steady_ms)
 
     replace(led_partition, "SharePartition", Forgetful)
+
+
+def a_new_leader_forgets_backoffs(replace: Replace) -> None:
+    class Hasty(SharePartition):
+        def __init__(
+            self, state: ShareState, limits: ShareLimits, log_end_offset: int, steady_ms: int
+        ) -> None:
+            super().__init__(state, replace_(limits, backoff_ms=0), log_end_offset, steady_ms)
+            self.limits = limits
+
+    replace(led_partition, "SharePartition", Hasty)
+
+
+def the_backoff_does_not_grow(replace: Replace) -> None:
+    replace(ShareLimits, "backoff_after", lambda self, _delivery_count: self.backoff_ms)
+
+
+# -- dead letters --------------------------------------------------------------------------------------------
+
+
+def a_repeated_letter_has_another_producer(replace: Replace) -> None:
+    numbers = itertools.count(1 << 62)
+
+    def producer_id_of(_key: SharePartitionKey, _state_epoch: int, _offset: int) -> int:
+        return next(numbers)
+
+    replace(dead_letters, "producer_id_of", producer_id_of)
+
+
+def letters_are_not_written(replace: Replace) -> None:
+    async def write(*_: object) -> None: ...
+
+    replace(DeadLetters, "write", write)
+
+
+def records_are_given_up_one_delivery_early(replace: Replace) -> None:
+    class Impatient(SharePartition):
+        def __init__(
+            self, state: ShareState, limits: ShareLimits, log_end_offset: int, steady_ms: int
+        ) -> None:
+            fewer = replace_(limits, delivery_count_max=limits.delivery_count_max - 1)
+            super().__init__(state, fewer, log_end_offset, steady_ms)
+
+    replace(led_partition, "SharePartition", Impatient)
+
+
+def the_letter_is_written_before_the_record_is_archived(replace: Replace) -> None:
+    original = LedSharePartition._write
+
+    async def _write(self: LedSharePartition) -> None:
+        machine = self.machine
+        assert machine is not None
+        for transition in machine._announced:
+            for change in transition.changes:
+                if change.state == DeliveryState.ARCHIVING:
+                    found = change.changed
+                    dead = Dead(found.first_offset, found.end_offset, found.delivery_count)
+                    topic, limit = self.settings.dead_letter_topic, self.settings.limits.delivery_count_max
+                    with contextlib.suppress(ApiError):
+                        await self._letters.write(
+                            self.key, self._state_epoch, self.partition, topic, dead, limit
+                        )
+        await original(self)
+
+    replace(LedSharePartition, "_write", _write)
 
 
 # -- the share coordinator -----------------------------------------------------------------------------------
@@ -205,6 +278,9 @@ SHARE_BUGS: tuple[Bug, ...] = (
     ),
     Bug("a new coordinator reads only snapshots", a_new_coordinator_reads_only_snapshots, plan=SHARES),
     Bug("the log is pruned with its last snapshot", the_log_is_pruned_with_its_last_snapshot, plan=SHARES),
+    Bug("the backoff does not grow", the_backoff_does_not_grow, plan=SHARES),
+    Bug("letters are not written", letters_are_not_written, plan=SHARES),
+    Bug("records are given up one delivery early", records_are_given_up_one_delivery_early, plan=SHARES),
 )
 
 
@@ -230,6 +306,25 @@ def _at_a_leader(test: Callable[..., None]) -> Callable[[], None]:
     return course
 
 
+def _at_leaders(test: Callable[..., None], **options: bool) -> Callable[[], None]:
+    """A course of events that makes its own brokers."""
+
+    def course() -> None:
+        worlds: list[World] = []
+
+        def make_world(*args: Any, **settings: Any) -> World:
+            worlds.append(World(*args, **settings))
+            return worlds[-1]
+
+        try:
+            test(make_world=make_world, states=StoredStates(), **options)
+        finally:
+            for world in worlds:
+                world.close()
+
+    return course
+
+
 def _at_a_coordinator(test: Callable[[StateWorld], None]) -> Callable[[], None]:
     def course() -> None:
         world = StateWorld()
@@ -247,6 +342,24 @@ SHARE_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
     (
         Bug("a lock ends while its write is under way", a_lock_ends_while_its_write_is_under_way),
         _at_a_leader(leaders.test_failure_32_lock_does_not_expire_while_its_acknowledgement_is_written),
+    ),
+    (
+        Bug("a new leader forgets backoffs", a_new_leader_forgets_backoffs),
+        _at_leaders(
+            leaders.test_failure_31_backoff_of_a_released_record_outlives_its_share_partition,
+            is_failover=True,
+        ),
+    ),
+    (
+        Bug("a repeated letter has another producer", a_repeated_letter_has_another_producer),
+        _at_leaders(letters.test_failure_33_next_leader_writes_what_is_owed_once, is_letter_written=True),
+    ),
+    (
+        Bug(
+            "the letter is written before the record is archived",
+            the_letter_is_written_before_the_record_is_archived,
+        ),
+        _at_leaders(letters.test_failure_33_archiving_is_durable_before_the_letter_is_written),
     ),
     (
         Bug("anybody may acknowledge", anybody_may_acknowledge),

@@ -16,6 +16,7 @@ from tidemill.sim.checks.shares import (
     DeadLetter,
     FetchAnswered,
     FetchSent,
+    OffsetsAltered,
     Produced,
     Settled,
     ShareEvent,
@@ -25,6 +26,7 @@ from tidemill.types import TopicPartition
 
 JOBS = TopicPartition("jobs", 0)
 LIMIT = 3
+BACKOFF_MS = 1_000
 ACCEPT, RELEASE, REJECT = Acknowledge.ACCEPT, Acknowledge.RELEASE, Acknowledge.REJECT
 
 
@@ -34,11 +36,12 @@ class Life:
     def __init__(self) -> None:
         self.events: list[ShareEvent] = []
         self.now_s = 0.0
+        self._step_s = 1.0
         self._fetches = 0
         self._held: dict[tuple[str, int], AcquiredRecord] = {}
 
     def _pass(self) -> float:
-        self.now_s += 1
+        self.now_s += self._step_s
         return self.now_s
 
     def produce(self, *offsets: int) -> Life:
@@ -86,7 +89,16 @@ class Life:
         return self
 
     def settle(self, end_offset: int) -> Life:
-        self.events.append(Settled(self._pass(), JOBS, end_offset, LIMIT))
+        self.events.append(Settled(self._pass(), JOBS, end_offset, LIMIT, BACKOFF_MS))
+        return self
+
+    def alter(self, start_offset: int) -> Life:
+        self.events.append(OffsetsAltered(self._pass(), {JOBS: start_offset}))
+        return self
+
+    def hurry(self) -> Life:
+        """From now on ten events happen in a second."""
+        self._step_s = 0.1
         return self
 
     def work(self, member: str, offset: int, count: int = 1, kind: Acknowledge = ACCEPT) -> Life:
@@ -127,6 +139,22 @@ def test_a_response_may_arrive_after_the_record_was_done() -> None:
     assert check_shares(life.settle(1).events) == []
 
 
+def test_altered_offsets_begin_another_life() -> None:
+    """A record that was done comes again, counted from the first delivery; one before the start need not come."""
+    life = Life().produce(0, 1).work("a", 0).work("a", 1, kind=RELEASE).alter(1)
+    assert check_shares(life.work("b", 1).settle(2).events) == []
+    skipped = Life().produce(0, 1).work("a", 0).work("a", 1).alter(0).work("b", 0).settle(2)
+    assert [violation.rule for violation in check_shares(skipped.events)] == ["nothing_is_skipped"]
+
+
+def test_dead_letters_of_an_earlier_life_are_not_held_against_a_later_one() -> None:
+    life = Life().produce(0, 1).work("a", 0, kind=REJECT).alter(0).work("b", 0).work("b", 1, kind=REJECT)
+    assert check_shares(life.settle(2).bury(0).bury(1).events) == []
+    again = Life().produce(0, 1).work("a", 0, kind=REJECT).alter(0).work("b", 0).work("b", 1)
+    found = check_shares(again.settle(2).bury(0).bury(1).events)
+    assert [violation.text for violation in found if "jobs-0 offset 1 was accepted" in violation.text]
+
+
 PLANTED: tuple[tuple[str, Script, str], ...] = (
     (
         "a_record_is_done_once",
@@ -142,6 +170,11 @@ PLANTED: tuple[tuple[str, Script, str], ...] = (
         "was held by a",
     ),
     ("a_release_counts", lambda life: life.work("a", 0, 1, RELEASE).fetch("b", 0, 1), "as delivery 1"),
+    (
+        "a_release_waits",
+        lambda life: life.hurry().work("a", 0, 1, RELEASE).fetch("b", 0, 2).acknowledge("b", 0),
+        "released at",
+    ),
     ("no_delivery_is_invented", lambda life: life.fetch("a", 0, 2), "members know of 1"),
     (
         "the_limit_holds",
@@ -177,6 +210,7 @@ def test_a_planted_violation_is_found_by_its_rule(rule: str, script: Script, wor
         rule,
         "nothing_is_skipped",
         "the_limit_holds",
+        "a_release_waits",
         "dead_letters_are_what_was_given_up",
     }
 

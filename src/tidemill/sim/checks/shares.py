@@ -2,19 +2,23 @@
 
 Members report when they ask for records, what they acquire, and what they acknowledge. The rules use nothing else, so
 they judge only what members know: a fetch whose response was lost may have delivered records that no member saw.
+
+When an administrator alters the offsets of the group, it begins another life. Each life is judged for itself.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from tidemill.sim.checks.checker import MessageId, Violation
 from tidemill.types import TopicPartition
 
 Place = tuple[TopicPartition, int]
+# Brokers count whole milliseconds.
+_CLOCK_STEP_S = 0.002
 
 
 class Acknowledge(IntEnum):
@@ -108,6 +112,21 @@ class Settled:
     partition: TopicPartition
     end_offset: int
     delivery_count_max: int
+    # How long a record waits after its first release; each further release doubles it.
+    backoff_ms: int = 0
+
+    def backoff_s(self, delivery_count: int) -> float:
+        return self.backoff_ms * 2.0 ** (delivery_count - 1) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsAltered:
+    """The group had no members and begins at other offsets, with no knowledge of what it did before."""
+
+    at_s: float
+    starts: dict[TopicPartition, int]
+    # Records that may be dead letters of an earlier life.
+    maybe_buried: frozenset[Place] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +151,57 @@ ShareEvent = (
     | AcknowledgeSent
     | Acknowledged
     | Settled
+    | OffsetsAltered
     | DeadLetter
 )
 ShareHistory = Sequence[ShareEvent]
 
 
 def check_shares(history: ShareHistory) -> list[Violation]:
-    return [Violation(rule.__name__, text) for rule in SHARE_RULES for text in rule(history)]
+    return [
+        Violation(rule.__name__, text)
+        for life in _lives(history)
+        for rule in SHARE_RULES
+        for text in rule(life)
+    ]
+
+
+def _lives(history: ShareHistory) -> list[list[ShareEvent]]:
+    """Cut a history where offsets were altered. What was written stays; a fetch without an answer may still deliver."""
+    limit = next((event.delivery_count_max for event in history if isinstance(event, Settled)), 0)
+    lives: list[list[ShareEvent]] = [[]]
+    buried: frozenset[Place] = frozenset()
+    for event in history:
+        if not isinstance(event, OffsetsAltered):
+            lives[-1].append(event)
+            continue
+        before = lives[-1]
+        answered = {each.fetch_id for each in before if isinstance(each, FetchAnswered)}
+        buried |= _maybe_given_up(before, limit)
+        lives.append([replace(event, maybe_buried=buried)])
+        lives[-1] += [
+            each
+            for each in before
+            if isinstance(each, Produced) or (isinstance(each, FetchSent) and each.fetch_id not in answered)
+        ]
+    return lives
+
+
+def _maybe_given_up(history: ShareHistory, limit: int) -> frozenset[Place]:
+    lost, counts = _lost_fetches(history), _counts(history)
+    rejected = {
+        event.place
+        for event in history
+        if isinstance(event, AcknowledgeSent) and event.kind is Acknowledge.REJECT
+    }
+    written = {(event.partition, event.offset) for event in history if isinstance(event, Produced)}
+    spent = {
+        place
+        for place in written | counts.keys()
+        if max(counts.get(place, ()), default=0) >= limit
+        or len(counts.get(place, ())) + lost[place[0]] >= limit
+    }
+    return frozenset(rejected | spent)
 
 
 def a_record_is_done_once(history: ShareHistory) -> Iterator[str]:
@@ -201,6 +264,26 @@ def a_release_counts(history: ShareHistory) -> Iterator[str]:
                 )
 
 
+def a_release_waits(history: ShareHistory) -> Iterator[str]:
+    """A record whose release was confirmed is not delivered again before its backoff is over."""
+    settled = {event.partition: event for event in history if isinstance(event, Settled)}
+    released: defaultdict[Place, list[AcknowledgeSent]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, Acknowledged) and event.sent.kind is Acknowledge.RELEASE:
+            released[event.sent.place].append(event.sent)
+    for event in history:
+        if not isinstance(event, AcquiredRecord) or event.partition not in settled:
+            continue
+        for sent in released.get(event.place, ()):
+            wait_s = settled[event.partition].backoff_s(sent.delivery_count)
+            # Not its count: a leader that failed takes deliveries along that were under way.
+            if sent.at_s < event.asked_s and event.at_s < sent.at_s + wait_s - _CLOCK_STEP_S:
+                yield (
+                    f"{_where(event)} was released at {sent.at_s:.3f} for {wait_s:.1f} s and delivered to "
+                    f"{event.member} at {event.at_s:.3f}"
+                )
+
+
 def no_delivery_is_invented(history: ShareHistory) -> Iterator[str]:
     """A delivery count is not larger than the deliveries that can have been."""
     lost, counts = _lost_fetches(history), _counts(history)
@@ -235,11 +318,17 @@ def nothing_is_skipped(history: ShareHistory) -> Iterator[str]:
     lost, counts = _lost_fetches(history), _counts(history)
     done = {event.place for event in history if isinstance(event, AcknowledgeSent) and event.kind.is_final}
     settled = {event.partition: event for event in history if isinstance(event, Settled)}
+    starts = {
+        tp: offset
+        for event in history
+        if isinstance(event, OffsetsAltered)
+        for tp, offset in event.starts.items()
+    }
     for event in history:
         if not isinstance(event, Produced) or event.partition not in settled:
             continue
         place, end = (event.partition, event.offset), settled[event.partition]
-        if place in done or event.offset >= end.end_offset:
+        if place in done or not starts.get(event.partition, 0) <= event.offset < end.end_offset:
             continue
         seen = counts.get(place, [])
         if (
@@ -252,9 +341,12 @@ def nothing_is_skipped(history: ShareHistory) -> Iterator[str]:
 def dead_letters_are_what_was_given_up(history: ShareHistory) -> Iterator[str]:
     """A rejected record, and one that came back from its last delivery, is a dead letter once; no other record is."""
     limits = {event.partition: event.delivery_count_max for event in history if isinstance(event, Settled)}
+    unknown = {
+        place for event in history if isinstance(event, OffsetsAltered) for place in event.maybe_buried
+    }
     letters: set[Place] = set()
     for event in history:
-        if isinstance(event, DeadLetter):
+        if isinstance(event, DeadLetter) and event.place not in unknown:
             if event.place in letters:
                 yield f"{_where(event)} is a dead letter twice"
             letters.add(event.place)
@@ -266,6 +358,8 @@ def dead_letters_are_what_was_given_up(history: ShareHistory) -> Iterator[str]:
     }
     for event in history:
         if not isinstance(event, Acknowledged) or event.sent.partition not in limits:
+            continue
+        if event.sent.place in unknown:
             continue
         sent, is_letter = event.sent, event.sent.place in letters
         is_last = sent.kind is Acknowledge.RELEASE and sent.delivery_count == limits[sent.partition]
@@ -298,6 +392,7 @@ SHARE_RULES: tuple[ShareRule, ...] = (
     what_is_done_is_not_delivered,
     a_lock_is_exclusive,
     a_release_counts,
+    a_release_waits,
     no_delivery_is_invented,
     the_limit_holds,
     nothing_is_skipped,

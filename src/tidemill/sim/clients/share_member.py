@@ -3,7 +3,7 @@
 One task sends heartbeats. Another fetches from the leaders of the assigned partitions in turn, with a share session at
 each. It works for a while and acknowledges: mostly it accepts, sometimes it releases, rejects, renews, or sends
 nothing. A session is tied to its link and to its epoch. When a response is missing, the member forgets what it holds
-there and opens a new session.
+there and opens a new session. A member that leaves ends its sessions first, and then leaves the group.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _HEARTBEAT_S = 2.0
 _WAIT_MS = 1_000
 _FETCH_BYTES_MAX = 64 * 1024
 _WORK_S_MAX = 0.5
+_FINAL_EPOCH = -1
+_LEAVE_ATTEMPTS = 3
 _FENCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
 
 
@@ -77,7 +79,12 @@ class ShareMember:
         self._sessions: dict[int, _Session] = {}
         self._fetches = 0
         self.is_stopping = False
+        self._is_leaving = False
         self.is_done = False
+
+    def leave(self) -> None:
+        """Finish what is in hand, and leave the group."""
+        self.is_stopping = self._is_leaving = True
 
     # -- membership ------------------------------------------------------------------------------------------
 
@@ -143,7 +150,30 @@ class ShareMember:
                     self._sessions.pop(broker_id, None)
                     await client.back_off()
                     await client.refresh([self._topic])
+        if self._is_leaving:
+            await self._leave()
         self.is_done = True
+
+    async def _leave(self) -> None:
+        """The sessions end first: what they hold is released before the group knows that the member is gone."""
+        client = self._client
+        for broker_id, session in self._sessions.items():
+            address = client.brokers.get(broker_id)
+            if address is not None and session.epoch:
+                pending = [self._resent(each) for each in session.pending]
+                await self._acknowledge(session, address, pending, is_final=True)
+        request = ShareGroupHeartbeatRequest(
+            group_id=self._group, member_id=self._member_id, member_epoch=_FINAL_EPOCH
+        )
+        for _ in range(_LEAVE_ATTEMPTS):
+            address = await client.coordinator_of(self._group)
+            answer = await client.ask(
+                address, request, ShareGroupHeartbeatResponse, purpose="heartbeat", timeout_s=4.0
+            )
+            if answer is not None and answer.error_code in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID):
+                break
+            client.forget_coordinator(self._group)
+            await client.back_off()
 
     async def _poll(self, broker_id: int, address: Address, tps: set[TopicPartition]) -> bool:
         """Fetches once and works on what it got. Returns whether the session goes on."""
@@ -299,7 +329,12 @@ class ShareMember:
             record.accuse(f"{name} acquired offsets {sorted(counts)} of {tp} without their records")
 
     async def _acknowledge(
-        self, session: _Session, address: Address, acknowledged: list[AcknowledgeSent]
+        self,
+        session: _Session,
+        address: Address,
+        acknowledged: list[AcknowledgeSent],
+        *,
+        is_final: bool = False,
     ) -> bool:
         client = self._client
         self._events += acknowledged
@@ -310,9 +345,11 @@ class ShareMember:
         request = ShareAcknowledgeRequest(
             group_id=self._group,
             member_id=self._member_id,
-            share_session_epoch=session.epoch,
+            share_session_epoch=_FINAL_EPOCH if is_final else session.epoch,
             is_renew_ack=any(each.kind is Acknowledge.RENEW for each in acknowledged),
-            topics=[AcknowledgeTopic(topic_id=client.topic_ids[self._topic], partitions=partitions)],
+            topics=[AcknowledgeTopic(topic_id=client.topic_ids[self._topic], partitions=partitions)]
+            if partitions
+            else [],
         )
         answer = await client.ask(address, request, ShareAcknowledgeResponse, purpose="share", timeout_s=20.0)
         if answer is None or answer.error_code:

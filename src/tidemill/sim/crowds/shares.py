@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
 from tidemill.coordinator.share_state.machine import PartitionState
+from tidemill.errors import ErrorCode
 from tidemill.internal_topics import SHARE_STATE_TOPIC
+from tidemill.protocol.api.share import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequestTopic,
+    DeleteShareGroupOffsetsResponse,
+)
 from tidemill.protocol.records import Record
 from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.sim.checks.checker import MessageId
-from tidemill.sim.checks.shares import DeadLetter, Produced, Settled, ShareEvent
+from tidemill.sim.checks.shares import DeadLetter, OffsetsAltered, Produced, Settled, ShareEvent
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position, message_of
 from tidemill.sim.clients.producer import Batch, IdempotentProducer
@@ -30,7 +41,9 @@ SHARE_GROUP = "workers"
 SHARE_GROUP_CONFIGS = {
     "share.auto.offset.reset": "earliest",
     "errors.deadletterqueue.topic.name": _DEAD_TOPIC,
+    "tidemill.share.release.backoff.ms": "700",
 }
+_BACKOFF_MS = int(SHARE_GROUP_CONFIGS["tidemill.share.release.backoff.ms"])
 _DELIVERY_COUNT_MAX = 3
 _MEMBERS = 3
 _WAIT_MS = 1_000
@@ -92,6 +105,49 @@ class _LetterReader:
         return DeadLetter(self._client.record.now_s(), tp, offset, message)
 
 
+class _OffsetsAdmin:
+    """Moves a group without members to other offsets."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def alter(self, starts: dict[TopicPartition, int]) -> None:
+        topic = AlterShareGroupOffsetsRequestTopic(
+            topic_name=_TOPIC,
+            partitions=[
+                AlterShareGroupOffsetsRequestPartition(partition_index=tp.partition, start_offset=offset)
+                for tp, offset in starts.items()
+            ],
+        )
+        request = AlterShareGroupOffsetsRequest(group_id=SHARE_GROUP, topics=[topic])
+        while True:
+            address = await self._client.coordinator_of(SHARE_GROUP)
+            answer = await self._client.ask(address, request, AlterShareGroupOffsetsResponse)
+            if answer is not None:
+                codes = [each.error_code for topic in answer.responses for each in topic.partitions]
+                if not answer.error_code and not any(codes):
+                    return
+            await self._wait()
+
+    async def delete(self) -> None:
+        topic = DeleteShareGroupOffsetsRequestTopic(topic_name=_TOPIC)
+        request = DeleteShareGroupOffsetsRequest(group_id=SHARE_GROUP, topics=[topic])
+        while True:
+            address = await self._client.coordinator_of(SHARE_GROUP)
+            answer = await self._client.ask(address, request, DeleteShareGroupOffsetsResponse)
+            if answer is not None and not answer.error_code:
+                codes = [ErrorCode(each.error_code) for each in answer.responses]
+                # An attempt whose answer was lost may have deleted them.
+                if all(code in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for code in codes):
+                    return
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Members that were killed belong to the group until their sessions end."""
+        self._client.forget_coordinator(SHARE_GROUP)
+        await asyncio.sleep(1.0)
+
+
 class ShareCrowd(Crowd):
     """The producers of jobs and the members of the group."""
 
@@ -101,6 +157,8 @@ class ShareCrowd(Crowd):
         self.events: list[ShareEvent] = []
         self._producers: list[_JobProducer] = []
         self._members: dict[str, ShareMember] = {}
+        # Whether the group gets other offsets; it has no members meanwhile.
+        self._is_altering = False
 
     def start(self, *, has_upsets: bool) -> None:
         world = self._world
@@ -124,30 +182,65 @@ class ShareCrowd(Crowd):
         if self._world.record.is_ending:
             return
         self._upset_later(self._upset)
+        if self._is_altering:
+            return
         name = self._rng.choice(list(self._members))
         chance = self._rng.random()
-        if chance < 0.4:
+        if chance < 0.3:
             self._kill(name)
             del self._members[name]
             self._add_member()
+        elif chance < 0.45:
+            self._world.trace.add(name, "leaves")
+            self._members.pop(name).leave()
+            self._add_member()
         elif chance < 0.7:
             self._lose_touch(name)
-        else:
+        elif chance < 0.95:
             self._fall_asleep(name)
+        else:
+            client = self._client("share-admin")
+            self._is_altering = True
+            self._world.spawn(client, self._alter_offsets(client))
+
+    async def _alter_offsets(self, client: Client) -> None:
+        """Everybody leaves, the group gets other offsets, and new members come."""
+        members, self._members = self._members, {}
+        for member in members.values():
+            member.leave()
+        while not all(member.is_done for member in members.values()):  # noqa: ASYNC110 - each has its own loop
+            await asyncio.sleep(0.5)
+        admin = _OffsetsAdmin(client)
+        ends = self._ends(self._partitions)
+        if self._rng.random() < 0.5:
+            starts = {tp: self._rng.randint(0, ends.get(tp, 0)) for tp in self._partitions}
+            await admin.alter(starts)
+        else:
+            starts = dict.fromkeys(self._partitions, 0)
+            await admin.delete()
+        self._world.trace.add(client.name, f"offsets are altered: {starts}")
+        self.events.append(OffsetsAltered(self._world.scheduler.now_s, starts))
+        for _ in range(_MEMBERS):
+            self._add_member()
+        self._is_altering = False
 
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
         """Drain the group: members accept everything until all that was written is done."""
         world = self._world
-        if not world.wait_for(lambda: all(each.is_done for each in self._producers), END_LIMIT_S, "jobs end"):
+        if not world.wait_for(
+            lambda: all(each.is_done for each in self._producers) and not self._is_altering,
+            END_LIMIT_S,
+            "jobs end, and the group has members",
+        ):
             return False
         if not world.wait_for(lambda: not self._open(), END_LIMIT_S, "the share group is drained"):
             world.accuse(f"not done: {'; '.join(self._open())}")
             return False
         ends = self._ends(self._partitions)
         for tp in self._partitions:
-            event = Settled(world.scheduler.now_s, tp, ends[tp], _DELIVERY_COUNT_MAX)
+            event = Settled(world.scheduler.now_s, tp, ends[tp], _DELIVERY_COUNT_MAX, _BACKOFF_MS)
             self.events.append(event)
         for member in self._members.values():
             member.is_stopping = True
