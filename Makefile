@@ -83,6 +83,9 @@ bench-secured-kafka: $(VENV)/dev.stamp  ## produce, fetch, acks and handshakes o
 bench-views: $(VENV)/dev.stamp  ## views of 1, 10 and 50 % of a topic beside a client that filters for itself
 	@$(BIN)/python -m bench --only views $(ARGS)
 
+bench-shares-kafka: $(VENV)/dev.stamp  ## share groups: throughput, acknowledgements and fairness beside Apache Kafka
+	@$(BIN)/python -m bench --only shares --kafka $(ARGS)
+
 bench-delays: $(VENV)/dev.stamp  ## due to visible at 20,000/s; memory and start of a broker with 5 million pending records
 	@$(BIN)/python -m bench --only delays,delays-pending $(ARGS)
 
@@ -113,6 +116,9 @@ cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, net
 
 kill-rounds: $(VENV)/dev.stamp  ## 200 rounds of kill -9 under load
 	@TIDEMILL_KILL_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest tests/cluster/test_kill.py $(ARGS)
+
+queue-kills: $(VENV)/dev.stamp  ## a queue while brokers and workers are killed, KILLS (50) times
+	@TIDEMILL_QUEUE_KILLS=$(or $(KILLS),50) TIDEMILL_QUEUE_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -s -m long tests/cluster/test_queue_kills.py $(ARGS)
 
 exactly-once: $(VENV)/dev.stamp  ## read, transform, write with each client, through 100 kills
 	@TIDEMILL_EXACTLY_ONCE_KILLS=$(or $(KILLS),100) TIDEMILL_EXACTLY_ONCE_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -rP \
@@ -163,4 +169,4 @@ spark-versions: $(SPARK_VERSIONS:%=$(VENV)/spark-%/bin/pytest)  ## read, write a
 bench-spark: $(VENV)/dev.stamp  ## source, segment scan and sink, beside Spark's own Kafka connector (Java 17, Maven), with ratios
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java interop-others bench-secured-kafka bench-views bench-delays bench-unfiltered bench-authorizer kill-rounds exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store
+.PHONY: help setup run demo test long check docs cluster bench bench-kafka bench-cluster bench-cluster-kafka diff-kafka diff-acls interop-java interop-others bench-secured-kafka bench-shares-kafka bench-views bench-delays bench-unfiltered bench-authorizer kill-rounds queue-kills exactly-once spark-jvm spark-kills spark-declarative spark-versions bench-spark sim fuzz group-schedules object-store

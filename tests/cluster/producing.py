@@ -30,12 +30,15 @@ class Producing:
         partitions: int,
         per_pause: int = 2,
         settings: Mapping[str, object] | None = None,
+        *,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self.events: list[checker.Event] = []
         self.failures: list[str] = []
         # Acked without an offset: the client knows only that a retry was not needed.
         self.unplaced: list[tuple[MessageId, TopicPartition]] = []
         self._topic, self._partitions, self._per_pause = topic, partitions, per_pause
+        self._pause_s = pause_s
         self._is_stopping = threading.Event()
         self._producer = ck.Producer(
             {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, **(settings or {})}
@@ -69,7 +72,7 @@ class Producing:
 
     def _run(self) -> None:
         number = 0
-        while not self._is_stopping.wait(PAUSE_S):
+        while not self._is_stopping.wait(self._pause_s):
             for partition in range(self._partitions):
                 for each in range(number, number + self._per_pause):
                     self._send(partition, MessageId(f"p{partition}", each))
