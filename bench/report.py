@@ -83,6 +83,9 @@ COLUMNS = {
     "set_mb_per_s": Column("set MB/s", 2),
     "held_mb_per_s": Column("held MB/s", 2),
     "off_percent": Column("off by %", 1),
+    "fewest": Column("fewest records", 0),
+    "most": Column("most records", 0),
+    "without_work": Column("members without work", 0),
 }
 
 
