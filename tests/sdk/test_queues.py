@@ -7,12 +7,19 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.brokers import eventually
 from tidemill import AsyncClient, AsyncJob, Client, Job, Queue
+from tidemill.client.admin.topics import Admin, ResourceType
+from tidemill.client.cluster import Cluster
+from tidemill.client.share.consumer import ShareConsumer
+from tidemill.client.share.deliveries import ShareDelivery
+from tidemill.client.share.session import Acknowledge
 from tidemill.dead_letters import Header, failure_of
 from tidemill.sdk.errors import Closed, InvalidSetting, JobLost, JobSettled, UnknownTopic
 from tidemill.testing import InProcessBroker
@@ -353,3 +360,38 @@ async def test_a_cancelled_run_finishes_what_is_in_hand_and_releases_the_rest(
                 await running
     assert 1 <= len(done) <= 2
     assert not rest & set(done)
+
+
+def is_locked_until(delivery: ShareDelivery, steady_s: float) -> bool:
+    return delivery.locked_until_s > steady_s
+
+
+def test_locks_are_renewed_until_a_record_is_acknowledged(shared: InProcessBroker, topic: str) -> None:
+    fill(shared, topic, 1)
+    with Cluster(shared.bootstrap) as cluster:
+        Admin(cluster).alter_configs(
+            ResourceType.GROUP, topic, changes={"share.auto.offset.reset": "earliest"}
+        )
+    passed_s = 0.0
+    consumer = ShareConsumer(
+        Cluster(shared.bootstrap),
+        topic,
+        [topic],
+        capacity=1,
+        renews_locks=True,
+        steady_s=lambda: time.monotonic() + passed_s,
+    )
+    delivery = consumer.take(LIMIT_S)
+    assert delivery is not None
+    other = ShareConsumer(Cluster(shared.bootstrap), topic, [topic], capacity=1)
+    try:
+        for _ in range(5):
+            locked_until_s = delivery.locked_until_s + 10
+            passed_s += 15
+            eventually(partial(is_locked_until, delivery, locked_until_s), "the lock is renewed")
+            shared.clock.advance(seconds=15)
+        assert other.take(1.0) is None
+        consumer.acknowledge(delivery, Acknowledge.ACCEPT).result(LIMIT_S)
+    finally:
+        consumer.close()
+        other.close()

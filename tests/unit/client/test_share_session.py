@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.client.share.membership import Next, ShareMembership, SharePlace
-from tidemill.client.share.session import Acknowledge, Acknowledgement, ShareSession
+from tidemill.client.share.session import Acknowledge, Acknowledgement, FetchTurns, ShareSession
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.share import (
     ShareAcknowledgePartitionData,
@@ -235,3 +235,24 @@ def test_subscriptions_are_sent_again_after_a_broken_connection() -> None:
     member.answered(heartbeat(3, 0))
     member.unanswered()
     assert member.heartbeat().subscribed_topic_names == ["orders"]
+
+
+def test_turns_begin_with_the_best_rank_and_an_empty_answer_adds_the_next() -> None:
+    turns = FetchTurns()
+    turns.assign([frozenset({FIRST}), frozenset(), frozenset({SECOND})])
+    assert (set(turns.wanted), turns.may_wait) == ({FIRST}, False)
+    turns.fetched(has_records=False)
+    assert (set(turns.wanted), turns.may_wait) == ({FIRST, SECOND}, True)
+    turns.fetched(has_records=False)
+    assert turns.may_wait
+    turns.fetched(has_records=True)
+    assert (set(turns.wanted), turns.may_wait) == ({FIRST}, False)
+
+
+def test_turns_of_one_rank_always_wait_for_everything() -> None:
+    turns = FetchTurns()
+    assert (set(turns.wanted), turns.may_wait) == (set(), True)
+    turns.assign([frozenset({FIRST, SECOND})])
+    for has_records in (True, False, True):
+        turns.fetched(has_records=has_records)
+        assert (set(turns.wanted), turns.may_wait) == ({FIRST, SECOND}, True)

@@ -7,6 +7,9 @@ the epochs of a session count up. Acknowledgements ride on the next ShareFetch w
 then it does not wait for any. While records are in hand a fetch waits shorter, so that an acknowledgement does not stand
 behind it for long.
 
+Topics can have an order: then those of a better rank are fetched and taken first, on each broker. Several consumers can
+share one `Capacity`. Locks can be renewed here until their records are acknowledged.
+
 `close` releases what was not started at once: the last request to each broker ends its session.
 """
 
@@ -17,7 +20,7 @@ import threading
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from tidemill.client.cluster import Cluster, check, known_code
@@ -25,13 +28,20 @@ from tidemill.client.connections.connection import Address, Connection
 from tidemill.client.retry import may_retry
 from tidemill.client.share.deliveries import (
     AlreadySettled,
+    Capacity,
     Held,
     LockLost,
     ShareDelivery,
     parse_acquired,
 )
 from tidemill.client.share.membership import Next, ShareMembership, SharePlace
-from tidemill.client.share.session import Acknowledge, Acknowledgement, Outcome, ShareSession
+from tidemill.client.share.session import (
+    Acknowledge,
+    Acknowledgement,
+    FetchTurns,
+    Outcome,
+    ShareSession,
+)
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.protocol.api.share import (
     ShareAcknowledgeResponse,
@@ -54,6 +64,8 @@ _TICK_S = 0.5
 _EARLY_BEAT_S = 0.2
 _EARLY_BEATS_MAX = 20
 _YIELD_S = 0.01
+# The part of a lock's time that is left when it is renewed.
+_RENEW_SHARE = 0.6
 _STALE = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -77,8 +89,10 @@ class ShareConsumer:
         group: str,
         topics: Sequence[str],
         *,
-        capacity: int,
+        capacity: int | Capacity,
         ready_max: int | None = None,
+        has_ranks: bool = False,
+        renews_locks: bool = False,
         on_ready: Callable[[], None] = lambda: None,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,16 +100,22 @@ class ShareConsumer:
 
         `on_ready` is called, in any thread, when `take` may have something new.
 
-        The cluster belongs to the consumer from now on, and is closed with it.
+        With `has_ranks` the topics are in order, the best first. With `renews_locks` whatever is held stays locked until
+        it is acknowledged. The cluster belongs to the consumer from now on, and is closed with it.
         """
         self.group = group
         self._cluster = cluster
         self._topics = list(topics)
         self._on_ready = on_ready
         self._steady_s = steady_s
-        self._changed = threading.Condition()
-        self._held = Held(capacity)
+        self._ranks = {topic: rank if has_ranks else 0 for rank, topic in enumerate(topics)}
+        self._renews_locks = renews_locks
+        self._capacity = capacity if isinstance(capacity, Capacity) else Capacity(capacity)
+        self._changed = self._capacity.changed
+        self._held = Held(self._capacity)
         self._held.ready_max = ready_max
+        # How many of its sessions fetch.
+        self._fetching = 0
         self.member_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._membership = ShareMembership(group, self.member_id, topics)
         self._nodes: dict[int, _Node] = {}
@@ -275,9 +295,27 @@ class ShareConsumer:
                 self._nodes[node_id] = _Node(self, node_id)
             for node_id, node in self._nodes.items():
                 node.address = addresses.get(node_id, node.address)
-                node.session.wanted = frozenset(by_node.get(node_id, ()))
+                node.assign(self._ranked(by_node.get(node_id, ())))
                 node.start()
+            self._note_fetching()
             self._changed.notify_all()
+
+    def _ranked(self, places: Iterable[SharePlace]) -> list[frozenset[SharePlace]]:
+        ranks: dict[int, set[SharePlace]] = {}
+        for place in places:
+            ranks.setdefault(self._rank_of(place), set()).add(place)
+        return [frozenset(ranks[rank]) for rank in sorted(ranks)]
+
+    def _rank_of(self, place: SharePlace) -> int:
+        return self._ranks.get(self._names.get(place.topic_id, ""), 0)
+
+    def _note_fetching(self) -> None:
+        """With the lock."""
+        before = self._fetching
+        self._fetching = sum(
+            1 for each in self._nodes.values() if each.session.wanted and not self._is_closing
+        )
+        self._capacity.fetching += self._fetching - before
 
     def _fail(self, failure: TidemillError) -> None:
         with self._changed:
@@ -289,6 +327,7 @@ class ShareConsumer:
         """Sessions end first: their locks are released before the group knows that this member is gone."""
         with self._changed:
             self._is_closing = True
+            self._note_fetching()
             self._changed.notify_all()
             nodes = list(self._nodes.values())
         for node in nodes:
@@ -318,8 +357,7 @@ class ShareConsumer:
 
     def reserve(self) -> tuple[int, int]:
         """How many records the next fetch may bring, and how long it may wait, in milliseconds. With the lock."""
-        room = self._held.room
-        fetching = sum(1 for each in self._nodes.values() if each.session.wanted)
+        room, fetching = self._held.room, self._capacity.fetching
         count = min(room, max(1, room // max(1, fetching)))
         is_busy = room < fetching or self._held.count > 0
         self._held.reserve(count)
@@ -344,6 +382,7 @@ class ShareConsumer:
                 continue
             settling: Settling = acknowledgement.token  # type: ignore[assignment]
             delivery, future = settling
+            delivery.is_being_renewed &= acknowledgement.kind is not Acknowledge.RENEW
             is_renewed = acknowledgement.kind is Acknowledge.RENEW and not code
             if is_renewed:
                 if lock_timeout_ms:
@@ -356,6 +395,18 @@ class ShareConsumer:
             else:
                 calls.append(lambda future=future: future.set_result(None))  # type: ignore[misc]
         return calls
+
+    def renew_locks(self, node: _Node) -> None:
+        """With the lock: renewals of what ends soon go with the node's next request."""
+        if not self._renews_locks:
+            return
+        until_s = self._steady_s() + _RENEW_SHARE * node.lock_duration_s
+        for each in self._held.to_renew(node.node_id, node.session.number, until_s):
+            each.is_being_renewed = True
+            settling: Settling = (each, Future())
+            node.session.acknowledge(
+                Acknowledgement(each.place, each.record.offset, Acknowledge.RENEW, settling)
+            )
 
     def forget_session(self, node_id: int, session: int) -> None:
         self._held.drop_session(node_id, session)
@@ -389,7 +440,14 @@ class ShareConsumer:
             for record, count in parsed.acquired:
                 self._held.add(
                     ShareDelivery(
-                        partition, record, count, place, node.node_id, node.session.number, locked_until_s
+                        partition,
+                        record,
+                        count,
+                        place,
+                        node.node_id,
+                        node.session.number,
+                        locked_until_s,
+                        self._rank_of(place),
                     )
                 )
         if self._is_draining:
@@ -414,10 +472,17 @@ class _Node:
         self.node_id = node_id
         self.address: Address | None = None
         self.session = ShareSession(consumer.group, consumer.member_id)
+        self.lock_duration_s = 0.0
+        self._turns = FetchTurns()
         self._consumer = consumer
         self._connection: Connection | None = None
         self._pause_s = 0.0
         self._thread: threading.Thread | None = None
+
+    def assign(self, ranks: Sequence[frozenset[SharePlace]]) -> None:
+        """With the lock: the partitions that this broker leads, the best topics first."""
+        self._turns.assign(ranks)
+        self.session.wanted = self._turns.wanted
 
     def start(self) -> None:
         if self._thread is None:
@@ -448,6 +513,7 @@ class _Node:
         with consumer.lock:
             if consumer.is_closing:
                 return False
+            consumer.renew_locks(self)
             can_fetch = bool(self.session.wanted) and consumer.has_room()
             # Nothing can be acknowledged in a session that is not there.
             can_acknowledge = self.session.is_open and self.session.has_acknowledgements
@@ -457,7 +523,7 @@ class _Node:
                 self._pause_s = 0.0
             is_fetch = not is_idle and can_fetch and (not can_acknowledge or self.session.can_ride)
             count, wait_ms = consumer.reserve() if is_fetch else (0, 0)
-            if can_acknowledge:
+            if can_acknowledge or not self._turns.may_wait:
                 wait_ms = 0
         if is_idle:
             self._check_link()
@@ -498,9 +564,13 @@ class _Node:
         response = connection.request(message, ShareFetchResponse, wait_s=wait_ms / 1000)
         with self._consumer.lock:
             outcomes, answers = self.session.fetched(response)
+            has_records = any(data.acquired_records for _, data in answers)
+            self._turns.fetched(has_records=has_records)
+            self.session.wanted = self._turns.wanted
+            self.lock_duration_s = response.acquisition_lock_timeout_ms / 1000 or self.lock_duration_s
             self._consumer.arrived(self, answers, response.acquisition_lock_timeout_ms)
             calls = self._concluded(outcomes, number, response.acquisition_lock_timeout_ms)
-            if not any(data.acquired_records for _, data in answers) and not self._consumer.has_room():
+            if not has_records and not self._consumer.has_room():
                 # Other brokers wait for the room that this one has in vain.
                 self._pause_s = _YIELD_S
             self._consumer.lock.notify_all()

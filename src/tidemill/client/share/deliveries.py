@@ -1,14 +1,15 @@
 """Records that a share consumer holds: each under a lock, until it is acknowledged or the lock is lost.
 
-`Held` is a table without a lock of its own; the consumer guards it. A record can come here a second time while a program
-still works on its first delivery, when that one's lock has expired. Then the older delivery is stale: it is no longer
-the one in the table.
+`Held` is a table without a lock of its own; the consumer guards it by that of its `Capacity`. A record can come here a
+second time while a program still works on its first delivery, when that one's lock has expired. Then the older delivery
+is stale: it is no longer the one in the table.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import deque
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -45,7 +46,10 @@ class ShareDelivery:
     session: int
     # Of the steady clock: until then the lock holds, unless it is renewed.
     locked_until_s: float
+    # Of its topic: the smallest is taken first.
+    rank: int = 0
     is_settled: bool = False
+    is_being_renewed: bool = False
 
     def is_for(self, group: str) -> bool:
         """False for a delayed retry of another group of this topic."""
@@ -99,13 +103,37 @@ def _offsets(ranges: list[AcquiredRecords]) -> Iterator[tuple[int, int]]:
         yield from zip(range(each.first_offset, each.last_offset + 1), itertools.repeat(each.delivery_count))
 
 
+class Capacity:
+    """How many records may be held, by one consumer or by several together. They share its lock."""
+
+    def __init__(self, limit: int) -> None:
+        self.changed = threading.Condition()
+        self._limit = limit
+        # What is held, and what fetches under way may bring.
+        self.used = 0
+        # How many sessions fetch: they divide the room.
+        self.fetching = 0
+
+    @property
+    def room(self) -> int:
+        return max(0, self._limit - self.used)
+
+    def set_limit(self, limit: int) -> None:
+        """What is held beyond a smaller limit stays."""
+        with self.changed:
+            self._limit = limit
+            self.changed.notify_all()
+
+
 class Held:
     """What this member holds: ready to be taken, or in hand."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self._deliveries: dict[tuple[SharePlace, int], ShareDelivery] = {}
-        self._ready: deque[ShareDelivery] = deque()
+        # By rank, and then in the order in which they came.
+        self._ready: list[tuple[int, int, ShareDelivery]] = []
+        self._numbers = itertools.count()
         # Of fetches under way.
         self._reserved = 0
         # How many may wait here to be taken; None for all that fit.
@@ -113,10 +141,9 @@ class Held:
 
     @property
     def room(self) -> int:
-        free = self._capacity - len(self._deliveries) - self._reserved
-        if self.ready_max is not None:
-            free = min(free, self.ready_max - len(self._ready) - self._reserved)
-        return max(0, free)
+        if self.ready_max is None:
+            return self._capacity.room
+        return max(0, min(self._capacity.room, self.ready_max - len(self._ready) - self._reserved))
 
     @property
     def is_fetching(self) -> bool:
@@ -128,19 +155,23 @@ class Held:
 
     def reserve(self, count: int) -> None:
         self._reserved += count
+        self._capacity.used += count
 
     def give_back(self, count: int) -> None:
         self._reserved -= count
+        self._capacity.used -= count
 
     def add(self, delivery: ShareDelivery) -> None:
         """A delivery of the same record that was here before is stale from now on."""
-        self._deliveries[delivery.place, delivery.record.offset] = delivery
-        self._ready.append(delivery)
+        key = delivery.place, delivery.record.offset
+        self._capacity.used += key not in self._deliveries
+        self._deliveries[key] = delivery
+        heapq.heappush(self._ready, (delivery.rank, next(self._numbers), delivery))
 
     def take(self, steady_s: float) -> ShareDelivery | None:
         """The next one whose lock still holds."""
         while self._ready:
-            delivery = self._ready.popleft()
+            delivery = heapq.heappop(self._ready)[-1]
             if self.is_current(delivery):
                 if steady_s < delivery.locked_until_s:
                     return delivery
@@ -153,6 +184,7 @@ class Held:
     def drop(self, delivery: ShareDelivery) -> None:
         if self.is_current(delivery):
             del self._deliveries[delivery.place, delivery.record.offset]
+            self._capacity.used -= 1
 
     def drop_expired(self, steady_s: float) -> None:
         """A delivery whose lock has expired takes no room; the broker has released it."""
@@ -166,8 +198,18 @@ class Held:
             if (each.node_id, each.session) == (node_id, session):
                 self.drop(each)
 
+    def to_renew(self, node_id: int, session: int, until_s: float) -> list[ShareDelivery]:
+        """Those of a session whose lock ends before a time, and that are neither settled nor being renewed."""
+        return [
+            each
+            for each in self._deliveries.values()
+            if (each.node_id, each.session) == (node_id, session)
+            and each.locked_until_s < until_s
+            and not (each.is_settled or each.is_being_renewed)
+        ]
+
     def not_started(self) -> list[ShareDelivery]:
         """Takes everything that was not taken."""
-        found = [each for each in self._ready if self.is_current(each)]
+        found = [each for _, _, each in sorted(self._ready) if self.is_current(each)]
         self._ready.clear()
         return found

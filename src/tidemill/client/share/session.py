@@ -11,7 +11,7 @@ their state, each is sent again alone, so that one lost lock does not cost other
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -76,6 +76,37 @@ class Outcome(NamedTuple):
     acknowledgement: Acknowledgement
     # 0 when the broker has taken it.
     error_code: int
+
+
+class FetchTurns:
+    """Which partitions the next fetch is for, where topics have an order.
+
+    The best topics come alone and without a wait; each empty answer adds the next ones. A fetch for all of them may
+    wait, and goes on until it brings records. Then the best come first again.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: list[frozenset[SharePlace]] = []
+        self._last = 0
+
+    def assign(self, ranks: Sequence[frozenset[SharePlace]]) -> None:
+        """The partitions by rank, the best first."""
+        self._ranks = [each for each in ranks if each]
+        self._last = 0
+
+    @property
+    def wanted(self) -> frozenset[SharePlace]:
+        return frozenset().union(*self._ranks[: self._last + 1])
+
+    @property
+    def may_wait(self) -> bool:
+        return self._last + 1 >= len(self._ranks)
+
+    def fetched(self, *, has_records: bool) -> None:
+        if has_records:
+            self._last = 0
+        elif not self.may_wait:
+            self._last += 1
 
 
 class ShareSession:
