@@ -22,6 +22,7 @@ NOT_RUN_MAX = 14
 # Each of them starts the broker that it is about, or needs none.
 OF_THEIR_OWN = ("index.md", "backup.md", "monitor.md", "security.md")
 WITH_A_BROKER = (
+    "celery.md",
     "claims.md",
     "delays.md",
     "migrate.md",
