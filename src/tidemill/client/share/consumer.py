@@ -35,20 +35,10 @@ from tidemill.client.share.deliveries import (
     parse_acquired,
 )
 from tidemill.client.share.membership import Next, ShareMembership, SharePlace
-from tidemill.client.share.session import (
-    Acknowledge,
-    Acknowledgement,
-    FetchTurns,
-    Outcome,
-    ShareSession,
-)
-from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.protocol.api.share import (
-    ShareAcknowledgeResponse,
-    ShareFetchPartitionData,
-    ShareFetchResponse,
-    ShareGroupHeartbeatResponse,
-)
+from tidemill.client.share.node_thread import FORBIDDEN, PAUSE_S, STALE, TICK_S, NodeThread
+from tidemill.client.share.session import Acknowledge, Acknowledgement, Outcome
+from tidemill.errors import ApiError, TidemillError
+from tidemill.protocol.api.share import ShareFetchPartitionData, ShareGroupHeartbeatResponse
 from tidemill.types import TopicPartition
 
 LOGGER = logging.getLogger("tidemill.client")
@@ -58,26 +48,11 @@ Settling = tuple[ShareDelivery, Future[None]]
 # How long a fetch waits for the first record when nothing is in hand, and otherwise.
 _WAIT_MS = 500
 _WAIT_IN_HAND_MS = 100
-_PAUSE_S = 0.1
 _PAUSE_MAX_S = 1.0
-_TICK_S = 0.5
 _EARLY_BEAT_S = 0.2
 _EARLY_BEATS_MAX = 20
-_YIELD_S = 0.01
 # The part of a lock's time that is left when it is renewed.
 _RENEW_SHARE = 0.6
-_STALE = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-    }
-)
-_FORBIDDEN = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 
 class ShareConsumer:
@@ -118,7 +93,7 @@ class ShareConsumer:
         self._fetching = 0
         self.member_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._membership = ShareMembership(group, self.member_id, topics)
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, NodeThread] = {}
         # By topic id.
         self._names: dict[bytes, str] = {}
         self._must_refresh = False
@@ -145,7 +120,7 @@ class ShareConsumer:
                 left_s = deadline_s - self._steady_s()
                 if left_s <= 0 or self._is_closing:
                     return None
-                self._changed.wait(min(left_s, _TICK_S))
+                self._changed.wait(min(left_s, TICK_S))
 
     def acknowledge(self, delivery: ShareDelivery, kind: Acknowledge) -> Future[None]:
         """A future that ends when the broker has taken it, or with `LockLost`. `AlreadySettled` is raised at once."""
@@ -222,11 +197,11 @@ class ShareConsumer:
             self._end()
 
     def _be_member(self) -> None:
-        pause_s = _PAUSE_S
+        pause_s = PAUSE_S
         while not self._is_closing:
             try:
                 wait_s = self._beat()
-                pause_s = _PAUSE_S
+                pause_s = PAUSE_S
             except TidemillError as failure:
                 if not may_retry(failure, is_repeatable=True):
                     raise
@@ -248,14 +223,14 @@ class ShareConsumer:
                 check(response.error_code, response.error_message)
             case Next.FIND_COORDINATOR:
                 self._cluster.forget()
-                return _PAUSE_S
+                return PAUSE_S
             case Next.JOIN:
                 LOGGER.info("share group %s: joins again: %s", self.group, response.error_message)
         if self._membership.assignment != before or self._must_refresh:
             self._assign()
         if following is Next.JOIN:
             return 0.0
-        interval_s = max(_PAUSE_S, self._membership.heartbeat_interval_ms / 1000)
+        interval_s = max(PAUSE_S, self._membership.heartbeat_interval_ms / 1000)
         if not self._membership.assignment and self._early_beats < _EARLY_BEATS_MAX:
             # A new group has its partitions a moment after its first member came; a member without work looks sooner.
             self._early_beats += 1
@@ -268,7 +243,7 @@ class ShareConsumer:
             while not self._is_closing and (left_s := deadline_s - self._steady_s()) > 0:
                 if self._must_refresh:
                     # Not a heartbeat for each of many errors in a row.
-                    self._changed.wait(min(left_s, _PAUSE_S))
+                    self._changed.wait(min(left_s, PAUSE_S))
                     return
                 self._changed.wait(left_s)
 
@@ -292,7 +267,7 @@ class ShareConsumer:
                 if (leader_id := leaders.get(place, -1)) in addresses:
                     by_node.setdefault(leader_id, set()).add(place)
             for node_id in by_node.keys() - self._nodes.keys():
-                self._nodes[node_id] = _Node(self, node_id)
+                self._nodes[node_id] = NodeThread(self, node_id)
             for node_id, node in self._nodes.items():
                 node.address = addresses.get(node_id, node.address)
                 node.assign(self._ranked(by_node.get(node_id, ())))
@@ -396,7 +371,7 @@ class ShareConsumer:
                 calls.append(lambda future=future: future.set_result(None))  # type: ignore[misc]
         return calls
 
-    def renew_locks(self, node: _Node) -> None:
+    def renew_locks(self, node: NodeThread) -> None:
         """With the lock: renewals of what ends soon go with the node's next request."""
         if not self._renews_locks:
             return
@@ -413,7 +388,7 @@ class ShareConsumer:
 
     def arrived(
         self,
-        node: _Node,
+        node: NodeThread,
         answers: Sequence[tuple[SharePlace, ShareFetchPartitionData]],
         lock_timeout_ms: int,
     ) -> None:
@@ -421,10 +396,10 @@ class ShareConsumer:
         locked_until_s = self._steady_s() + lock_timeout_ms / 1000
         for place, data in answers:
             partition = TopicPartition(self._names.get(place.topic_id, ""), place.partition)
-            if data.error_code in _STALE:
+            if data.error_code in STALE:
                 self._must_refresh = True
                 continue
-            if data.error_code in _FORBIDDEN:
+            if data.error_code in FORBIDDEN:
                 self._failure = self._failure or ApiError(
                     known_code(data.error_code), f"{partition}: {data.error_message or 'not authorized'}"
                 )
@@ -463,189 +438,6 @@ class ShareConsumer:
 
     def stop(self, failure: TidemillError) -> None:
         self._fail(failure)
-
-
-class _Node:
-    """The thread that speaks with one broker."""
-
-    def __init__(self, consumer: ShareConsumer, node_id: int) -> None:
-        self.node_id = node_id
-        self.address: Address | None = None
-        self.session = ShareSession(consumer.group, consumer.member_id)
-        self.lock_duration_s = 0.0
-        self._turns = FetchTurns()
-        self._consumer = consumer
-        self._connection: Connection | None = None
-        self._pause_s = 0.0
-        self._thread: threading.Thread | None = None
-
-    def assign(self, ranks: Sequence[frozenset[SharePlace]]) -> None:
-        """With the lock: the partitions that this broker leads, the best topics first."""
-        self._turns.assign(ranks)
-        self.session.wanted = self._turns.wanted
-
-    def start(self) -> None:
-        if self._thread is None:
-            name = f"tidemill-share-{self._consumer.group}-{self.node_id}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while self._step():
-                pass
-            self._finish()
-        except Exception as failure:
-            LOGGER.exception("share session with broker %d", self.node_id)
-            self._lose(ErrorCode.UNKNOWN_SERVER_ERROR)
-            self._consumer.stop(TidemillError(f"share session with broker {self.node_id}: {failure}"))
-        finally:
-            if self._connection is not None:
-                self._connection.close()
-
-    def _step(self) -> bool:
-        """One request, when there is something to say. False when the consumer closes."""
-        consumer = self._consumer
-        with consumer.lock:
-            if consumer.is_closing:
-                return False
-            consumer.renew_locks(self)
-            can_fetch = bool(self.session.wanted) and consumer.has_room()
-            # Nothing can be acknowledged in a session that is not there.
-            can_acknowledge = self.session.is_open and self.session.has_acknowledgements
-            is_idle = bool(self._pause_s) or not (can_fetch or can_acknowledge)
-            if is_idle:
-                consumer.lock.wait(self._pause_s or _TICK_S)
-                self._pause_s = 0.0
-            is_fetch = not is_idle and can_fetch and (not can_acknowledge or self.session.can_ride)
-            count, wait_ms = consumer.reserve() if is_fetch else (0, 0)
-            if can_acknowledge or not self._turns.may_wait:
-                wait_ms = 0
-        if is_idle:
-            self._check_link()
-            return True
-        try:
-            if is_fetch:
-                self._fetch(count, wait_ms)
-            else:
-                self._acknowledge()
-        except TidemillError as failure:
-            self._failed(failure)
-        finally:
-            with consumer.lock:
-                consumer.give_back(count)
-        return True
-
-    def _check_link(self) -> None:
-        """Give up the session when its connection is closed: another leader may hand out what waits here."""
-        if self.session.is_open and self._connection is not None and not self._connection.is_usable():
-            self._lose(ErrorCode.NETWORK_EXCEPTION)
-            with self._consumer.lock:
-                self._consumer.refresh()
-
-    def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.is_usable():
-            assert self.address is not None
-            if self.session.is_open:
-                # The broker ends the session with the connection that it belongs to.
-                self._lose(ErrorCode.SHARE_SESSION_NOT_FOUND)
-            self._connection = self._consumer.open(self.address)
-        return self._connection
-
-    def _fetch(self, count: int, wait_ms: int) -> None:
-        connection = self._connected()
-        with self._consumer.lock:
-            message = self.session.fetch_request(count, wait_ms)
-            number = self.session.number
-        response = connection.request(message, ShareFetchResponse, wait_s=wait_ms / 1000)
-        with self._consumer.lock:
-            outcomes, answers = self.session.fetched(response)
-            has_records = any(data.acquired_records for _, data in answers)
-            self._turns.fetched(has_records=has_records)
-            self.session.wanted = self._turns.wanted
-            self.lock_duration_s = response.acquisition_lock_timeout_ms / 1000 or self.lock_duration_s
-            self._consumer.arrived(self, answers, response.acquisition_lock_timeout_ms)
-            calls = self._concluded(outcomes, number, response.acquisition_lock_timeout_ms)
-            if not has_records and not self._consumer.has_room():
-                # Other brokers wait for the room that this one has in vain.
-                self._pause_s = _YIELD_S
-            self._consumer.lock.notify_all()
-        for call in calls:
-            call()
-        self._check(response.error_code, response.error_message)
-        self._consumer.ready()
-
-    def _acknowledge(self, *, is_final: bool = False) -> None:
-        connection = self._connected()
-        with self._consumer.lock:
-            message = self.session.acknowledge_request(is_final=is_final)
-            number = self.session.number
-        response = connection.request(message, ShareAcknowledgeResponse)
-        with self._consumer.lock:
-            outcomes = self.session.acknowledged(response)
-            calls = self._concluded(outcomes, number, response.acquisition_lock_timeout_ms)
-            if any(code in _STALE for _, code in outcomes):
-                self._consumer.refresh()
-            self._consumer.lock.notify_all()
-        for call in calls:
-            call()
-        self._check(response.error_code, response.error_message)
-
-    def _concluded(
-        self, outcomes: Sequence[Outcome], number: int, lock_timeout_ms: int
-    ) -> list[Callable[[], None]]:
-        if self.session.number != number:
-            self._consumer.forget_session(self.node_id, number)
-        if self.session.has_acknowledgements and not outcomes:
-            # All of them come again: the broker needs a moment.
-            self._pause_s = _PAUSE_S
-        return self._consumer.settle(outcomes, lock_timeout_ms)
-
-    def _check(self, error_code: int, message: str | None) -> None:
-        if not error_code:
-            return
-        code = known_code(error_code)
-        if code in _FORBIDDEN or code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION):
-            self._consumer.stop(ApiError(code, message))
-        LOGGER.info("share session with broker %d: %s", self.node_id, message or code.message)
-        self._pause_s = _PAUSE_S
-
-    def _failed(self, failure: TidemillError) -> None:
-        if not may_retry(failure, is_repeatable=True):
-            self._consumer.stop(failure)
-        LOGGER.info("share session with broker %d: %s", self.node_id, failure)
-        self._lose(ErrorCode.NETWORK_EXCEPTION)
-        with self._consumer.lock:
-            self._consumer.refresh()
-        self._pause_s = _PAUSE_S
-
-    def _lose(self, code: ErrorCode) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        with self._consumer.lock:
-            number = self.session.number
-            outcomes = self.session.lost(code)
-            self._consumer.forget_session(self.node_id, number)
-            calls = self._consumer.settle(outcomes, 0)
-        for call in calls:
-            call()
-
-    def _finish(self) -> None:
-        """Sends what is left, and ends the session."""
-        try:
-            while self.session.is_open and self.session.has_callers:
-                self._acknowledge()
-            if self.session.is_open:
-                # Ends the session, so that what is in hand is released with what was not started.
-                self._acknowledge(is_final=True)
-        except TidemillError as failure:
-            LOGGER.info("share session with broker %d: %s", self.node_id, failure)
-        self._lose(ErrorCode.SHARE_SESSION_NOT_FOUND)
 
 
 def _where(delivery: ShareDelivery) -> str:
