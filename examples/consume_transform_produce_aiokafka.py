@@ -10,14 +10,14 @@ partitions as members of one group.
 This client does not tell the broker under which membership records were read (KIP-447). So nothing would stop a member that
 has lost a partition without knowing, unless each *partition* has a producer of its own, as one did before that KIP:
 
-- `transactional_id` is the name of the input partition. Whoever is given the partition starts that producer, which ends what
-  the last owner left open and fences it. Only then it asks where the group is, and reads from there.
+- `transactional_id` is the name of the input partition. The process that gets the partition starts that producer, which
+  ends what the last owner left open and fences it. Only then it fetches the committed offset, and reads from there.
 - Partitions change hands in a task of the client's, at any `await`. A lock keeps that out of transactions.
 - Offsets are never committed by the consumer, only by `send_offsets_to_transaction`.
 - The answer for every record is awaited before the commit: this client would commit without a record that was refused.
 - After an abort the consumer goes back to what is committed. Without that, the aborted records would be skipped.
-- A producer that is fenced has lost its partition to somebody else. That and whatever else cannot be dealt with ends the
-  process, and whoever supervises it starts a new one.
+- A producer that is fenced has lost its partition to another process. That and whatever else cannot be dealt with ends the
+  process, and its supervisor starts a new one.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Transformer(ConsumerRebalanceListener):  # type: ignore[misc]
         producer = AIOKafkaProducer(
             bootstrap_servers=self.options.bootstrap,
             transactional_id=f"{self.options.group}-{place.topic}-{place.partition}",
-            # How long an open transaction may keep readers waiting when nobody takes the partition over.
+            # How long an open transaction may keep readers waiting when no process takes the partition over.
             transaction_timeout_ms=self.options.transaction_timeout_ms,
         )
         # From here on the last owner is fenced, and what it had open is decided.

@@ -17,7 +17,7 @@ What makes it safe:
 - After an abort the consumer goes back to what is committed. Without that, the aborted records would be skipped.
 - A transaction that takes longer than it may ends the process, by SIGALRM.
 - Errors come in three kinds. Retriable: call again. Requires an abort: abort and go back. Everything else is fatal for this
-  producer, fencing above all: the process ends, and whoever supervises it starts a new one.
+  producer, fencing above all: the process ends, and its supervisor starts a new one.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ What makes it safe:
   was given up after its time was over.
 - After an abort the consumer goes back to what is committed. Without that, the aborted records would be skipped.
 - A transaction that takes longer than it may ends the process, by SIGALRM.
-- What cannot be aborted is fatal for this producer, fencing above all: the process ends, and whoever supervises it
+- What cannot be aborted is fatal for this producer, fencing above all: the process ends, and its supervisor
   starts a new one.
 """
 
@@ -43,7 +43,7 @@ def transform(value: bytes) -> bytes:
 
 
 class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
-    """The group's word for who reads: as of the last assignment."""
+    """The group metadata of the consumer, as of the last assignment."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self.consumer = consumer
