@@ -38,9 +38,9 @@ run: $(VENV)/run.stamp  ## one broker on 127.0.0.1:9092, data in ./data, the con
 demo: $(VENV)/spark.stamp  ## a broker, an order stream, and Spark over it, in a minute or two once Spark is installed (Java 17)
 	@exec $(BIN)/tidemill demo $(ARGS)
 
-# Three workers: with two the cores stand still for two fifths of the time, while tests wait for timeouts and leaders.
+# Twice as many workers as the two cores of a small machine: much of the time, tests wait for timeouts and leaders.
 test: $(VENV)/dev.stamp  ## every test that a fresh machine can run, but for the long ones
-	@$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -n $(or $(JOBS),4) --dist loadfile -m "not long" $(ARGS)
 
 long: $(VENV)/dev.stamp  ## the tests that take longest (a Spark query through kills, the demo, …), and all examples of the property tests
 	@$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile -m long $(ARGS)
