@@ -1,4 +1,4 @@
-"""Batches that a broker takes, because header and checksum are right, and that nobody can decode.
+"""Batches that a broker takes, because header and checksum are right, and that cannot be decoded.
 
 Each claims three records of which the newest is from `CLAIMED_MS`, so that a search for a time after `T0` has to look
 inside.

@@ -1,6 +1,6 @@
 """Spark's own Kafka connector (`format("kafka")`): its jars from Maven Central, through `pom.xml` beside this file.
 
-    reason = missing()                        # None when the jars are here; asks nobody, so it is quick
+    reason = missing()                        # None when the jars are here; needs no network, so it is quick
     session.config("spark.jars", spark_jars())
 
 `python -m bench.spark.jvm_connector` fetches them. Maven Central may be behind PySpark on PyPI: then the newest

@@ -1,4 +1,4 @@
-"""`tidemill gateway`, and `tidemill serve --gateway`: a gateway that dies hurts nobody, and does not outlive its broker."""
+"""`tidemill gateway`, and `tidemill serve --gateway`: the broker survives its death, and it does not outlive its broker."""
 
 from __future__ import annotations
 

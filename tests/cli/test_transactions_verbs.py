@@ -159,7 +159,7 @@ def test_a_transaction_that_is_left_open_is_ended_by_hand(
 ) -> None:
     name = f"{orders}-id"
     writing = begun(target, name, orders, 1)
-    # Whoever should decide has taken it over: it has no timeout, and does not come back.
+    # The producer that should decide has taken it over: it has no timeout, and does not come back.
     TransactionCoordinator(cluster, name).take_over(two_phase=True)
     assert "timeout:        none (two-phase commit)\n" in cli("transactions", "describe", name).ok
     assert "is not a task of Spark" in cli("transactions", "end", name, "--as-decided", "--yes").error

@@ -340,7 +340,7 @@ class Cluster:
         process.send_signal(number)
 
     def report(self) -> str:
-        """The ends of all logs, for somebody who looks at a failed test."""
+        """The ends of all logs, for the report of a failed test."""
         parts = []
         for node in self.nodes.values():
             state = "down" if node.process is None else "paused" if node.is_paused else "up"

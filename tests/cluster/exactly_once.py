@@ -119,7 +119,7 @@ class Transformer:
             self.start()
 
     def stop(self) -> None:
-        """One that does not hear it, because it is about to begin again, is killed."""
+        """One that ignores it, because it is about to begin again, is killed."""
         assert self.process is not None
         self.process.terminate()
         try:
@@ -216,7 +216,7 @@ class Workload:
     # -- progress --------------------------------------------------------------------------------------------
 
     def transformed(self) -> int | None:
-        """By the group's offsets; None when nobody answers."""
+        """By the group's offsets; None when no broker answers."""
         for transformer in self._transformers.values():
             transformer.restart_if_ended()
         try:
@@ -244,7 +244,7 @@ class Workload:
     # -- strikes ---------------------------------------------------------------------------------------------
 
     def strike(self) -> None:
-        """Kills somebody somewhere in the middle of their work, and waits until the work goes on."""
+        """Kills a process in the middle of its work, and waits until the work goes on."""
         if not self._targets:
             self._targets = self._rng.sample(TARGETS, len(TARGETS))
         target = self._targets.pop()

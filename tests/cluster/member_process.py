@@ -112,7 +112,7 @@ class _Reporter(GroupListener):
         try:
             consumer.commit(positions)
         except ClientError:
-            return  # a rebalance came first: whoever owns the partition next reads it again
+            return  # a rebalance came first: the next owner of the partition reads it again
         for place, position in positions.items():
             self.write(checker.Committed(time.monotonic(), self.name, place, position.offset))
 

@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own, joined by a router that loses what it is told to lose.
+"""Nodes in network namespaces of their own, joined by a router that loses packets on demand.
 
 Packets are dropped silently in the middle, in one direction or both, as a broken switch does it: nobody gets an error.
 The tests themselves stay in the namespace they were started in, with a link to the router like everybody else.

@@ -1,4 +1,4 @@
-"""Read, transform, write, with the offsets in the transaction: exactly once, whoever is killed meanwhile.
+"""Read, transform, write, with the offsets in the transaction: exactly once, whichever process is killed meanwhile.
 
 With `TIDEMILL_EXACTLY_ONCE_KILLS=100` for the long run, `TIDEMILL_EXACTLY_ONCE_SEED` for another one.
 """

@@ -1,4 +1,4 @@
-"""Groups whose members come, go and are killed while a producer writes: nothing is lost, nobody shares an offset.
+"""Groups whose members come, go and are killed while a producer writes: nothing is lost or processed twice at once.
 
 A schedule is a seeded list of joins, leaves and `kill -9`s of member processes, of one library or of several. After each
 step the group has to make progress. At the end everything is judged by the checker. One schedule for each column by

@@ -68,7 +68,7 @@ def test_a_broker_joins_and_takes_over_from_one_that_is_drained_and_removed(tmp_
 
 @pytest.fixture
 def join(tmp_path: Path) -> Iterator[Callable[[int, str], None]]:
-    """Starts brokers that join a quorum which they are told only an address of."""
+    """Starts brokers that join a quorum of which they know only an address."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start_one(node_id: int, quorum: str) -> None:

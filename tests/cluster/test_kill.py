@@ -149,7 +149,7 @@ def check(batches: list[Batch], history: History) -> None:
         found[batch.base_offset] = [value or b"" for value in batch.values()]
     present = [value for values in found.values() for value in values]
     assert len(present) == len(set(present)), "a record is there twice"
-    assert set(present) <= history.sent, "a record that nobody sent"
+    assert set(present) <= history.sent, "a record that was not sent"
     missing = {
         offset: values
         for offset, values in history.acked.items()

@@ -90,7 +90,7 @@ def test_a_controller_in_a_minority_decides_nothing(network: Namespaces, cluster
         _from_the_other_brokers(network, controller)
         others = cluster.others(controller)
         eventually(lambda: cluster.active_controller(others) != controller, "another active controller")
-        # It may hand the request on when the network is back; until then nobody has decided anything.
+        # It may hand the request on when the network is back; until then nothing is decided.
         minority = [cluster.nodes[controller]]
         assert cluster.try_to_create_topic("of-the-minority", minority, limit_ms=1_000) is not True
         assert cluster.try_to_create_topic("of-the-majority", others)

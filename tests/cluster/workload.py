@@ -162,7 +162,7 @@ class Workload:
         return self
 
     def _await_shares(self) -> None:
-        """A client that is not connected yet gives up when it finds nobody."""
+        """A client that is not connected yet gives up when it finds no broker."""
 
         def have_shares() -> bool:
             for member in self.members:

@@ -96,7 +96,7 @@ def test_a_page_with_a_cluster(name: str, tmp_path: Path) -> None:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many in a row that nobody uses."""
+    """The first of so many free ports in a row."""
     for first in range(21_000, 60_000, count):
         sockets = []
         try:

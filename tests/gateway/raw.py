@@ -32,7 +32,7 @@ class RawConnection:
         self.send("\r\n".join([*lines, "", ""]).encode())
 
     def drip(self, piece: bytes, every_s: float) -> threading.Event:
-        """Sends the piece again and again until told to stop, or until nobody takes it any more."""
+        """Sends the piece again and again until it is stopped, or until the peer takes no more."""
         stop = threading.Event()
 
         def send() -> None:

@@ -221,7 +221,7 @@ def test_so_many_groups_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPat
             return {name: get(gateway.client, f"groups/{name}/lag") for name in ("first", "second")}
 
         await_true(lambda: all(each["points"] for each in lags().values()), "two groups are remembered")
-        # Who is asked for takes the place of the one that nobody asked for the longest.
+        # A group that is requested takes the place of the one whose last request is the oldest.
         await_true(
             lambda: get(gateway.client, "groups/third/lag")["points"], "the third is remembered as well"
         )
@@ -256,7 +256,7 @@ def test_group_without_members_and_growing_lag_is_a_problem(monkeypatch: pytest.
 
 @pytest.fixture(scope="module")
 def status_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """Before a broker that tells, and with an address where nobody does."""
+    """With the status listener of a broker, and with an address where none listens."""
     folder = tmp_path_factory.mktemp("status") / "data"
     settings = {
         "tidemill.status.listener": "127.0.0.1:0",

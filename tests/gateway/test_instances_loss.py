@@ -1,4 +1,4 @@
-"""Consumer instances whose callers go away, are slow, many or forgotten: nothing is lost, and nobody waits for another."""
+"""Consumer instances whose callers go away, are slow, many or forgotten: nothing is lost, no caller waits for another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def limited(broker: InProcessBroker, **limits: float) -> Iterator[Gateway]:
 
 
 def half_open_read(consumer: RestConsumer, gateway: Gateway, query: str = "timeout=30000") -> socket.socket:
-    """A request for records whose answer nobody has read yet."""
+    """A request for records whose answer is not read yet."""
     path = httpx.URL(consumer.uri).raw_path.decode()
     connection = socket.socket()
     # Whatever the network keeps for a caller counts as answered, so it should keep little.

@@ -184,7 +184,7 @@ def test_broken_json_is_refused_with_line_and_column(
 ) -> None:
     gateway.broker.create_topic(topic)
     refused = client.post(f"/v1/topics/{topic}/produce", content=body, headers={"Content-Type": JSON})
-    # A record that is no object is told before what comes behind it is read.
+    # A record that is no object is reported before the bytes after it are read.
     if refused.status_code == 422:
         assert "records[0] should be an object, not a number" in refused.json()["message"]
         assert body.startswith(b'{"records":[1,')

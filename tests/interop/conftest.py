@@ -49,7 +49,7 @@ def other(opened: Callable[[type[Client]], Client]) -> Client:
 
 @pytest.fixture(scope="session")
 def group_target(target: RunningBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker whose groups wait for nobody: short sessions, no initial delay.
+    """A broker whose groups rebalance soon: short sessions, no initial delay.
 
     Apache Kafka in its place needs the same settings: `--set` each of `GROUP_SETTINGS`.
     """

@@ -1,4 +1,4 @@
-"""A member of a group in a thread of its own, as an application would run it: it polls until it is told to stop.
+"""A member of a group in a thread of its own, as an application would run it: it polls until it is stopped.
 
 A test looks at what the member owns and has received, and gives it work (commit, seek) that its own thread does between two
 polls. `pause` stops polling without a word, as an application does whose processing takes too long.

@@ -154,7 +154,7 @@ def test_a_static_member_restarts_without_a_rebalance(
     assert staying.rebalances == rebalances
 
 
-# aiokafka's heartbeats do not carry the instance id; it hears of an unknown member, joins again, and so on for ever.
+# aiokafka's heartbeats do not carry the instance id; it gets UNKNOWN_MEMBER_ID, joins again, and so on for ever.
 @with_members(
     *CLASSIC_KINDS,
     without={AiokafkaConsumer: "its heartbeats do not name the instance, so it is never fenced"},
@@ -166,7 +166,7 @@ def test_a_second_member_of_the_same_instance_fences_the_first(
     first = join(kind, instance_id="same")
     shared_out([first], PARTITIONS, topic)
     second = join(kind, instance_id="same")
-    eventually(lambda: _is_fenced(first), "the first one is told")
+    eventually(lambda: _is_fenced(first), "the first one is fenced")
     eventually(lambda: len(second.owned) == PARTITIONS, "the second one owns everything")
     received([second], fill(admin, topic))
 
@@ -189,7 +189,7 @@ def test_in_the_consumer_protocol_the_second_of_an_instance_is_refused(
     first = join(kind, instance_id="same")
     shared_out([first], PARTITIONS, topic)
     second = join(kind, instance_id="same")
-    eventually(lambda: second.errors, "the second one is told")
+    eventually(lambda: second.errors, "the second one gets an error")
     assert "instance id is still used" in str(second.errors[0]).lower()
     received([first], fill(admin, topic))
 
@@ -244,7 +244,7 @@ def test_a_topic_is_deleted_while_it_is_consumed(
     eventually(lambda: len(member.owned) == 4, "all partitions of both topics")
     admin.delete_topic(dropped)
     eventually(lambda: dropped not in admin.list_topics(), "the topic is gone")
-    # A client may hear of the deletion, and rebalance, after that.
+    # A client may see the deletion, and rebalance, after that.
     received([member], fill(admin, kept, 2), may_repeat=True)
     member.do(lambda consumer: consumer.commit())
     second = join(kind, topics=(kept,), metadata_max_age_ms=300)

@@ -1,4 +1,4 @@
-"""Records through stock clients: what goes in comes out, whoever writes and whoever reads."""
+"""Records through stock clients: each library reads what each library wrote."""
 
 from __future__ import annotations
 

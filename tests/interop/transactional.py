@@ -49,4 +49,4 @@ class TransactionalProducer(ABC):
     @classmethod
     @abstractmethod
     def read(cls, bootstrap: str, partition: TopicPartition, isolation: str) -> list[bytes]:
-        """Everything that a consumer of the library may read at that level, up to the end that it is told."""
+        """Everything that a consumer of the library may read at that level, up to the given end."""

@@ -55,7 +55,7 @@ class _Run:
             case ("initialize", int(failing)):
                 world.initialize(fails=lambda _topic, index: index == failing)
             case ("move",):
-                # What the old coordinator has sent is answered to nobody.
+                # Answers to requests of the old coordinator are dropped.
                 world.move_coordinator()
                 world.wanted = []
             case ("advance", int(duration_ms)):

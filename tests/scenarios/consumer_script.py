@@ -157,7 +157,7 @@ class ConsumerScript(Script):
             return []
         return super()._ask(command, request)
 
-    # What is told.
+    # Output.
 
     def _news(self) -> list[str]:
         lines = [f"rebalance: {event}" for event in self.world.reported]

@@ -188,7 +188,7 @@ async def test_records_read_for_a_cancelled_task_are_not_committed(
     fill(shared, topic, 1)
     async with client.consume(topic, group=topic) as batches:
         await anext(batches)
-        # A step goes on for a tenth of a second when nobody waits for it any more, and reads what comes.
+        # A step goes on for a tenth of a second when no caller waits for it any more, and reads what comes.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(batches), 0.005)
         shared.produce(topic, "nobody's")

@@ -1,4 +1,4 @@
-"""Ctrl-C, brokers that vanish, and packages that are not there: nobody waits without end, and one line says why."""
+"""Ctrl-C, brokers that vanish, and packages that are not there: no call waits without end, and one line says why."""
 
 from __future__ import annotations
 

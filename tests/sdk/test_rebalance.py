@@ -22,7 +22,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[InProcessBroker]:
-    """Members hear soon of a rebalance."""
+    """A short heartbeat interval, so that members notice a rebalance soon."""
     quick = {
         "group.consumer.heartbeat.interval.ms": 200,
         "group.consumer.min.heartbeat.interval.ms": 200,
@@ -32,7 +32,7 @@ def shared() -> Iterator[InProcessBroker]:
 
 
 class Member(threading.Thread):
-    """Consumes until it is told to stop, and notes what it saw."""
+    """Consumes until it is stopped, and notes what it saw."""
 
     def __init__(self, client: Client, topic: str, **options: object) -> None:
         super().__init__(daemon=True)

@@ -32,7 +32,7 @@ TRANSACTIONAL = Plan(
 )
 # Requests stay on their way for longer than their senders wait.
 LATE = replace_(TRANSACTIONAL, mean_upset_interval_s=2.0, latency_s_max=0.01)
-# What takes a moment takes a while: whoever takes over finds things half done.
+# What takes a moment takes a while: a node that takes over finds things half done.
 SLOW = replace_(TRANSACTIONAL, latency_s_max=0.1)
 
 
@@ -141,7 +141,7 @@ def ends_are_taken_whatever_their_epoch(replace: Replace) -> None:
 
 
 def a_new_producer_keeps_the_old_epoch(replace: Replace) -> None:
-    """InitProducerId shuts nobody out."""
+    """InitProducerId fences no producer."""
     original = transactions.Transactions._init
 
     def _init(self: Any, request: Any, *args: Any) -> Any:

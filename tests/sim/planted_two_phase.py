@@ -22,7 +22,7 @@ TWO_PHASE = replace_(TRANSACTIONAL, has_transactions=False, has_two_phase=True, 
 
 
 def a_takeover_fences_nobody(replace: Replace) -> None:
-    """Whoever takes a transaction over gets the epoch that the one before has."""
+    """A producer that takes a transaction over gets the epoch that the one before has."""
     original = transactions.Transactions._keep
 
     def _keep(self: Any, found: Any, *args: Any) -> Any:
@@ -73,7 +73,7 @@ def an_end_leaves_the_epoch_to_who_took_over(replace: Replace) -> None:
 
 
 def a_new_coordinator_forgets_who_took_over(replace: Replace) -> None:
-    """Under it whoever wrote the transaction may end it again."""
+    """Under it the writer of the transaction may end it again."""
     original = transaction_records.decode
 
     def decode(key: bytes, value: bytes | None) -> Any:

@@ -55,7 +55,7 @@ class Stage(World):
         self._starts = starts
         # Nodes that are not part of the cluster, not yet or not any more.
         self.absent = {each for each in plan.shape.node_ids if each not in starts}
-        # What nobody is accused of, by a part of the text: the fault itself.
+        # Violations that do not count, by a part of the text: the fault itself.
         self.expected: list[str] = []
         self._questions = 0
         self._groups: dict[str, list[Member]] = {}

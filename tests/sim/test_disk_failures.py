@@ -105,7 +105,7 @@ def test_failure_27_a_full_disk_is_waited_for(role: str, free_bytes: int) -> Non
         process = victim.process
         victim.disk.free_bytes = free_bytes
         stage.let(20)
-        stage.require(victim.process is process, "a full disk stops nobody")
+        stage.require(victim.process is process, "a full disk stops no node")
         victim.disk.heal()
         stage.wait_healthy()
         stage.wait_acks()
@@ -133,7 +133,7 @@ def test_failure_27_a_sync_without_space_is_done_later(settings: dict[str, str])
         stage.cluster.kill(old_leader)
         stage.wait(lambda: stage.partition().leader not in (-1, old_leader.id), "another one leads")
         stage.let(10)
-        stage.require([each.process for each in victims] == processes, "a full disk stops nobody")
+        stage.require([each.process for each in victims] == processes, "a full disk stops no node")
         refused = [line for line in stage.trace.last() if "cannot sync" in line and "No space left" in line]
         stage.require(bool(refused), "a checkpoint was refused")
         for victim in victims:
@@ -165,7 +165,7 @@ def test_failure_27_the_others_go_on_while_a_followers_disk_is_full(victim_is: s
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_failure_03_full_disks_keep_what_they_have_when_the_third_loses_its_power(seed: int) -> None:
-    """There is no space for a vote, so nobody is elected; but nobody who has the records stops either."""
+    """There is no space for a vote, so no node is elected; but no node that has the records stops either."""
 
     def course(stage: Stage) -> None:
         victim = stage.controller()
@@ -179,9 +179,9 @@ def test_failure_03_full_disks_keep_what_they_have_when_the_third_loses_its_powe
         stage.let(0.2)
         stage.cluster.start(victim)
         stage.let(12)
-        stage.require([each.process for each in others] == processes, "a full disk stops nobody")
+        stage.require([each.process for each in others] == processes, "a full disk stops no node")
         waits = [line for line in stage.trace.last() if "waits for space" in line]
-        stage.require(bool(waits), "somebody had no space for a vote")
+        stage.require(bool(waits), "a node had no space for a vote")
         for other in others:
             other.disk.heal()
         stage.wait_healthy()
@@ -201,7 +201,7 @@ def test_failure_27_a_controller_with_a_full_disk_does_not_spin() -> None:
         stage.cluster.kill(other)
         before = stage.scheduler.callbacks
         stage.let(10)
-        stage.require(stage.scheduler.callbacks - before < 50_000, "nobody is busy for nothing")
+        stage.require(stage.scheduler.callbacks - before < 50_000, "no node is busy for nothing")
         victim.disk.heal()
         victim.is_disk_faulty = False
         stage.cluster.start(other)
@@ -212,7 +212,7 @@ def test_failure_27_a_controller_with_a_full_disk_does_not_spin() -> None:
 
 
 def _facts(stage: Stage) -> dict[str, object]:
-    """What changes only when somebody was taken for dead or behind."""
+    """What changes only when a node was taken for dead or behind."""
     image = stage.image()
     partitions = {
         f"{name}-{index}": (each.leader, each.leader_epoch, each.isr)
@@ -290,7 +290,7 @@ def test_failure_28_a_controller_whose_clock_is_an_hour_off_fences_no_broker() -
 
 
 class _Bug(Exception):
-    """An error that nobody foresaw."""
+    """An unforeseen error."""
 
 
 _BACKGROUND = {
@@ -309,7 +309,7 @@ _BACKGROUND = {
 def test_failure_26_background_work_that_fails_once_is_done_all_the_same(
     work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or its node stops, and another one takes its place: nobody looks alive and does nothing."""
+    """Or its node stops, and another one takes its place: no node looks alive and does nothing."""
     owner, name = _BACKGROUND[work]
     original = getattr(owner, name)
     bugs: list[_Bug] = []

@@ -232,7 +232,7 @@ def test_failure_17_one_power_failure_and_pauses_of_the_others(victim_is: str, s
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_failure_17_a_leader_whose_followers_pause_and_which_then_loses_its_power(seed: int) -> None:
-    """Whatever it took alone nobody was promised; what was promised the others have."""
+    """What it took alone was not acknowledged; what was acknowledged the others have."""
 
     def course(stage: Stage) -> None:
         leader, followers = stage.leader_of(), stage.followers_of()
@@ -286,7 +286,7 @@ def test_failure_17_paused_leaders_do_not_continue_to_lead(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("has_power", [True, False], ids=["killed", "without power"])
 def test_failure_03_killed_replica_leads_before_replica_that_lost_power(has_power: bool, seed: int) -> None:
-    """All processes end. What the killed ones wrote is still there, so one of them leads, and nobody need ask for it."""
+    """All processes end. What the killed ones wrote is still there, so one of them leads, without a request."""
 
     def course(stage: Stage) -> None:
         leader, followers = stage.leader_of(), stage.followers_of()
@@ -359,7 +359,7 @@ def test_failure_17_a_candidate_that_sleeps_counts_the_votes_of_an_epoch_that_is
     def course(stage: Stage) -> None:
         old = stage.controller()
         stage.cluster.kill(old)
-        stage.wait(lambda: _candidate(stage) is not None, "somebody stands for election")
+        stage.wait(lambda: _candidate(stage) is not None, "a node stands for election")
         sleeper = _candidate(stage)
         assert sleeper is not None
         epoch = _raft(stage, sleeper).epoch
@@ -537,7 +537,7 @@ async def _committed(stage: Stage, client: Client, group: str) -> dict[TopicPart
 
 
 def test_failure_25_connections_that_break_while_their_requests_wait() -> None:
-    """Fetches wait for data and writes for replicas when their connections go; nobody hears what was meant for another."""
+    """Fetches wait for data and writes for replicas when their connections go; no answer reaches another connection."""
 
     def course(stage: Stage) -> None:
         for _ in range(40):

@@ -138,7 +138,7 @@ def test_blocking_work_of_a_process_that_dies_is_done_or_not(
 
 
 def test_process_may_die_between_work_and_result(processes: Processes) -> None:
-    """The sync happened, nobody was told: a client's write may be there although it was never acknowledged."""
+    """The sync happened without a result: a client's write may be there although it was never acknowledged."""
     unreported = 0
     for seed in range(50):
         loop = processes.loop()

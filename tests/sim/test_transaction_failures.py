@@ -140,7 +140,7 @@ def coordinator_or_none(stage: Stage) -> tuple[Machine, Transactions] | None:
 
 
 def coordinator(stage: Stage) -> tuple[Machine, Transactions]:
-    stage.wait(lambda: coordinator_or_none(stage) is not None, f"somebody coordinates {ID}")
+    stage.wait(lambda: coordinator_or_none(stage) is not None, f"{ID} has a coordinator")
     found = coordinator_or_none(stage)
     assert found is not None
     return found
@@ -338,7 +338,7 @@ def _replica(stage: Stage) -> tuple[Machine, Partition] | None:
 def test_failure_28_an_hour_between_the_clocks_of_two_coordinators_keeps_no_transaction_open(
     skew_s: int,
 ) -> None:
-    """A transaction that nobody ends is aborted when its time is over, by the clock of whoever coordinates it then."""
+    """A transaction that no client ends is aborted when its time is over, by the clock of its coordinator then."""
 
     def course(stage: Stage) -> None:
         producer = Producer(stage, is_new=True, timeout_ms=10_000)

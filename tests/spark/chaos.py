@@ -123,7 +123,7 @@ class Chaos:
     # -- progress --------------------------------------------------------------------------------------------
 
     def _committed(self) -> dict[TopicPartition, int] | None:
-        """The group's offsets; None when nobody answers."""
+        """The group's offsets; None when no broker answers."""
         self._driver.restart_if_ended()
         try:
             return dict(GroupAdmin(self._client).committed(self._group))
@@ -182,7 +182,7 @@ class Chaos:
         )
 
     def _ask_for(self, fault: str) -> None:
-        """Until somebody has taken it upon themselves."""
+        """Waits until a process has taken it."""
         asked = self._faults / fault
         asked.touch()
 
@@ -195,7 +195,7 @@ class Chaos:
                 self._driver.restart_if_ended()
             return False
 
-        eventually(is_taken, f"somebody does what is asked: {fault}", LIMIT_S)
+        eventually(is_taken, f"a process takes the fault: {fault}", LIMIT_S)
 
     def _strike_executor(self) -> None:
         """A Python worker that is not there now, because no task runs, was not struck."""

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.faulty_source import FORMAT, FaultySource, announce_driver
 
-# These processes live for seconds: what a JVM compiles at leisure would be for nobody.
+# These processes live for seconds: what a JVM compiles at leisure would not be used.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Small enough that a kill falls into a batch, large enough that a slow machine keeps up with the input.
 ROWS_PER_TRIGGER_MAX = 20_000

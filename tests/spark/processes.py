@@ -108,7 +108,7 @@ class Driver:
         return EXECUTOR in process.command or WORKER in process.command
 
     def wait(self, limit_s: float) -> int:
-        """Until it ends by itself, or by somebody else; its return code."""
+        """Waits until it ends, by itself or by a signal; returns its return code."""
         assert self.process is not None
         code = self.process.wait(limit_s)
         self.process = None

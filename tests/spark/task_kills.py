@@ -234,7 +234,7 @@ class TaskKills:
         self._left: list[Attempt] = []
         self._stopped: list[tuple[float, Attempt]] = []
         self._away: int | None = None
-        # How long the tasks of one took, the last time that nobody was struck.
+        # How long the tasks of one took, the last time that none was struck.
         self._batch_s = 0.0
 
     def __enter__(self) -> TaskKills:
@@ -347,7 +347,7 @@ class TaskKills:
     # -- strikes ---------------------------------------------------------------------------------------------
 
     def strike(self) -> None:
-        """Runs batches until somebody was struck in the middle of one."""
+        """Runs batches until a task was struck in the middle of one."""
         if not self._targets:
             self._targets = self._rng.sample(TARGETS, len(TARGETS))
         target = self._targets.pop()
@@ -442,7 +442,7 @@ class TaskKills:
         return self.summary
 
     def _committed(self) -> dict[TopicPartition, int] | None:
-        """The group's offsets; None when nobody answers."""
+        """The group's offsets; None when no broker answers."""
         try:
             return dict(GroupAdmin(self._client).committed(self._group))
         except TidemillError:

@@ -83,7 +83,7 @@ def main() -> None:
     children: list[int] = []
     try:
         for order in orders():
-            # One that is over keeps its number until here: nobody mistakes another process for it meanwhile.
+            # One that is over keeps its number until here: another process is not mistaken for it meanwhile.
             children = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
             child = os.fork()
             if not child:

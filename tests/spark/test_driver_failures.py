@@ -202,7 +202,7 @@ def test_a_lost_executor_takes_the_shuffle_with_it(job: Job, gate: Gate) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("loser", ["first", "second"])
 def test_speculation(job: Job, gate: Gate, loser: str, tmp_path: Path) -> None:
-    """The attempt that waits is the one that Spark does not take: nobody opens the gate."""
+    """The attempt that waits is the one that Spark does not take: the gate stays shut."""
     with Standalone(tmp_path, workers=2) as cluster:
         driver = job.start(gate, f"wait-in-{loser}-attempt", master=cluster.url, settings=SPECULATION)
         assert driver.wait(LIMIT_S) == 0, driver.complaints()

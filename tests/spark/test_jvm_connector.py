@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector against this broker: whoever has jobs with `format("kafka")` keeps them.
+"""Spark's own Kafka connector against this broker: jobs with `format("kafka")` keep working.
 
 The connector is the specification of our source and sink, so what fails here is a fault of the broker. Its jars come
 from Maven Central: `make spark-jvm` fetches them; where they are not, the tests are skipped and the reason says so.

@@ -1,4 +1,4 @@
-"""Dead letters in a real session: what is told about them, and that each is published again exactly once."""
+"""Dead letters in a real session: the report about them, and that each is published again exactly once."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_query_reads_in_limited_batches_and_goes_on_from_its_checkpoint(
 def test_latest_loses_nothing_that_is_written_after_the_start(
     spark: SparkSession, target: RunningBroker, feed: Feed, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """A first batch that was not finished is repeated, in another process that is told a later start for it.
+    """A first batch that was not finished is repeated, in another process that gets a later start for it.
 
     What is written between two questions of one run is tested call by call below: here it would take luck.
     """
@@ -188,7 +188,7 @@ def test_the_initial_offsets_of_a_run_stay_although_latest_moves(
         assert run.ranges(start, first_end) == []
         second_end = run.reader.latestOffset(first_end, ALL)
         assert run.ranges(first_end, second_end) == [(f"{topic}-0", 0, 1)]
-    # Another run that repeats the first batch is told a later start, and reads the same nothing.
+    # Another run that repeats the first batch gets a later start, and reads the same nothing.
     with Driven(target.bootstrap, subscribe=topic) as run:
         assert run.ranges(run.reader.initialOffset(), first_end) == []
         assert run.reader.latestOffset(first_end, ALL) == second_end

@@ -287,7 +287,7 @@ def test_without_a_broker_sealed_segments_and_the_archive_are_read(
 
 
 def test_what_an_old_leader_wrote_alone_is_not_read(topic: str, tmp_path: Path) -> None:
-    """Its disk holds sealed segments of records that nobody else has, below the offsets that are committed by now."""
+    """Its disk holds sealed segments of records that no other replica has, below the offsets that are committed by now."""
     with clusters.Cluster(3, tmp_path, settings=QUICK_CHECKPOINTS | clusters.QUICK_FENCING) as nodes:
         filled = FilledTopic(nodes.bootstrap, topic, partition_count=1, configs=SMALL_SEGMENTS)
         nodes.await_in_sync(topic, 1)

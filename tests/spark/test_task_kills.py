@@ -37,7 +37,7 @@ def run(brokers: int, settings: dict[str, str], folder: Path) -> None:
             query.strike()
         summary = query.finish()
     print(summary)
-    # In a short run it may be that nobody was struck in the middle of a transaction.
+    # In a short run it may be that no task was struck in the middle of a transaction.
     assert summary.aborted_records or not KILLS
 
 

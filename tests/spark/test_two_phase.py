@@ -1,4 +1,4 @@
-"""The driver's side of the sink without a session: what is decided is committed, all else is aborted, whoever dies.
+"""The driver's side of the sink without a session: what is decided is committed, all else is aborted, whatever dies.
 
 Each runs on a cluster that has KIP-939 and, as far as the promise goes there, on one that has not.
 """

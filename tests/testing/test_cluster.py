@@ -13,7 +13,7 @@ from tidemill.testing import InProcessCluster
 
 
 class BusyProducer:
-    """Writes numbers until it is told to stop; knows which were acknowledged."""
+    """Writes numbers until it is stopped; knows which were acknowledged."""
 
     def __init__(self, bootstrap: str) -> None:
         self._producer = Producer(

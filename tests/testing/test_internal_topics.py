@@ -1,4 +1,4 @@
-"""The topics of the coordinators: made when somebody needs them, never by a look, and such that they can be written to."""
+"""The topics of the coordinators: created when they are needed, never by a read, and such that they can be written to."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NOT_COMPACTED = topic_config(cleanup_policy=("delete",), segment_bytes=10_000)
 
 
 def _log_with(batch: bytes) -> Log:
-    """A log as its topic was before it was compacted: nobody looked at the records."""
+    """A log as its topic was before it was compacted: records were not inspected."""
     log = open_log(SimulatedDisk(), NOT_COMPACTED)
     put(log, (b"a", b"before"), timestamp=T0)
     data = memoryview(bytearray(batch))

@@ -264,7 +264,7 @@ class TestWaiting:
     def test_failure_25_delayed_fetch_of_closed_connection_is_dropped(
         self, target: RunningBroker, connection: Connection, topic: str
     ) -> None:
-        """The next connection most likely gets the same descriptor: it must hear only its own answers."""
+        """The next connection most likely gets the same descriptor: it must get only its own answers."""
         connection.create_topic(topic)
         for offset in range(30):
             with Connection(target) as gone:

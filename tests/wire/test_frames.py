@@ -1,4 +1,4 @@
-"""Bytes that are no requests: the connection they came on is closed, and nobody else notices."""
+"""Bytes that are no requests: their connection is closed, and no other notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Too many, too slow, too idle: each costs the one who does it, and nobody else."""
+"""Too many, too slow, too idle: each costs the client that does it, and no other."""
 
 from __future__ import annotations
 

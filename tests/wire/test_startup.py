@@ -193,7 +193,7 @@ def test_a_stop_answers_or_closes_waiting_fetches(start: Callable[..., Broker], 
 def test_a_foreign_identity_is_named_at_once(
     start: Callable[..., Broker], tmp_path: Path, identity: str
 ) -> None:
-    """The metadata knows whose directory this is; nobody is waited for who could not come."""
+    """The metadata knows the owner of the directory, so the start does not wait for an old session."""
     start().stop()
     path = tmp_path / "data" / "meta.properties"
     content = path.read_text()

@@ -1,4 +1,4 @@
-"""Whole transactions by hand: what producers, coordinators and consumers hear of each other, of every version that matters.
+"""Whole transactions by hand: what producers, coordinators and consumers send each other, in every version that matters.
 
 `OLD` clients add their partitions themselves and keep an epoch for as long as they live; `NEW` ones leave the adding to
 the broker and get a new epoch with each transaction (KIP-890).

@@ -82,7 +82,7 @@ def limits(s: Script) -> None:
 
 @case("fetch", only_ends=True)
 def waiting(s: Script) -> None:
-    """Whether a request waits is told by time, so only `at least` and `far less than` are recorded."""
+    """Whether a request waits shows in its time, so only `at least` and `far less than` are recorded."""
     t = s.topic("x")
     s.fill(t, 1, 1)
     s.ask_timed("at the end, no minimum", fetch(entry(t, part(1)), max_wait=3000), 2.0)

@@ -140,7 +140,7 @@ def two_consumers(s: Script) -> None:
     s.tell(_beat(group, "a", a_epoch, **_owning(topic, 0, 1)))
     b_epoch = s.ask("b joins", _joining(group, "b", topic.name), keep=_sorted)["member_epoch"]
     told = _until_told(s, _beat(group, "a", a_epoch))
-    s.note("a is told to give one up", {**told, "assignment": _count(told)})
+    s.note("a has to give one up", {**told, "assignment": _count(told)})
     kept = told["assignment"]["topic_partitions"][0]["partitions"]
     after = s.tell(_beat(group, "a", a_epoch, **_owning(topic, *kept)))
     s.note("a gave it up", {**after, "assignment": None})
@@ -295,7 +295,7 @@ def consumers_in_classic_groups(s: Script) -> None:
     joined = s.tell(_joining(group, "m", topic.name))
     s.note("a consumer joins", {**joined, "assignment": None})
     s.ask("the group then", {"group_ids": [group]}, api="consumer_group_describe", version=1, keep=_states)
-    classic.heartbeat("the classic member hears")
+    classic.heartbeat("the classic member gets the rebalance")
 
 
 def _assignment(topic: Topic, *partitions: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Whole lives of classic groups: who is told what while members come, go, fall silent and come back."""
+"""Whole lives of classic groups: the answers to members that come, go, fall silent and come back."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def a_life(s: Script) -> None:
     await_members(s, group, 3)
     _state(s, group, "a third waits")
     for member in (a, b):
-        member.heartbeat(f"a third waits: {member.name} hears")
+        member.heartbeat(f"a third waits: heartbeat of {member.name}")
     _commit(s, b, topic, 6, "a third waits: commit of the old generation")
     a.begin_join()
     b.begin_join()
@@ -77,7 +77,7 @@ def a_life(s: Script) -> None:
     leader.leave("the leader leaves")
     stayed = [member for member in (a, b, c) if member is not leader]
     for member in stayed:
-        member.heartbeat(f"the leader left: {member.name} hears")
+        member.heartbeat(f"the leader left: heartbeat of {member.name}")
     leader.heartbeat("the leader left: its own heartbeat")
     _commit(s, leader, topic, 8, "the leader left: its commit")
     for member in stayed:
@@ -136,7 +136,7 @@ def a_member_does_not_rejoin(s: Script) -> None:
     stabilise([a, b])
     c.begin_join()
     await_members(s, group, 3)
-    b.heartbeat("is told")
+    b.heartbeat("gets the rebalance")
     a.begin_join()
     a.end_join("the one that joined")
     c.end_join("the new one")
@@ -159,7 +159,7 @@ def a_member_never_syncs(s: Script) -> None:
     await_members(s, group, 1)
     _state(s, group, "without it")
     b.heartbeat("the one that did not")
-    a.heartbeat("the leader hears")
+    a.heartbeat("the leader gets the rebalance")
 
 
 @case("join_group", only=REBALANCE_TIMEOUT_VERSIONS)
@@ -217,7 +217,7 @@ def a_static_member_stays_away(s: Script) -> None:
     b.session_ms = SHORT_SESSION_MS
     stabilise([a, b], "start")
     await_members(s, group, 1)
-    a.heartbeat("the other hears")
+    a.heartbeat("the other gets the rebalance")
     a.join("the other joins")
     (again,) = members(s, group, "b again", instance_id="two")
     again.begin_join()
@@ -243,7 +243,7 @@ def eager_to_cooperative(s: Script) -> None:
         member.begin_join()
         await_members(s, group, 2)
         other.begin_join()
-        # Who leads after both have waited is the choice of a hash map; what both are told otherwise is not.
+        # The leader after both have waited is the choice of a hash map; the rest of both answers is not.
         joined = [each.end_join() for each in (member, other)]
         s.note(f"{label}: protocol", [tree["protocol_name"] for tree in joined])
         s.note(f"{label}: generation", [tree["generation_id"] for tree in joined])

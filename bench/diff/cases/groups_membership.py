@@ -99,7 +99,7 @@ def a_follower_again(s: Script) -> None:
     second.protocols = (("range", b"other"),)
     second.begin_join()
     await_state(s, first.group, "PreparingRebalance")
-    first.heartbeat("the leader hears of it")
+    first.heartbeat("the leader gets the rebalance")
     first.join("the leader joins")
     second.end_join("with other metadata")
     second.join("while completing")
@@ -189,7 +189,7 @@ def a_static_member_changes_the_protocol(s: Script) -> None:
     (back,) = members(s, group, "b2", instance_id="two", protocols=(("p2", b"2"),))
     back.begin_join()
     await_state(s, group, "PreparingRebalance")
-    leader.heartbeat("the leader hears of it")
+    leader.heartbeat("the leader gets the rebalance")
     leader.begin_join()
     leader.end_join("leader")
     back.end_join("follower")
@@ -374,7 +374,7 @@ def leaving_together(s: Script) -> None:
     s.ask("fenced", _leaving(group, ("nobody", "two")))
     s.ask("member of another instance", _leaving(group, (b.member_id, "three")))
     s.ask("instance of a dynamic member", _leaving(group, (a.member_id, "nine")))
-    a.heartbeat("nobody has left")
+    a.heartbeat("no member has left")
     s.ask("by instance", _leaving(group, ("", "two")))
     s.ask(
         "good, unknown and twice",

@@ -52,7 +52,7 @@ def _is_given(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 class Producer:
-    """An idempotent producer that sends exactly what it is told, right or wrong."""
+    """An idempotent producer that sends exactly what the script says, right or wrong."""
 
     def __init__(self, s: Script, topic: Topic):
         self.s, self.topic = s, topic

@@ -76,7 +76,7 @@ def timeouts(s: Script) -> None:
 
 @case("init_producer_id", since=KNOWN_IDS_SINCE)
 def with_an_epoch_of_its_own(s: Script) -> None:
-    """What the second of two producers with one transactional id is told, and who asks again."""
+    """The answers to the second of two producers with one transactional id, and which of them retries."""
     p = new_producer(s)
     first_id, first_epoch = p.id, p.epoch
 

@@ -164,7 +164,7 @@ def consume_transform_produce(s: Script) -> None:
 
 @case("produce", only=(11, 12))
 def takeover(s: Script) -> None:
-    """A second producer takes over in the middle of a transaction; the first never hears of it."""
+    """A second producer takes over in the middle of a transaction; the first gets no notice of it."""
     t = s.topic("t")
     first = new_producer(s, is_newer=s.version >= 12)
     first.begin(t)

@@ -76,7 +76,7 @@ def transactional_by_the_wrong_producer(s: Script) -> None:
     p.write(t, 2, label="empty transactional id", transactional_id="")
     p.write(t, 2, label="no transactional id", transactional_id=None)
     nobody = {"producer_id": -1, "producer_epoch": -1}
-    p.write(t, 3, label="transactional by nobody", sequence=-1, header=nobody)
+    p.write(t, 3, label="transactional without a producer", sequence=-1, header=nobody)
     p.describe("described")
     for partition in range(3):
         read(s, f"partition {partition}", t, partition=partition)

@@ -26,7 +26,7 @@ def _producer(s: Script, name: str = "tx") -> TransactionalProducer:
 
 
 def _begin(p: TransactionalProducer, group: str) -> None:
-    """The offsets' partition is in the transaction, by whoever has to add it."""
+    """The offsets' partition is in the transaction: the client or the broker has added it, by version."""
     if not p.is_newer:
         p.add_offsets(group)
 

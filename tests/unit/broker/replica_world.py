@@ -363,7 +363,7 @@ class World:
     # -- the controller --------------------------------------------------------------------------------------
 
     def publish(self, *records: DataMessage, to: Iterable[int] | None = None) -> None:
-        """Commit records, and let every broker that is up follow; `to` names those who hear of it now."""
+        """Commit records, and let every broker that is up follow; `to` names the brokers that get them now."""
         delta = MetadataDelta(self.image)
         for record in records:
             delta.replay(record)

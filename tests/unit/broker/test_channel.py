@@ -285,7 +285,7 @@ def test_a_request_that_times_out_closes_the_link(loop_name: str) -> None:
                 (0, "failed: no answer in time"),
                 (1, "failed: no answer in time"),
             ]
-            # What the peer says now has nobody to hear it.
+            # What the peer sends now has no receiver.
             asked[0].answer(answer_named("late"))
             outcomes.call(2)
             (await peer.asked.get()).answer(answer_named("new"))

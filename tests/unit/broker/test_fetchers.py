@@ -392,7 +392,7 @@ def test_failure_15_a_sole_replica_without_a_segment_is_offline(
     fetched = consume(world, 1, 0).responses[0].partitions[0]
     assert fetched.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert produced(produce(world, 1, b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    assert not world[1].fatal, "nobody else could take over"
+    assert not world[1].fatal, "no other replica could take over"
     assert any("a segment is missing" in message for message in caplog.messages)
 
 

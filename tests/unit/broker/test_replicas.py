@@ -57,7 +57,7 @@ def test_acks_all_waits_for_the_isr(world: World) -> None:
     for broker_id in (1, 2, 3):
         assert world[broker_id].values() == [b"a", b"b"]
     assert world[1].high_watermark == 2
-    world.until(lambda: all(world[b].high_watermark == 2 for b in (2, 3)), "the followers hear of it")
+    world.until(lambda: all(world[b].high_watermark == 2 for b in (2, 3)), "the followers have it")
 
 
 def test_acks_1_responds_at_once(world: World) -> None:
@@ -175,7 +175,7 @@ def test_failure_13_consumer_sees_no_record_of_one_replica(world: World) -> None
     produce(world, 1, b"lost", acks=1)
     assert read(world, 1) == [b"a"]
     assert latest(world, 1).offset == 1
-    assert latest(world, 1, replica_id=2).offset == 2, "a replica is told of everything"
+    assert latest(world, 1, replica_id=2).offset == 2, "a replica sees everything"
     world.change(leader=2, isr=[2, 3])
     world.heal()
     follow(world, 1, values=[b"a"])
@@ -421,7 +421,7 @@ def test_a_topic_that_was_deleted_while_it_was_away_is_set_aside(world: World) -
 
 
 def test_only_a_partitions_folder_is_set_aside(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Not what is somebody else's, not what is being removed, and not what cannot be told."""
+    """Not folders of another cluster, not those that are being removed, and not those without a topic id."""
     host = world[3]
     world.stop(3)
     folders = ("lost+found-1", "backup-01", "notes-2", "gone-0.00-stray", "damaged-0", "__cluster_metadata-0")

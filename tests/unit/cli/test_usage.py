@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.cli.main import COMMANDS, main
 
-# Nothing listens there: whoever tried to connect would fail with exit code 1.
+# Nothing listens there: a command that tried to connect would fail with exit code 1.
 NOWHERE = "127.0.0.1:1"
 
 

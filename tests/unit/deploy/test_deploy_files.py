@@ -63,7 +63,7 @@ def test_compose() -> None:
     for (name, service), config in zip(services.items(), configs, strict=True):
         hosts = {listener.name: listener for listener in config.network.advertised_listeners}
         assert hosts["PLAINTEXT"].host == service["hostname"] == name
-        # The port that is published on the host is the one that clients are told.
+        # The port that is published on the host is the one that is advertised to clients.
         published, inner = service["ports"][0].split(":")
         assert int(published) == hosts["EXTERNAL"].port
         assert int(inner) == {each.name: each.port for each in config.network.listeners}["EXTERNAL"]

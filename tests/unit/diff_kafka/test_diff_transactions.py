@@ -1,4 +1,4 @@
-"""The transactional producers of `make diff-kafka`, against a broker that answers what it is told to."""
+"""The transactional producers of `make diff-kafka`, against a broker with scripted answers."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_every_rule_has_a_planted_violation() -> None:
 def test_a_planted_violation_is_found_by_its_rule(rule: str, script: Script, words: str) -> None:
     found = check_shares(script(Life().produce(0)).settle(9).events)
     assert words in next(violation.text for violation in found if violation.rule == rule)
-    # A delivery after the end breaks a second rule as well: a count that nobody explains, or a record nobody took.
+    # A delivery after the end breaks a second rule as well: a count without a delivery, or a record that was not acquired.
     assert {violation.rule for violation in found} <= {
         rule,
         "nothing_is_skipped",
