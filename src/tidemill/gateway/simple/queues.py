@@ -255,25 +255,20 @@ def _jobs_json(taken: Mapping[str, ShareDelivery], lock_ms: Mapping[str, int], p
 async def settle_jobs(request: Request) -> Response:
     wanted = _outcomes_in(await read_json_object(request))
     with _using(request) as worker:
-        found = await asyncio.gather(
-            *(worker.settle(receipt, outcome) for receipt, outcome in wanted.items())
-        )
-    rows = [{"receipt": receipt, "outcome": each} for receipt, each in zip(wanted, found, strict=True)]
+        found = await asyncio.gather(*(worker.settle(receipt, outcome) for receipt, outcome in wanted))
+    rows = [{"receipt": receipt, "outcome": each} for (receipt, _), each in zip(wanted, found, strict=True)]
     return json_answer({"outcomes": rows})
 
 
-def _outcomes_in(document: dict[str, object]) -> dict[str, str]:
-    """The outcome of each receipt."""
+def _outcomes_in(document: dict[str, object]) -> list[tuple[str, str]]:
+    """Receipts, and the outcome of each. One that is named twice is settled once."""
     only(document, _OUTCOMES.keys())
-    wanted: dict[str, str] = {}
+    if not document:
+        raise invalid("the body has none of done, retry, fail and extend")
+    wanted: list[tuple[str, str]] = []
     for name, outcome in _OUTCOMES.items():
-        if name not in document:
-            continue
-        for receipt in member(document, name, list):
-            if wanted.setdefault(text(receipt, name), outcome) != outcome:
-                raise invalid(f"{receipt[:100]!r} is named twice")
-    if not wanted:
-        raise invalid("the body names no receipt")
-    if len(wanted) > JOBS_MAX:
-        raise invalid(f"the body names more than {JOBS_MAX} receipts")
+        receipts = member(document, name, list) if name in document else []
+        if len(receipts) > JOBS_MAX:
+            raise invalid(f"{name} names more than {JOBS_MAX} receipts")
+        wanted += [(text(receipt, name), outcome) for receipt in receipts]
     return wanted
