@@ -21,6 +21,7 @@ from tidemill.client.admin.share_groups import (
     ShareGroupAdmin,
     ShareGroupDescription,
     SharePosition,
+    deliveries_text,
 )
 from tidemill.client.admin.topics import Admin
 from tidemill.errors import ApiError, ErrorCode
@@ -151,7 +152,7 @@ def _describe(arguments: argparse.Namespace) -> int:
 def _in_flight_cells(found: InFlight | None) -> tuple[int | None, int | None, str | None]:
     if found is None:
         return None, None, None
-    return found.acquired, found.waiting, found.deliveries_text() or None
+    return found.acquired, found.waiting, deliveries_text(found.by_deliveries) or None
 
 
 def _members_of(group: ShareGroupDescription) -> dict[TopicPartition, int]:

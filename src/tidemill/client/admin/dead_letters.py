@@ -71,6 +71,10 @@ class Marks:
         return any(first <= offset < end for first, end in self._ranges)
 
 
+class NoLetter(TidemillError):
+    """There is no letter at the given place."""
+
+
 class ListedLetter(NamedTuple):
     letter: DeadLetter
     is_replayed: bool
@@ -107,11 +111,16 @@ class DeadLetterAdmin:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def letters(self) -> Iterator[ListedLetter]:
-        """All letters, by partition and offset."""
+    def letters(self, offsets_max: int | None = None) -> Iterator[ListedLetter]:
+        """All letters, by partition and offset; or those in so many offsets at the end of each partition."""
         partitions = self._cluster.partitions_of(self._topic)
         marks = self._marks(partitions)
-        for letter in self._read(partitions, None):
+        begin: dict[TopicPartition, int] = {}
+        if offsets_max is not None:
+            admin = Admin(self._cluster)
+            starts, ends = admin.start_offsets(partitions), admin.end_offsets(partitions, READ_COMMITTED)
+            begin = {each: max(starts[each], ends[each] - offsets_max) for each in partitions}
+        for letter in self._read(partitions, None, begin):
             replayed = letter.dead_letter_offset in marks[letter.dead_letter_partition]
             yield ListedLetter(letter, replayed)
 
@@ -121,7 +130,7 @@ class DeadLetterAdmin:
             if letter.dead_letter_offset == offset:
                 return ListedLetter(letter, offset in self._marks([place])[partition])
             break
-        raise TidemillError(f"{place} has no letter at offset {offset}")
+        raise NoLetter(f"{place} has no letter at offset {offset}")
 
     def _marks(self, partitions: Sequence[TopicPartition]) -> dict[int, Marks]:
         found = stable_offsets(self._cluster, self._name, partitions)

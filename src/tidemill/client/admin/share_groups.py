@@ -25,10 +25,12 @@ from tidemill.protocol.api.share import (
     DeleteShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsRequestTopic,
     DeleteShareGroupOffsetsResponse,
+    DescribedGroup,
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
     DescribeShareGroupOffsetsRequestTopic,
     DescribeShareGroupOffsetsResponse,
+    DescribeShareGroupOffsetsResponseGroup,
     ShareGroupDescribeRequest,
     ShareGroupDescribeResponse,
     ShareInFlight,
@@ -68,10 +70,11 @@ class InFlight(NamedTuple):
     # Of those that are locked or wait: how many were delivered once, twice, and so on.
     by_deliveries: tuple[int, ...]
 
-    def deliveries_text(self) -> str:
-        """Such as `1×40 3×2`: forty records in their first delivery, two in their third."""
-        found = (f"{count}×{records}" for count, records in enumerate(self.by_deliveries, 1) if records)
-        return " ".join(found)
+
+def deliveries_text(by_deliveries: Sequence[int]) -> str:
+    """Such as `1×40 3×2`: forty records in their first delivery, two in their third."""
+    found = (f"{count}×{records}" for count, records in enumerate(by_deliveries, 1) if records)
+    return " ".join(found)
 
 
 class ShareGroupAdmin:
@@ -89,23 +92,7 @@ class ShareGroupAdmin:
             message = ShareGroupDescribeRequest(group_ids=[group_id])
             (group,) = self.cluster.coordinator(group_id).request(message, ShareGroupDescribeResponse).groups
             check(group.error_code, group.error_message)
-            members = tuple(
-                GroupMember(
-                    member.member_id,
-                    None,
-                    member.client_id,
-                    member.client_host.lstrip("/"),
-                    tuple(
-                        TopicPartition(topic.topic_name, index)
-                        for topic in member.assignment.topic_partitions
-                        for index in topic.partitions
-                    ),
-                )
-                for member in group.members
-            )
-            return ShareGroupDescription(
-                group.group_id, group.group_state, group.assignor_name, group.group_epoch, members
-            )
+            return share_description(group)
 
         return self.cluster.retrying(attempt)
 
@@ -126,15 +113,10 @@ class ShareGroupAdmin:
             coordinator = self.cluster.coordinator(group_id)
             (group,) = coordinator.request(message, DescribeShareGroupOffsetsResponse).groups
             check(group.error_code, group.error_message)
-            positions = []
             for topic in group.topics:
                 for each in topic.partitions:
                     check(each.error_code, each.error_message)
-                    start_offset = each.start_offset if each.start_offset >= 0 else None
-                    lag = each.lag if each.lag >= 0 else None
-                    partition = TopicPartition(topic.topic_name, each.partition_index)
-                    positions.append(SharePosition(partition, start_offset, lag))
-            return sorted(positions)
+            return share_positions(group)
 
         return self.cluster.retrying(attempt)
 
@@ -155,35 +137,45 @@ class ShareGroupAdmin:
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, InFlight]:
         """What is in flight now. A partition is left out whose leader is away, is not known, or does not say it."""
-        found: dict[TopicPartition, InFlight] = {}
-        by_leader: dict[int, list[TopicPartition]] = {}
-        for partition in partitions:
-            with suppress(TidemillError):
-                ((leader_id, _),) = self.cluster.leaders([partition]).items()
-                by_leader.setdefault(leader_id, []).append(partition)
+        return self.in_flight_of({group_id: partitions}).get(group_id, {})
+
+    def in_flight_of(
+        self, groups: Mapping[str, Sequence[TopicPartition]]
+    ) -> dict[str, dict[TopicPartition, InFlight]]:
+        """The same of many groups, with one request to each leader."""
+        by_leader: dict[int, dict[str, list[TopicPartition]]] = {}
+        for group_id, partitions in groups.items():
+            for partition in partitions:
+                with suppress(TidemillError):
+                    (leader_id,) = self.cluster.leaders([partition])
+                    by_leader.setdefault(leader_id, {}).setdefault(group_id, []).append(partition)
+        found: dict[str, dict[TopicPartition, InFlight]] = {}
         for leader_id, led in by_leader.items():
             with suppress(TidemillError):
-                found.update(self._in_flight_at(leader_id, group_id, led))
+                for group_id, partition, in_flight in self._in_flight_at(leader_id, led):
+                    found.setdefault(group_id, {})[partition] = in_flight
         return found
 
     def _in_flight_at(
-        self, leader_id: int, group_id: str, partitions: Sequence[TopicPartition]
-    ) -> Iterator[tuple[TopicPartition, InFlight]]:
-        topics: dict[str, DescribeShareGroupOffsetsRequestTopic] = {}
-        for topic, index in partitions:
-            topics.setdefault(
-                topic, DescribeShareGroupOffsetsRequestTopic(topic_name=topic)
-            ).partitions.append(index)
-        group = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=list(topics.values()))
-        message = DescribeShareGroupOffsetsRequest(groups=[group], wants_in_flight=True)
+        self, leader_id: int, groups: Mapping[str, Sequence[TopicPartition]]
+    ) -> Iterator[tuple[str, TopicPartition, InFlight]]:
+        message = DescribeShareGroupOffsetsRequest(wants_in_flight=True)
+        for group_id, partitions in groups.items():
+            topics: dict[str, DescribeShareGroupOffsetsRequestTopic] = {}
+            for topic, index in partitions:
+                topics.setdefault(
+                    topic, DescribeShareGroupOffsetsRequestTopic(topic_name=topic)
+                ).partitions.append(index)
+            message.groups.append(
+                DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=list(topics.values()))
+            )
         response = self.cluster.broker(leader_id).request(message, DescribeShareGroupOffsetsResponse)
-        for answered in response.groups[0].topics:
-            for each in answered.partitions:
-                if each.in_flight is not None:
-                    yield (
-                        TopicPartition(answered.topic_name, each.partition_index),
-                        _in_flight(each.in_flight),
-                    )
+        for group in response.groups:
+            for answered in group.topics:
+                for each in answered.partitions:
+                    if each.in_flight is not None:
+                        partition = TopicPartition(answered.topic_name, each.partition_index)
+                        yield group.group_id, partition, _in_flight(each.in_flight)
 
     def alter_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Moves a group without members to other start offsets. NON_EMPTY_GROUP when it has members."""
@@ -220,6 +212,40 @@ class ShareGroupAdmin:
                 check(topic.error_code, f"{topic.topic_name}: {topic.error_message}")
 
         self.cluster.retrying(attempt)
+
+
+def share_description(group: DescribedGroup) -> ShareGroupDescription:
+    members = tuple(
+        GroupMember(
+            member.member_id,
+            None,
+            member.client_id,
+            member.client_host.lstrip("/"),
+            tuple(
+                TopicPartition(topic.topic_name, index)
+                for topic in member.assignment.topic_partitions
+                for index in topic.partitions
+            ),
+        )
+        for member in group.members
+    )
+    return ShareGroupDescription(
+        group.group_id, group.group_state, group.assignor_name, group.group_epoch, members
+    )
+
+
+def share_positions(group: DescribeShareGroupOffsetsResponseGroup) -> list[SharePosition]:
+    """Sorted; without partitions whose answer is an error."""
+    return sorted(
+        SharePosition(
+            TopicPartition(topic.topic_name, each.partition_index),
+            each.start_offset if each.start_offset >= 0 else None,
+            each.lag if each.lag >= 0 else None,
+        )
+        for topic in group.topics
+        for each in topic.partitions
+        if not each.error_code
+    )
 
 
 def _in_flight(answered: ShareInFlight) -> InFlight:

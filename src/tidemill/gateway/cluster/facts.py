@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import NamedTuple
 
 from tidemill.client.admin.groups import GroupMember
 from tidemill.client.admin.health import BrokerFact
+from tidemill.client.admin.share_groups import InFlight
 from tidemill.protocol.api.cluster import MetadataResponseTopic
 from tidemill.types import TopicPartition
 
@@ -41,6 +43,14 @@ class Topology:
         return led
 
 
+class ShareFact(NamedTuple):
+    """Where a share group is in a partition; None where that is not known."""
+
+    start_offset: int | None
+    lag: int | None
+    in_flight: InFlight | None
+
+
 class GroupFact(NamedTuple):
     """A group as its coordinator describes it, with what it has committed."""
 
@@ -51,3 +61,11 @@ class GroupFact(NamedTuple):
     coordinator: int
     members: tuple[GroupMember, ...]
     committed: Mapping[TopicPartition, int]
+    # Of a share group, in place of commits; None for the others.
+    shares: Mapping[TopicPartition, ShareFact] | None = None
+
+    @property
+    def by_deliveries(self) -> list[int]:
+        """How many records in flight were delivered once, twice, and so on."""
+        found = [each.in_flight.by_deliveries for each in (self.shares or {}).values() if each.in_flight]
+        return [sum(counts) for counts in zip_longest(*found, fillvalue=0)]

@@ -26,6 +26,7 @@ from tidemill.client.cluster import Cluster, check
 from tidemill.client.connections.connection import BrokerUnreachable, Connection, ConnectionLost
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
+from tidemill.gateway.cluster.share_inquiries import is_share_group, share_facts
 from tidemill.protocol.api.cluster import DescribeClusterRequest, DescribeClusterResponse, MetadataResponse
 from tidemill.protocol.api.data import (
     ListOffsetsPartition,
@@ -185,7 +186,10 @@ def groups(cluster: Cluster, broker_id: int) -> list[GroupFact]:
         check(response.error_code)
         found: list[GroupFact] = []
         for chunk in _chunks(response.groups):
-            found += _facts(connection, broker_id, chunk)
+            found += _facts(connection, broker_id, [each for each in chunk if not is_share_group(each)])
+            found += share_facts(
+                cluster, connection, broker_id, [each for each in chunk if is_share_group(each)]
+            )
         return found
 
     return _reconnecting(attempt)
@@ -193,7 +197,7 @@ def groups(cluster: Cluster, broker_id: int) -> list[GroupFact]:
 
 def _facts(connection: Connection, broker_id: int, listed: Sequence[ListedGroup]) -> Iterator[GroupFact]:
     described = _describe(connection, listed)
-    committed = _committed(connection, [group.group_id for group in listed])
+    committed = _committed(connection, [group.group_id for group in listed]) if listed else {}
     for group in listed:
         known = described.get(group.group_id)
         yield GroupFact(

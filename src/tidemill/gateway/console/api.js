@@ -1,4 +1,4 @@
-// The gateway's API: reads from /console/api, changes through REST v3, and views and delays through /v1. Addresses are relative to the page, so that the
+// The gateway's API: reads from /console/api, changes through REST v3, and views, delays and dead letters through /v1. Addresses are relative to the page, so that the
 // console also works behind a proxy that adds a prefix.
 
 /** What went wrong, as a sentence for people. `status` is 0 when the gateway was not reached. */
@@ -127,6 +127,11 @@ const delayPath = (name, { partition, offset }) => `topics/${segment(name)}/dela
 export const delays = (name, limit, signal) => v1(`topics/${segment(name)}/delays?limit=${limit}`, "GET", undefined, signal);
 export const cancelDelay = (name, message) => v1(delayPath(name, message), "DELETE");
 export const reschedule = (name, message, times) => v1(delayPath(name, message), "PATCH", times);
+
+const lettersPath = (name) => `topics/${segment(name)}/dead-letters`;
+export const deadLetters = (name, limit, signal) => v1(`${lettersPath(name)}?limit=${limit}`, "GET", undefined, signal);
+/** One letter, or all of them for null. */
+export const replayDeadLetters = (name, letter) => v1(`${lettersPath(name)}/replay`, "POST", letter === null ? {} : { partition: letter.partition, offset: letter.offset });
 
 /** v3 answers 200 for the stream and says in the body how the record fared. */
 export async function produce(name, record) {

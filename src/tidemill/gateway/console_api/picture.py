@@ -31,6 +31,7 @@ from tidemill.client.admin.health import (
     state_of,
 )
 from tidemill.client.admin.lag import lag_of, partitions_to_read
+from tidemill.client.admin.share_groups import deliveries_text
 from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
 from tidemill.protocol.api.cluster import MetadataResponsePartition, MetadataResponseTopic
 from tidemill.types import TopicPartition
@@ -167,8 +168,7 @@ class Picture:
         return tuple(self.group_row(group) for group in self.groups.values())
 
     def group_row(self, group: GroupFact) -> Row:
-        topics = {each.topic for each in group.committed}
-        topics.update(each.topic for member in group.members for each in member.assignment)
+        in_flight = [each.in_flight.acquired for each in (group.shares or {}).values() if each.in_flight]
         return {
             "group_id": group.group_id,
             "state": group.state,
@@ -176,8 +176,32 @@ class Picture:
             "members": len(group.members),
             "coordinator": group.coordinator,
             "lag": self.lag_of(group),
-            "topics": sorted(topics),
+            "topics": sorted(topics_of(group)),
+            "is_queue": group.shares is not None,
+            "in_flight": sum(in_flight) if in_flight else None,
+            "deliveries": deliveries_text(group.by_deliveries),
         }
+
+    def share_rows(self, group: GroupFact) -> list[Row]:
+        """Of a share group, by partition."""
+        sharing = Counter(each for member in group.members for each in member.assignment)
+        rows = []
+        for partition, each in sorted((group.shares or {}).items()):
+            found = each.in_flight
+            rows.append(
+                {
+                    "topic": partition.topic,
+                    "partition": partition.partition,
+                    "start": each.start_offset,
+                    "end": self.end_of(partition),
+                    "lag": each.lag,
+                    "members": sharing[partition],
+                    "in_flight": found.acquired if found else None,
+                    "waiting": found.waiting if found else None,
+                    "deliveries": deliveries_text(found.by_deliveries) if found else None,
+                }
+            )
+        return rows
 
     def offset_rows(self, group: GroupFact) -> list[Row]:
         owners = {each: member for member in group.members for each in member.assignment}
@@ -224,6 +248,8 @@ class Picture:
 
     def lag_of(self, group: GroupFact) -> int | None:
         """The sum over the partitions that the group reads; None where nothing is known of any."""
+        if group.shares is not None:
+            return sum_known(each.lag for each in group.shares.values()) if group.shares else None
         lags = [
             lag_of(group.committed.get(each), self.start_of(each), self.end_of(each))
             for each in self._read_by(group)
@@ -280,6 +306,12 @@ class Picture:
         if dead:
             found.append(ProblemText(Severity.WARNING, f"{counted(dead, 'group')} dead: {examples(dead)}."))
         return sorted(found, key=lambda each: each.severity is not Severity.CRITICAL)
+
+
+def topics_of(group: GroupFact) -> set[str]:
+    """What it reads or has read."""
+    assigned = (each for member in group.members for each in member.assignment)
+    return {each.topic for each in (*group.committed, *(group.shares or ()), *assigned)}
 
 
 def quorum_row(quorum: Quorum) -> Row:

@@ -92,7 +92,7 @@ _TOPIC_FIELDS = (
 )
 _PARTITION_FIELDS = ("partition", "leader", "leader_epoch", "start_offset", "end_offset", "bytes", "state")
 _VIEW_FIELDS = ("name", "source", "filter", "partitions", "bytes_scanned", "bytes_shown", "records_shown")
-_GROUP_FIELDS = ("group_id", "state", "protocol", "members", "coordinator", "lag")
+_GROUP_FIELDS = ("group_id", "state", "protocol", "members", "coordinator", "lag", "in_flight")
 
 
 class Console:
@@ -200,7 +200,16 @@ _TOPIC = obj(
     }
 )
 _GROUP = obj(
-    {"group_id": STRING, "state": STRING, "protocol": STRING, "coordinator": INTEGER, "lag": nullable(LONG)}
+    {
+        "group_id": STRING,
+        "state": STRING,
+        "protocol": STRING,
+        "coordinator": INTEGER,
+        "lag": nullable(LONG),
+        "is_queue": BOOLEAN,
+        "in_flight": nullable(LONG),
+        "deliveries": STRING,
+    }
 )
 
 
@@ -257,7 +266,7 @@ async def topic(request: Request) -> Response:
         "groups": [
             group.group_id
             for group in picture.groups.values()
-            if any(partition.topic == name for partition in group.committed)
+            if any(partition.topic == name for partition in (*group.committed, *(group.shares or ())))
         ],
     }
     return json_answer(row)
@@ -489,7 +498,8 @@ async def group(request: Request) -> Response:
             }
             for member in found.members
         ],
-        "offsets": picture.offset_rows(found),
+        "offsets": [] if found.shares is not None else picture.offset_rows(found),
+        "shares": picture.share_rows(found),
     }
     return json_answer(row)
 

@@ -50,7 +50,7 @@ from tidemill.gateway.http.openapi import (
 )
 from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.simple import delays, queues, views
+from tidemill.gateway.simple import dead_letters, delays, queues, views
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
 from tidemill.gateway.simple.times import MEMBERS
@@ -278,6 +278,7 @@ routes = [
     *part.routes,
     *simple_read.part.routes,
     *queues.part.routes,
+    *dead_letters.part.routes,
     *delays.part.routes,
     *views.part.routes,
 ]

@@ -1,4 +1,4 @@
-// One consumer group: how far behind it is, since when, who reads what, and why it rebalanced.
+// One group: how far behind it is, since when, who reads what, and why it rebalanced; of a queue also what is in flight.
 
 import * as api from "../api.js";
 import { Chart } from "../chart.js";
@@ -8,6 +8,7 @@ import { keepFresh } from "../live.js";
 import { card, emptyState, pageHead, problem, segmented, stateBadge } from "../parts.js";
 import { href } from "../router.js";
 import { DataTable, loadFrom } from "../table.js";
+import { DELIVERIES_HINT } from "./groups.js";
 import { rebalanceTable } from "./rebalances.js";
 
 const MINUTE_MS = 60_000;
@@ -15,11 +16,14 @@ const RANGES = [[5 * MINUTE_MS, "5 min"], [15 * MINUTE_MS, "15 min"], [60 * MINU
 
 export function groupView({ parts, signal }) {
   const [, id] = parts;
-  let info = { members: [], offsets: [] };
+  let info = { members: [], offsets: [], shares: [], is_queue: false };
   const figures = h("div", { class: "figures" });
   const trouble = h("div", { class: "trouble" });
   const chart = lagChart(id, signal);
   const offsets = offsetTable(id, () => info, signal);
+  const shares = shareTable(id, () => info, signal);
+  const [byOffset, byShare] = [card("Lag by partition", offsets.element), card("Jobs by partition", shares.element)];
+  byShare.hidden = true;
   const members = memberTable(id, () => info, signal);
   const refresh = async () => {
     try {
@@ -31,17 +35,20 @@ export function groupView({ parts, signal }) {
     fill(trouble);
     fill(figures, figureList(info));
     chart.add(Date.now(), info.lag);
-    await Promise.all([offsets.refresh(), members.refresh()]);
+    byShare.hidden = !info.is_queue;
+    byOffset.hidden = info.is_queue;
+    await Promise.all([offsets.refresh(), shares.refresh(), members.refresh()]);
   };
   keepFresh(refresh, ["groups", "topics"], signal, 2000);
   return h("div", { class: "view" }, pageHead(id, { trail: [["Groups", href(["groups"])]] }), figures, trouble, chart.element,
-    card("Lag by partition", offsets.element), card("Members", members.element), card("Rebalances", rebalanceTable(signal, id)));
+    byOffset, byShare, card("Members", members.element), card("Rebalances", rebalanceTable(signal, id)));
 }
 
 function figureList(info) {
   const figure = (label, value) => h("div", null, h("dt", null, label), h("dd", null, value));
   return h("dl", null, figure("State", stateBadge(info.state)), figure("Lag", h("span", { class: "big", data: { lag: info.lag ?? "" } }, count(info.lag))),
-    figure("Members", count(info.members.length)), figure("Partitions", count(info.offsets.length)), figure("Assignor", info.protocol || "–"), figure("Coordinator", `broker ${info.coordinator ?? "–"}`));
+    figure("Members", count(info.members.length)), info.is_queue && figure("In flight", h("span", { data: { inFlight: info.in_flight ?? "" } }, count(info.in_flight))),
+    figure("Partitions", count(info.is_queue ? info.shares.length : info.offsets.length)), figure("Assignor", info.protocol || "–"), figure("Coordinator", `broker ${info.coordinator ?? "–"}`));
 }
 
 function lagChart(id, signal) {
@@ -100,6 +107,27 @@ function offsetTable(id, info, signal) {
       { id: "client", isMinor: true, label: "Read by", isSortable: true, cell: (row) => h("span", { title: row.member_id }, row.client || "nobody") },
     ],
     empty: () => emptyState("The group has no committed offsets.", "Lag is known once a consumer has committed."),
+  });
+}
+
+function shareTable(id, info, signal) {
+  const rows = () => {
+    const most = Math.max(0, ...info().shares.map(({ lag }) => lag ?? 0));
+    return info().shares.map((row) => ({ ...row, most }));
+  };
+  return new DataTable({
+    label: `Jobs of ${id} by partition`, noun: "partition", signal, sort: "-lag", load: loadFrom(rows),
+    columns: [
+      { id: "topic", label: "Topic", isSortable: true, cell: ({ topic }) => h("a", { href: href(["topics", topic]) }, topic) },
+      { id: "partition", label: "Partition", isNumber: true, isSortable: true, width: "w-s", cell: (row) => count(row.partition) },
+      { id: "start", isMinor: true, label: "Start", isNumber: true, isSortable: true, width: "w-m", hint: "Everything before this offset is done", cell: (row) => count(row.start) },
+      { id: "lag", label: "Lag", isNumber: true, isSortable: true, width: "w-xl", cell: (row) => lagCell(row.lag, row.most) },
+      { id: "members", isMinor: true, label: "Members", isNumber: true, isSortable: true, width: "w-s", cell: (row) => count(row.members) },
+      { id: "in_flight", label: "In flight", isNumber: true, isSortable: true, width: "w-m", hint: "Records that members hold under a lock", cell: (row) => count(row.in_flight) },
+      { id: "waiting", isMinor: true, label: "Waiting", isNumber: true, isSortable: true, width: "w-m", hint: "Records that came back and will be delivered again", cell: (row) => count(row.waiting) },
+      { id: "deliveries", isMinor: true, label: "Deliveries", width: "w-l", hint: DELIVERIES_HINT, cell: ({ deliveries }) => deliveries || "–" },
+    ],
+    empty: () => emptyState("The queue has no partitions yet.", "They are there a moment after its first member has joined."),
   });
 }
 

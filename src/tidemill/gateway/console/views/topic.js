@@ -1,4 +1,4 @@
-// One topic: its figures, and tabs for partitions, messages, configuration, groups and, where it has them, delayed messages.
+// One topic: its figures, and tabs for partitions, messages, configuration, groups and, where it has them, delayed messages and dead letters.
 
 import * as api from "../api.js";
 import { fill, h, icon } from "../dom.js";
@@ -8,6 +8,7 @@ import { keepFresh } from "../live.js";
 import { badge, pageHead, problem } from "../parts.js";
 import { go, href } from "../router.js";
 import { configTab } from "./config.js";
+import { deadLettersTab } from "./dead_letters.js";
 import { messagesTab } from "./messages.js";
 import { partitionsTab } from "./partitions.js";
 import { deleteTopicDialog, produceDialog } from "./topic_dialogs.js";
@@ -20,7 +21,12 @@ const TABS = [
   ["config", "Configuration", configTab],
   ["groups", "Groups", topicGroupsTab],
   ["waiting", "Waiting", waitingTab],
+  ["dead-letters", "Dead letters", deadLettersTab],
 ];
+// Tabs that only some topics have.
+const HIDDEN_TABS = new Set(["waiting", "dead-letters"]);
+// Share groups need the setting; other writers of dead letters have names for their topics.
+const DEAD_LETTER_NAME = /dlq|dlt|dead.?letter/i;
 
 const config = (info, name) => info?.configs?.find((each) => each.name === name)?.value ?? null;
 
@@ -31,7 +37,9 @@ export function topicView({ parts, query, signal }) {
   const topic = new TopicState(name, signal, (state) => {
     fill(trouble, state.error && problem(state.error, () => topic.refresh()));
     if (state.info) fill(figures, figureList(state.info));
-    if (config(state.info, "tidemill.delays.enable") === "true") strip.querySelector("[data-tab=waiting]").hidden = false;
+    const reveal = (id) => (strip.querySelector(`[data-tab=${id}]`).hidden = false);
+    if (config(state.info, "tidemill.delays.enable") === "true") reveal("waiting");
+    if (DEAD_LETTER_NAME.test(name) || config(state.info, "errors.deadletterqueue.group.enable") === "true") reveal("dead-letters");
   });
   const produce = async () => {
     const delivery = await produceDialog(name, topic.info?.partitions ?? 1);
@@ -114,6 +122,6 @@ function viewOf(info, figure) {
 
 function tabStrip(name, current) {
   return h("nav", { class: "tabs", "aria-label": "Topic" }, TABS.map(([id, label]) => h("a", {
-    href: href(["topics", name, id]), "aria-current": id === current ? "page" : null, data: { tab: id }, hidden: id === "waiting" && id !== current,
+    href: href(["topics", name, id]), "aria-current": id === current ? "page" : null, data: { tab: id }, hidden: HIDDEN_TABS.has(id) && id !== current,
   }, label)));
 }
