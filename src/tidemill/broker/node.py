@@ -139,6 +139,7 @@ class Node:
             driver.ask,
             self._channels,
             lambda: self._lifecycle.broker_epoch,
+            driver.metadata_known_ms,
             self._fail,
             last_registration.forget,
         )

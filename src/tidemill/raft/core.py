@@ -135,6 +135,11 @@ class RaftMachine:
         """Whether this replica leads and has committed a record of its own epoch."""
         return isinstance(self._q.role, Leader) and self._q.role.is_active
 
+    def majority_confirmed_ms(self, steady_ms: int) -> int:
+        """The last time at which a majority is known to have followed this leader; -1 when it is none."""
+        role = self._q.role
+        return role.tracker.majority_confirmed_ms(steady_ms) if isinstance(role, Leader) else -1
+
     # -- stepping ----------------------------------------------------------------------------------------------
 
     def step(self, event: Event, steady_ms: int) -> list[Effect]:

@@ -33,6 +33,8 @@ class Progress:
     # -1 until its first valid fetch of this epoch.
     end_offset: int = -1
     last_fetch_ms: int = -1
+    # When the fetch before the last arrived: the last one was sent after the answer to that.
+    confirmed_ms: int = -1
     # The last time when it had everything that the leader had.
     last_caught_up_ms: int = -1
     # The leader's end at the previous fetch, and its time. A replica that reaches it now was caught up then.
@@ -46,6 +48,7 @@ class Progress:
             self.last_caught_up_ms = max(self.last_caught_up_ms, self._previous_fetch_ms)
         self._previous_leader_end, self._previous_fetch_ms = leader_end_offset, steady_ms
         self.end_offset = offset
+        self.confirmed_ms = self.last_fetch_ms
         self.last_fetch_ms = max(self.last_fetch_ms, steady_ms)
 
 
@@ -111,6 +114,13 @@ class Tracker:
         """The last time at which a majority had fetched. The leader, as a voter, always counts as now."""
         return majority_value(
             steady_ms if voter_id == self._own.id else progress.last_fetch_ms
+            for voter_id, progress in self.voters.items()
+        )
+
+    def majority_confirmed_ms(self, steady_ms: int) -> int:
+        """The last time at which a majority is known to have followed this leader, whatever was under way since."""
+        return majority_value(
+            steady_ms if voter_id == self._own.id else progress.confirmed_ms
             for voter_id, progress in self.voters.items()
         )
 

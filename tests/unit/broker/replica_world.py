@@ -141,6 +141,7 @@ class Host:
     rack: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
     broker_epoch: int = -1
+    metadata_known_ms: int = -1
     loop: SimulatedLoop | None = None
     replicas: Replicas = field(init=False)
     broker: Any = None
@@ -259,6 +260,7 @@ class World:
             lambda request: self._ask(host, request),
             channels,
             lambda: host.broker_epoch,
+            lambda: host.metadata_known_ms,
             host.fatal.append,
         )
         host.broker = SimpleNamespace(

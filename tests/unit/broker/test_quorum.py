@@ -33,6 +33,26 @@ async def test_three_voters_elect_commit_and_go_on_without_one() -> None:
 
 
 @in_virtual_time
+async def test_metadata_is_known_until_lately_only_while_a_majority_is_reached() -> None:
+    world = World([1, 2, 3])
+    await world.start()
+    leader = await world.leader()
+    await world.commit(b"a")
+
+    async def advancing() -> set[int]:
+        """The nodes whose knowledge keeps up with the time."""
+        before = {node.id: node.quorum.known_ms for node in world.up}
+        await asyncio.sleep(4)
+        return {node.id for node in world.up if node.quorum.known_ms - before[node.id] >= 3_000}
+
+    assert await advancing() == {1, 2, 3}
+    world.isolate(leader.id)
+    await world.until(lambda: world.active() not in (None, leader))
+    assert await advancing() == {1, 2, 3} - {leader.id}
+    await world.stop()
+
+
+@in_virtual_time
 async def test_voters_of_the_configuration_have_the_name_of_their_listener() -> None:
     """Kafka's `kafka-metadata-quorum` fails on an empty one."""
     world = World([1, 2, 3])

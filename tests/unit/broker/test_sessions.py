@@ -40,6 +40,18 @@ def test_consumer_cannot_use_session_of_follower() -> None:
     assert sessions.resolve(as_consumer, _VERSION, 0) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
+def test_fetch_of_follower_confirms_the_time_of_the_fetch_before() -> None:
+    """The latest may have been under way for long: it was sent after the answer to the one before, and no more is known."""
+    sessions = _sessions()
+    opening = FetchRequest(replica_id=2, session_epoch=0)
+    session = sessions.resolve(opening, _VERSION, 1_000)
+    assert isinstance(session, ReplicaSession)
+    assert session.confirmed_ms < 0
+    going_on = FetchRequest(replica_id=2, session_id=session.id, session_epoch=1)
+    assert sessions.resolve(going_on, _VERSION, 30_000) is session
+    assert (session.replica_id, session.confirmed_ms) == (2, 1_000)
+
+
 def test_many_follower_sessions_do_not_evict_one_in_use() -> None:
     """And they do not add up without end."""
     sessions = _sessions()

@@ -212,7 +212,7 @@ class CoordinatorRuntime(Generic[MachineT]):
             self._clock,
             respond=self._requests.respond,
             report=partial(self._report, index, leader_epoch),
-            is_deserted=partial(self._replicas.is_deserted, partition, self._replicas.steady_ms()),
+            is_deserted=partial(self._replicas.is_deserted, partition),
             returned=self._returned,
         )
         task = asyncio.get_running_loop().create_task(shard.load())

@@ -9,7 +9,7 @@ notified of every append and every change, because followers also read what is n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -32,7 +32,9 @@ class ReplicaListener(Protocol):
     @property
     def replica_id(self) -> int: ...
     @property
-    def used_ms(self) -> int: ...
+    def confirmed_ms(self) -> int:
+        """The last time at which the follower is known to have followed the session's partitions."""
+
     def grew(self, key: WireKey, added_bytes: int) -> None: ...
     def changed(self, key: WireKey) -> None: ...
 
@@ -106,10 +108,10 @@ class DelayedOperations:
     def detach(self, listener: ReplicaListener) -> None:
         self._replica_listeners.pop(listener, None)
 
-    def is_followed_by(self, broker_ids: Collection[int], since_ms: int) -> bool:
-        """Whether one of the brokers has the partition in its session and has fetched since then."""
+    def is_followed_by(self, replica_id: int, since_ms: int) -> bool:
+        """Whether that replica is known to have followed this partition at that time or later."""
         return any(
-            listener.used_ms >= since_ms and listener.replica_id in broker_ids
+            listener.replica_id == replica_id and listener.confirmed_ms >= since_ms
             for listener in self._replica_listeners
         )
 

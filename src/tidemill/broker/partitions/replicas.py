@@ -73,15 +73,20 @@ class Replicas:
         ask: Ask,
         channels: Channels,
         broker_epoch: Callable[[], int],
+        metadata_known_ms: Callable[[], int],
         on_fatal: Callable[[str], None],
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_loss` is called for every replica of which the disk may hold less than was written."""
+        """`on_loss` is called for every replica of which the disk may hold less than was written.
+
+        `metadata_known_ms` is the last time up to which every committed change of the metadata is known here.
+        """
         self._config = config
         self._platform = platform
         self._data_dir = data_dir
         self.syncer = syncer
         self.broker_epoch = broker_epoch
+        self._metadata_known_ms = metadata_known_ms
         self._on_fatal = on_fatal
         self._on_loss = on_loss
         self._loop = asyncio.get_running_loop()
@@ -193,17 +198,23 @@ class Replicas:
             endpoint = next(iter(broker.endpoints.values()))
         return Address(endpoint.host, endpoint.port)
 
-    def is_deserted(self, partition: Partition, since_ms: int) -> bool:
-        """Whether no follower in the ISR has fetched the partition lately: they may follow another leader by now.
+    def is_deserted(self, partition: Partition) -> bool:
+        """Whether another broker may lead the partition by now, without the metadata having reached this one.
 
-        A follower that has taken the partition out of its session has left at once, whatever else it fetches here. A
-        leader that is the only one in the ISR cannot have been replaced.
+        Either proves that this broker led it until lately: the metadata is known up to then, or every other member of
+        the ISR, of which a new leader would be one, followed it then. A sole member of the ISR cannot have been replaced.
         """
         image = partition.image
         if image is None or len(image.isr) < 2:
             return False
-        silent_since_ms = self.steady_ms() - _SILENCE_MS_MAX
-        return silent_since_ms > since_ms and not partition.delayed.is_followed_by(image.isr, silent_since_ms)
+        since_ms = self.steady_ms() - _SILENCE_MS_MAX
+        if self._metadata_known_ms() >= since_ms:
+            return False
+        return not all(
+            partition.delayed.is_followed_by(broker_id, since_ms)
+            for broker_id in image.isr
+            if broker_id != self.broker_id
+        )
 
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)

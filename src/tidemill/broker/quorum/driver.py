@@ -143,6 +143,10 @@ class ControllerDriver:
         if self._controller is not None:
             self._controller.committed(end_offset)
 
+    def metadata_known_ms(self) -> int:
+        """The last time up to which every committed record is known here."""
+        return self.quorum.known_ms
+
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Returns when the condition holds; it is checked whenever the metadata or the controller has changed."""
         while not condition():

@@ -146,6 +146,11 @@ class Quorum:
     def bytes_since_snapshot(self) -> int:
         return self._replica.bytes_since_snapshot if self._replica is not None else 0
 
+    @property
+    def known_ms(self) -> int:
+        """The last time up to which every committed record is known to have been handed over."""
+        return self._replica.known_ms if self._replica is not None else -1
+
     def leader_address(self) -> Address | None:
         leader_id = self.leader_id
         return None if leader_id is None else self._peers.address_of(leader_id)

@@ -109,10 +109,21 @@ class Replica:
         self._could_not_append = False
         self._resignation: asyncio.Future[None] | None = None
         self._refused_by: set[int] = set()
+        # When a fetch was sent, and the high watermark of its answer: once that is handed over, everything committed
+        # before the fetch was sent is known.
+        self._unconfirmed: tuple[int, int] | None = None
+        self._fetch_confirmed_ms = -1
 
     @property
     def is_active(self) -> bool:
         return self.machine.is_active_leader and not self._is_stopped
+
+    @property
+    def known_ms(self) -> int:
+        """The last time up to which every committed record is known to have been handed over."""
+        if self.is_active:
+            return self.machine.majority_confirmed_ms(self.steady_ms())
+        return self._fetch_confirmed_ms
 
     @property
     def is_waiting_for_space(self) -> bool:
@@ -270,7 +281,7 @@ class Replica:
                 | do.SendEndQuorumEpoch()
             ):
                 failed = partial(self.step, on.RequestFailed(effect.number))
-                self._peers.send(effect, partial(self._answered, effect), failed)
+                self._peers.send(effect, partial(self._answered, effect, self.steady_ms()), failed)
             case do.Answer() | do.AnswerFetch() | do.AnswerFetchSnapshot():
                 self._answer(effect)
             case do.SyncLog(number):
@@ -362,6 +373,7 @@ class Replica:
             if end_offset >= offset or len(gathered) >= _HANDED_OVER_AT_ONCE:
                 self._listener.committed(gathered, end_offset)
                 gathered = []
+        self._confirm()
 
     def _restart_listener(self, snapshot: SnapshotKey) -> None:
         self._listener.restart_from(self._log.snapshots.values(snapshot), snapshot.end_offset, snapshot.epoch)
@@ -392,7 +404,7 @@ class Replica:
         asker: Asker = effect.token  # type: ignore[assignment]
         asker.answered(effect.response)
 
-    def _answered(self, sent: Sent, response: PeerResponse) -> None:
+    def _answered(self, sent: Sent, sent_ms: int, response: PeerResponse) -> None:
         if self._is_stopped:
             return
         if response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID and sent.to not in self._refused_by:
@@ -411,6 +423,16 @@ class Replica:
             self._loop.call_later(_DISK_FULL_PAUSE_S, self.step, on.RequestFailed(sent.number))
             return
         self.step(event)
+        if isinstance(response, data.FetchResponse) and not response.error_code:
+            part = messages.fetch_response_part(response)
+            if part is not None and not part.error_code and part.high_watermark >= 0:
+                self._unconfirmed = self._unconfirmed or (sent_ms, part.high_watermark)
+                self._confirm()
+
+    def _confirm(self) -> None:
+        if self._unconfirmed is not None and self._unconfirmed[1] <= self.handed_over:
+            self._fetch_confirmed_ms = max(self._fetch_confirmed_ms, self._unconfirmed[0])
+            self._unconfirmed = None
 
     def _event_of(self, sent: Sent, response: PeerResponse) -> on.Event:
         number = sent.number

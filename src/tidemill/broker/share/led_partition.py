@@ -80,9 +80,8 @@ class ShareHost(Protocol):
     @property
     def filtered_work(self) -> LongWork: ...
     def wall_ms(self) -> int: ...
-    def steady_ms(self) -> int: ...
-    def is_deserted(self, partition: Partition, since_ms: int) -> bool:
-        """Whether no follower in the ISR has fetched lately: another broker may lead by now."""
+    def is_deserted(self, partition: Partition) -> bool:
+        """Whether another broker may lead the partition by now."""
 
     def report_damage(self, partition: Partition, reason: str) -> None: ...
 
@@ -113,7 +112,6 @@ class LedSharePartition:
         self._states = states
         self._clock = clock
         self._host = host
-        self._began_ms = host.steady_ms()
         self._letters = letters
         self._counts = counts
         # For views, and topics with delayed records.
@@ -260,7 +258,7 @@ class LedSharePartition:
         machine, log = self.machine, self.partition.log
         if machine is None or self.is_over or log is None:
             return None
-        if self._host.is_deserted(self.partition, self._began_ms):
+        if self._host.is_deserted(self.partition):
             # Another broker may lead by now, and may have taken acknowledgements of what this one would hand out.
             return None
         if log.log_start_offset > machine.start_offset:

@@ -98,6 +98,9 @@ class FetchSession:
 @dataclass(slots=True, eq=False)
 class ReplicaSession(FetchSession):
     replica_id: int = -1
+    # When the previous fetch arrived. The follower sent its latest one after the answer to that, so it followed the
+    # session's partitions at that time or later. The arrival of the latest proves nothing: it may be long under way.
+    confirmed_ms: int = -1
     # Partitions that may have something new for the follower, the longest waiting first.
     dirty: dict[WireKey, None] = field(default_factory=dict)
     # The delayed fetch that waits on this session, called with the bytes that came.
@@ -163,6 +166,8 @@ class FetchSessions:
         if session.uses_ids != (version >= TOPIC_IDS_SINCE):
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         session.epoch = 1 if session.epoch == _LARGEST_EPOCH else session.epoch + 1
+        if isinstance(session, ReplicaSession):
+            session.confirmed_ms = session.used_ms
         session.used_ms = steady_ms
         sessions.move_to_end(session.id)
         session.update(request)
