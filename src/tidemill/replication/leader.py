@@ -192,6 +192,11 @@ class PartitionLeader:
 
     # -- events ----------------------------------------------------------------------------------------------
 
+    def has_fetched(self, broker_id: int) -> bool:
+        """Whether that follower has fetched from this leader, and so knows of it."""
+        state = self.followers.get(broker_id)
+        return state is not None and state.last_fetch_ms != _NEVER_MS
+
     def configured(self, min_insync_replicas: int, steady_ms: int) -> Sequence[Effect]:
         self._min_insync_replicas = min_insync_replicas
         return self._advance(steady_ms)

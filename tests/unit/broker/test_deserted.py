@@ -75,3 +75,25 @@ def test_sole_member_of_isr_is_never_deserted(world: World) -> None:
     world.cut_off(1)
     world.settle(_SILENCE_S)
     assert not is_deserted(world)
+
+
+def is_succession_over(world: World, since_ms: int) -> bool:
+    host = world[2]
+    return host.replicas.is_succession_over(host.partition(), since_ms)
+
+
+def test_succession_is_over_when_the_old_leader_follows_the_new_one(world: World) -> None:
+    began_ms = world[2].replicas.steady_ms()
+    world.change(leader=2)
+    world.settle(1)
+    assert is_succession_over(world, began_ms)
+
+
+def test_succession_lasts_until_an_old_leader_that_does_not_know_is_deserted(world: World) -> None:
+    began_ms = world[2].replicas.steady_ms()
+    world.change(leader=2, to=[2, 3])
+    world.settle(1)
+    assert not is_succession_over(world, began_ms)
+    world.settle(_SILENCE_S)
+    assert is_deserted(world)
+    assert is_succession_over(world, began_ms)

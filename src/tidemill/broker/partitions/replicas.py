@@ -216,6 +216,18 @@ class Replicas:
             if broker_id != self.broker_id
         )
 
+    def is_succession_over(self, partition: Partition, since_ms: int) -> bool:
+        """Whether the leader before this one serves no more; this one is known to lead since then.
+
+        While the old leader is in the ISR, its fetch proves that it knows of the new one. One that does not know takes
+        itself for deserted after a while.
+        """
+        leader = partition.leader
+        return leader is not None and (
+            self.steady_ms() - since_ms > _SILENCE_MS_MAX
+            or all(leader.has_fetched(broker_id) for broker_id in leader.isr if broker_id != self.broker_id)
+        )
+
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)
 

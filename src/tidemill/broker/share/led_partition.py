@@ -83,6 +83,9 @@ class ShareHost(Protocol):
     def is_deserted(self, partition: Partition) -> bool:
         """Whether another broker may lead the partition by now."""
 
+    def is_succession_over(self, partition: Partition, since_ms: int) -> bool:
+        """Whether the leader before this one serves no more."""
+
     def report_damage(self, partition: Partition, reason: str) -> None: ...
 
 
@@ -123,6 +126,7 @@ class LedSharePartition:
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
         self._leader_epoch = partition.leader_epoch
+        self._began_ms = clock.steady_ms()
         self._state_epoch = 0
         # None until its state was read.
         self.machine: SharePartition | None = None
@@ -258,8 +262,10 @@ class LedSharePartition:
         machine, log = self.machine, self.partition.log
         if machine is None or self.is_over or log is None:
             return None
-        if self._host.is_deserted(self.partition):
-            # Another broker may lead by now, and may have taken acknowledgements of what this one would hand out.
+        # Another broker may lead by now, and may have taken acknowledgements of what this one would hand out. For the
+        # same reason a new leader begins when its predecessor has ended.
+        is_over = self._host.is_succession_over(self.partition, self._began_ms)
+        if not is_over or self._host.is_deserted(self.partition):
             return None
         if log.log_start_offset > machine.start_offset:
             machine.log_start_moved(log.log_start_offset)
