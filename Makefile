@@ -127,9 +127,9 @@ exactly-once: $(VENV)/dev.stamp  ## read, transform, write with each client, thr
 sim: $(VENV)/dev.stamp  ## the whole cluster from a seed: SEED=7, or SEEDS=1000; MINUTES=10 of simulated time each
 	@$(BIN)/python -m tidemill.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10)) --minutes $(or $(MINUTES),10) $(ARGS)
 
-fuzz: $(VENV)/dev.stamp  ## requests of all APIs, mutated, against real brokers: MINUTES=10 SEED=7 BROKERS=3; FRAME=hex repeats one
+fuzz: $(VENV)/dev.stamp  ## requests of all APIs, mutated, against real brokers: MINUTES=10 SEED=7 BROKERS=3 P99_MS=100; FRAME=hex repeats one
 	@$(BIN)/python -m tests.wire.fuzz --minutes $(or $(MINUTES),1) --brokers $(or $(BROKERS),1) $(if $(SEED),--seed $(SEED)) \
-		$(if $(FRAME),--frame $(FRAME)) $(ARGS)
+		$(if $(FRAME),--frame $(FRAME)) $(if $(P99_MS),--p99-ms $(P99_MS)) $(ARGS)
 
 group-schedules: $(VENV)/dev.stamp  ## 50 random join/leave/kill schedules, and 5,000 members at once
 	@TIDEMILL_GROUP_SCHEDULES=$(or $(ROUNDS),50) TIDEMILL_GROUP_MEMBERS=5000 $(BIN)/python -m pytest \

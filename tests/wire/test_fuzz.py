@@ -84,6 +84,13 @@ def test_the_watchdog_reports_memory_above_its_bound(start: Callable[..., Broker
     assert watchdog.innocent["failure"] is None
 
 
+def test_the_watchdog_reports_round_trips_above_their_bound(start: Callable[..., Broker]) -> None:
+    with Watchdog(target_of_broker(start()), p99_ms_max=0.0) as watchdog:
+        pass
+    (finding,) = watchdog.findings
+    assert "p99 is not below 0 ms" in finding.what
+
+
 def test_an_innocent_client_makes_its_round_trips(start: Callable[..., Broker]) -> None:
     broker = start()
     with Watchdog(target_of_broker(broker)) as watchdog, Connection(broker) as connection:

@@ -57,11 +57,12 @@ class Campaign:
     frames_max: int = 1 << 40
     seconds: float = 1e9
     size: Size = Size()
+    p99_ms_max: float | None = None
     say: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
         self.pools = Pools()
-        self.watchdog = Watchdog(self.target)
+        self.watchdog = Watchdog(self.target, p99_ms_max=self.p99_ms_max)
         self.ledger = Ledger(self.seed, self.frames_max, self._is_over)
         self.findings: list[Finding] = []
         self._ends_s = 0.0

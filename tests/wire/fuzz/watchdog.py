@@ -1,7 +1,8 @@
 """Says whether brokers stay well while they are attacked.
 
 An innocent client's round trips go on throughout. Findings are: a process that ended, more memory than the bound, a log
-entry at ERROR or with a traceback, a round trip that failed. `report` gives the times and the memory seen.
+entry at ERROR or with a traceback, a round trip that failed and, where a bound is given, a p99 of round trips that is not
+below it. `report` gives the times and the memory seen.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ class _LogTail:
 class Watchdog:
     target: Target
     rss_bytes_max: int = RSS_BYTES_MAX
+    # For a machine that does nothing else.
+    p99_ms_max: float | None = None
     # What is expected in the log for a reason of its own.
     is_expected: Callable[[str], bool] = field(default=lambda _: False)
     findings: list[Finding] = field(default_factory=list)
@@ -159,6 +162,8 @@ class Watchdog:
         self.innocent = json.loads(printed) if printed else {"failure": "it ended without a word"}
         if self.innocent["failure"]:
             self.findings.append(Finding("the innocent client", str(self.innocent["failure"])))
+        elif self.p99_ms_max is not None and self.innocent["p99_ms"] >= self.p99_ms_max:
+            self.findings.append(Finding(f"the innocent client's p99 is not below {self.p99_ms_max:g} ms"))
         self.look()
 
     def give_up(self) -> None:
