@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -194,3 +196,21 @@ Caused by: java.net.ConnectException: Connection refused: spark:7077
 """
     assert line_of(text) == "ConnectException: Connection refused: spark:7077"
     assert line_of("\n\n") == "Spark failed and gave no reason"
+
+
+@pytest.mark.parametrize(("reused", "is_frozen"), [({"SPARK_REUSE_WORKER": "1"}, True), ({}, False)])
+def test_only_a_reused_worker_leaves_imports_out_of_garbage_collections(
+    reused: dict[str, str], is_frozen: bool
+) -> None:
+    program = (
+        "import gc; from tidemill.spark import freeze_imports as f; f(); print(gc.get_freeze_count() > 0)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REUSE_WORKER"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | reused,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(is_frozen)

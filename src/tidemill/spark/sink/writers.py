@@ -40,6 +40,7 @@ from tidemill.client.producing.transactional import (
 )
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.protocol.records import HEADER_SIZE
+from tidemill.spark import freeze_imports
 from tidemill.spark.arrow.encode import encode
 from tidemill.spark.claims import stored
 from tidemill.spark.sink.commits import Transaction
@@ -104,6 +105,7 @@ class Written(WriterCommitMessage):
 
 class BatchWriter(DataSourceArrowWriter):
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool = False) -> None:
+        freeze_imports()
         self._options = SinkOptions.parse(options)
         check_schema(schema, self._options)
         if overwrite:
@@ -118,6 +120,7 @@ class BatchWriter(DataSourceArrowWriter):
         return write_rows(self._options, task, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        freeze_imports()
         written = _transactions(messages)
         if not self._options.exactly_once or not (written or self._options.job):
             return
@@ -193,6 +196,7 @@ def _settle_after_failure(
 
 def write_rows(options: SinkOptions, task: Task, batches: Iterable[pa.RecordBatch]) -> Written:
     """Everything that a task does. It sends no request when there are no rows."""
+    freeze_imports()
     chunks = _chunks(batches, options)
     first = next(chunks, None)
     if first is None:

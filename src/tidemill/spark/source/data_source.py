@@ -54,7 +54,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ConfigError
-from tidemill.spark import catalog
+from tidemill.spark import catalog, freeze_imports
 from tidemill.spark.source.offsets import (
     AtOffsets,
     Log,
@@ -145,6 +145,7 @@ def _schema(columns: Sequence[str]) -> StructType:
 
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    freeze_imports()
     # Spark makes up a partition where there is none to read.
     if not isinstance(partition, Work):
         return iter(())
@@ -208,6 +209,7 @@ class BatchReader(DataSourceReader):
         return f"Tidemill[{self._options.subscription!r}]"
 
     def partitions(self) -> Sequence[InputPartition]:
+        freeze_imports()
         options = self._options
         if not options.has_brokers:
             from tidemill.spark.source.table import plan_files
