@@ -9,7 +9,8 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from tidemill import AsyncClient, Client, LargePayloads, Record, to_json
+from tests.brokers import eventually
+from tidemill import AsyncClient, Client, Job, LargePayloads, Queue, Record, to_json
 from tidemill.claims.claim import Claim
 from tidemill.claims.errors import (
     ClaimCorrupt,
@@ -339,3 +340,67 @@ async def test_async_publish_fails_when_the_store_is_down(
         with pytest.raises(ClaimStoreDown):
             await client.publish(topic, b"x" * 600_000)
         assert (await client.publish(topic, b"small")).offset == 0
+
+
+# --- queues ---
+
+
+def job_of(queue: Queue) -> Job:
+    found: list[Job] = []
+
+    def has_job() -> bool:
+        found.extend(job for job in [queue.get(0.5)] if job is not None)
+        return bool(found)
+
+    eventually(has_job, "a job")
+    return found[0]
+
+
+def test_job_has_the_payload_of_its_claim(client: Client, topic: str) -> None:
+    client.publish(topic, LARGE, headers={"trace": "1"}).result()
+    with client.queue(topic, group=f"{topic}-workers") as queue:
+        job = job_of(queue)
+        assert (job.value, job.text(), job.record.headers) == (LARGE, LARGE.decode(), (("trace", b"1"),))
+        job.done()
+
+
+def test_job_that_fails_stays_a_claim_in_its_dead_letter(
+    client: Client, shared: InProcessBroker, topic: str, root: Path
+) -> None:
+    dead = f"{topic[:200]}-dlq"
+    client.create_topic(dead)
+    client.publish(topic, LARGE).result()
+    with client.queue(topic, group=f"{topic}-workers", dead_letters=dead) as queue:
+        job_of(queue).fail("no")
+    (letter,) = raw(shared, dead)
+    assert claim_of(letter).size == len(LARGE)
+    (resolved,) = read(client, dead)
+    assert resolved.value == LARGE
+    # It was not stored a second time.
+    assert len([path for path in root.rglob("*") if path.is_file()]) == 1
+
+
+def test_job_whose_payload_is_missing_raises_where_its_value_is_used(
+    client: Client, topic: str, root: Path
+) -> None:
+    client.publish(topic, LARGE).result()
+    for path in root.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with client.queue(topic, group=f"{topic}-workers") as queue:
+        job = job_of(queue)
+        with pytest.raises(ClaimMissing):
+            job.text()
+        job.fail("the payload is missing")
+
+
+async def test_async_job_has_the_payload_of_its_claim(
+    shared: InProcessBroker, large: LargePayloads, topic: str
+) -> None:
+    async with AsyncClient(shared.bootstrap, timeout_s=20, large_payloads=large) as client:
+        await client.publish(topic, LARGE)
+        async with client.queue(topic, group=f"{topic}-workers") as queue:
+            async for job in queue:
+                assert job.value == LARGE
+                await job.done()
+                break

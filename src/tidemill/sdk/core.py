@@ -219,10 +219,13 @@ class Core:
                     guarantee, retrying, consumer, commits, settings, instance
                 ),
                 self._prepare_retries,
-                Withdrawals(self._large_payloads),
+                self.withdrawals(),
             )
             self._readers.append(reader)
         return reader
+
+    def withdrawals(self) -> Withdrawals:
+        return Withdrawals(self._large_payloads)
 
     def _guarantee(
         self,

@@ -64,7 +64,8 @@ class Settling:
 
     def retry(self, job: BaseJob, after: Delay | None, why: str) -> Future[None]:
         """`has_delays` may wait for a broker; with `after` None it is not called."""
-        record = job.record
+        # A claim is passed on as a claim.
+        record = job.record.as_stored()
         is_last = record.attempt >= self._attempts_max
         if after is not None and not is_last and not self._has_delays(record.topic):
             raise InvalidSetting(
@@ -84,7 +85,7 @@ class Settling:
 
     def fail(self, job: BaseJob, why: str) -> Future[None]:
         job.settle()
-        record = job.record
+        record = job.record.as_stored()
         LOGGER.warning("job %s offset %d failed: %s", record.topic_partition, record.offset, why)
         if self._dead_letters is None:
             return self._acknowledge(job, Acknowledge.REJECT)

@@ -25,6 +25,7 @@ from tidemill.client.share.consumer import ShareConsumer
 from tidemill.client.share.deliveries import ShareDelivery
 from tidemill.client.share.session import Acknowledge
 from tidemill.errors import ApiError, ErrorCode, TidemillError
+from tidemill.sdk.claims import ClaimedRecord
 from tidemill.sdk.consuming.positions import Place
 from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, NotAuthorized, UnknownTopic, Unreachable
 from tidemill.sdk.publishing.publisher import Publication
@@ -71,6 +72,7 @@ class Workshop:
         if start not in get_args(Place):
             raise InvalidSetting(f"queue: start is {start!r}; it has to be 'earliest' or 'latest'")
         self._core = core
+        self._withdrawals = core.withdrawals()
         self._start = start
         self._topic = topic
         self._group = group
@@ -165,7 +167,11 @@ class Workshop:
         if not delivery.is_for(self._group):
             self._consumer.acknowledge(delivery, Acknowledge.ACCEPT)
             return None
-        return delivery, record_of(delivery)
+        return delivery, self._withdrawals.resolved(record_of(delivery))
+
+    def read_ahead(self, record: Record) -> None:
+        """Keep the payload of a claim with it. Blocks as long as the store does."""
+        self._withdrawals.read_ahead([record])
 
     def hand_out(self, job: BaseJob) -> bool:
         """False for a job whose attempts are used up: workers died of it, or lost it, after delayed retries."""
@@ -328,6 +334,9 @@ class AsyncQueue(AsyncIterator[AsyncJob]):
             taken = workshop.take(0.0)
         if taken is None:
             return None
+        if isinstance(taken[1], ClaimedRecord):
+            # A handler that uses the value later must not hold up the loop.
+            await asyncio.to_thread(workshop.read_ahead, taken[1])
         job = AsyncJob(*taken, workshop.settling, workshop.timeout_s)
         return job if workshop.hand_out(job) else None
 
