@@ -10,20 +10,24 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from tidemill.broker.node import Node
+from tidemill.client.admin.dead_letters import DeadLetterAdmin
 from tidemill.client.admin.delays import DelayAdmin, PendingMessage
 from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.admin.security import SecurityAdmin
-from tidemill.client.admin.topics import Admin
+from tidemill.client.admin.share_groups import ShareGroupAdmin
+from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.admin.views import ViewAdmin
 from tidemill.client.cluster import Cluster
 from tidemill.client.connections.security import SecurityOptions
 from tidemill.client.consumer import Consumer
 from tidemill.client.producing.producer import Producer
 from tidemill.client.retry import UnknownTopic
+from tidemill.dead_letters import DeadLetter
 from tidemill.errors import ApiError, ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_COMMITTED, READ_UNCOMMITTED
 from tidemill.protocol.records import Header
@@ -33,6 +37,7 @@ from tidemill.testing.network import HELPER_CLIENT_ID
 from tidemill.testing.node_thread import NodeThread
 from tidemill.testing.records import (
     Headers,
+    JobCounts,
     StoredRecord,
     Text,
     encoded,
@@ -334,6 +339,32 @@ class ClientOperations(ABC):
                 if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
                     return []
                 raise
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def configure_group(self, group: str, **configs: object) -> None:
+        """Set configurations of a group, such as `**{"share.delivery.count.limit": 2}`, also before it exists."""
+        with self._lock:
+            Admin(self._cluster).alter_configs(ResourceType.GROUP, group, changes=properties_text(configs))
+
+    def jobs(self, group: str) -> JobCounts:
+        """How many jobs of a share group are left, and how those stand that were delivered."""
+        with self._lock:
+            admin = ShareGroupAdmin(self._cluster)
+            positions = admin.positions(group)
+            in_flight = admin.in_flight(group, [each.partition for each in positions]).values()
+        by_deliveries = zip_longest(*(each.by_deliveries for each in in_flight), fillvalue=0)
+        return JobCounts(
+            sum(each.lag or 0 for each in positions),
+            sum(each.acquired for each in in_flight),
+            sum(each.waiting or 0 for each in in_flight),
+            tuple(sum(counts) for counts in by_deliveries),
+        )
+
+    def dead_letters(self, topic: str) -> list[DeadLetter]:
+        """The letters of a dead-letter topic, with the reason of each in `failure`."""
+        with self._lock:
+            return [each.letter for each in DeadLetterAdmin(self._cluster, topic).letters()]
 
     # -- waiting ---------------------------------------------------------------------------------------------
 

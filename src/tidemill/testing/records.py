@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Text = bytes | str
 Headers = Mapping[str, Text | None] | Sequence[tuple[str, Text | None]]
+
+
+class JobCounts(NamedTuple):
+    """The jobs of a queue, in records."""
+
+    # Neither done nor given up.
+    left: int
+    # Of these: in the hands of workers, and delivered before and waiting for another delivery.
+    in_flight: int
+    waiting: int
+    # Of both: how many were delivered once, twice, and so on.
+    by_deliveries: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
