@@ -29,6 +29,8 @@ from tidemill.sim.world import World
 
 # Those that take the most simulated time to be found.
 _LONG = {
+    "a new leader shows everything",
+    "a new coordinator forgets who took over",
     "an end leaves the epoch to who took over",
     "votes for anybody",
     "ack before replication",
