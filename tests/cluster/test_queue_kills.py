@@ -136,7 +136,7 @@ class Workload:
         else:
             self.kill_broker()
             self._cluster.await_up()
-            # Two brokers that are down at once would leave nobody to take acknowledgements.
+            # Two brokers that are down at once would leave no broker to take acknowledgements.
             self._await_replicas()
         self._await_progress()
 

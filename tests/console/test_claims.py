@@ -1,4 +1,4 @@
-"""Large payloads in a real browser: where they are, how large, and loaded when somebody wants to see them."""
+"""Large payloads in a real browser: where they are, how large, and loaded when a user wants to see them."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _prepare(stage: Stage) -> tuple[TopicPartition, Machine, Machine, Machine]:
     tp = next(each for each in stage.partitions if stage.leader_of(each) is not controller)
     leader = stage.leader_of(tp)
     other = next(each for each in stage.machines() if each not in (leader, controller))
-    # The third node is the preferred leader, and leads when somebody says so.
+    # The third node is the preferred leader, and leads after an election on request.
     wanted = ReassignableTopic(
         name=TOPIC,
         partitions=[

@@ -9,7 +9,7 @@ import { badge, emptyState, problem, toast } from "../parts.js";
 import { href } from "../router.js";
 import { DataTable, loadFrom } from "../table.js";
 
-// The newest ones. A listing reads the topic, so it is asked for when somebody looks.
+// The newest ones. A listing reads the topic, so it is requested when a user looks.
 const LIMIT = 1000;
 
 const place = ({ partition, offset }) => `partition ${partition}, offset ${count(offset)}`;
@@ -34,7 +34,7 @@ function replayDialog(topic, letter) {
     : ["The letter with the key ", h("b", null, keyText(letter)), ` (${place(letter)}) goes back to `, h("b", null, letter.original_topic ?? "an unknown topic"), "."];
   return formDialog({
     title: letter === null ? "Replay all letters" : "Replay letter", action: letter === null ? "Replay all" : "Replay",
-    body: [h("p", null, what), h("p", { class: "hint" }, "A letter is put back once, however often this is done. Whoever reads that topic gets the record again.")],
+    body: [h("p", null, what), h("p", { class: "hint" }, "A letter is put back once, however often this is done. Consumers of that topic get the record again.")],
     submit: async () => toast(outcomeText(await api.replayDeadLetters(topic, letter))),
   }).closed;
 }
