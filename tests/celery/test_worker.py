@@ -141,6 +141,28 @@ def test_task_of_a_killed_worker_is_done_by_another(
             journal.wait("finished", "it")
 
 
+def test_worker_that_is_asked_to_stop_finishes_its_task_acknowledges_it_and_releases_the_others(
+    shared: InProcessBroker, app: Celery, journal: Journal, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    environment = {"TIDEMILL_TEST_PREFETCH": "4"}
+    with Worker(
+        url_of(shared), journal, "stopped", name="first", concurrency=1, environment=environment
+    ) as first:
+        send(app, "held", "it", str(gate), queue="stopped")
+        journal.wait("held", "it")
+        for number in range(3):
+            send(app, "note", number, queue="stopped")
+        first.process.terminate()
+        eventually(lambda: "Warm shutdown" in first.log(), "the worker stops")
+        gate.touch()
+        assert first.process.wait(60) == 0
+        with Worker(url_of(shared), journal, "stopped", name="second", pool="solo", concurrency=1):
+            for number in range(3):
+                journal.wait("note", str(number))
+    assert len(journal.lines("held")) == len(journal.lines("finished")) == 1
+
+
 def test_worker_goes_on_after_a_restart_of_the_broker(journal: Journal) -> None:
     with (
         InProcessBroker() as broker,

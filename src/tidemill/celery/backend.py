@@ -33,6 +33,8 @@ from tidemill.client.consumer import Consumer
 from tidemill.client.producing.producer import Producer
 from tidemill.client.retry import UnknownTopic
 from tidemill.config import DELAYS_ENABLE
+from tidemill.config.keys.topics import DEAD_LETTERS_ENABLE
+from tidemill.config.share_groups import DEAD_LETTER_TOPIC
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.records import Header
 from tidemill.types import TopicPartition
@@ -49,8 +51,6 @@ _GROUP_CONFIGS = {"share.auto.offset.reset": "earliest", _DELIVERY_LIMIT: "10"}
 _DELIVERY_LIMIT_DEFAULT = 5
 # The table was deleted, and perhaps made anew.
 _TABLE_REPLACED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OFFSET_OUT_OF_RANGE)
-_DEAD_LETTERS = "errors.deadletterqueue.topic.name"
-_DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
 
 
 @dataclass(frozen=True)
@@ -253,14 +253,15 @@ class Backend:
         wanted = dict(_GROUP_CONFIGS)
         with self._lock, translated():
             if self._options.dead_letters is not None:
-                wanted[_DEAD_LETTERS] = self._options.dead_letters
-                self._create(self._options.dead_letters, {_DEAD_LETTERS_ENABLE: "true"}, -1)
+                wanted[DEAD_LETTER_TOPIC] = self._options.dead_letters
+                self._create(self._options.dead_letters, {DEAD_LETTERS_ENABLE: "true"}, -1)
             try:
                 found = {each.name: each for each in self._admin.describe_configs(ResourceType.GROUP, group)}
                 changes: dict[str, str | None] = {
                     name: value
                     for name, value in wanted.items()
-                    if name in found and found[name].config_source != _SET_FOR_GROUP
+                    # Some are listed only where they have a value.
+                    if name not in found or found[name].config_source != _SET_FOR_GROUP
                 }
                 if changes:
                     self._admin.alter_configs(ResourceType.GROUP, group, changes=changes)

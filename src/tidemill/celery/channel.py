@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import NotFound
+from amqp.exceptions import IrrecoverableChannelError, NotFound
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
@@ -109,7 +109,13 @@ class Channel(virtual.Channel):
                 raise NotFound(f"there is no queue {name!r}")
         else:
             self._new_queue(name, **kwargs)
-        return queue_declare_ok_t(name, self._size(name), 0)
+        try:
+            message_count = self._size(name)
+        except IrrecoverableChannelError as failure:
+            # A producer may write to the queue without seeing its group.
+            LOGGER.debug("size of queue %s: %s", name, failure)
+            message_count = 0
+        return queue_declare_ok_t(name, message_count, 0)
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
         return queue in self._transients or self._backend.has_queue(queue)

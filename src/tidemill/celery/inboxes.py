@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from amqp.exceptions import RecoverableConnectionError
 from kombu.utils.uuid import uuid
 
 from tidemill.celery.backend import Backend
 from tidemill.celery.envelope import Message, NotAMessage, decode
-from tidemill.celery.failures import translated
 from tidemill.celery.routing import Binding, matches
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
@@ -76,8 +76,11 @@ class QueueInbox:
     def take(self, timeout_s: float = 0.0) -> Message | None:
         """The next message, which has to be settled by its delivery tag."""
         while True:
-            with translated():
+            try:
                 delivery = self._consumer.take(timeout_s)
+            except TidemillError as failure:
+                # The member cannot go on. Celery connects anew, by its policy, and says why.
+                raise RecoverableConnectionError(str(failure)) from failure
             if delivery is None:
                 return None
             try:
