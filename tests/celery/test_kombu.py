@@ -155,6 +155,17 @@ def test_rejected_message_does_not_come_again(connection: Connection, name: str)
         assert inbox.stays_as_it_is()
 
 
+def test_message_of_a_consumer_without_acknowledgements_is_done_when_it_is_handed_out(
+    shared: InProcessBroker, connection: Connection, name: str
+) -> None:
+    queue = Queue(name)
+    publish(connection, "once", queue)
+    with consuming(connection, queue, no_ack=True) as inbox:
+        inbox.wait()
+    with Connection(url_of(shared)) as other, consuming(other, queue) as inbox:
+        assert inbox.stays_as_it_is()
+
+
 def test_no_more_messages_are_handed_out_than_the_prefetch_count(connection: Connection, name: str) -> None:
     queues = [Queue(f"{name}-{number}") for number in range(2)]
     for queue in queues:
