@@ -34,6 +34,7 @@ from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
 from tidemill.broker.partitions.shrinking.retirement import retirements
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, stored_for
+from tidemill.broker.partitions.succession import Succession
 from tidemill.broker.partitions.throttles import Throttles
 from tidemill.broker.partitions.upkeep.log_manager import LogManager
 from tidemill.broker.partitions.upkeep.opening import open_log
@@ -59,8 +60,6 @@ _RECONSIDER_S = 0.5
 _SNAPSHOTS_S_MAX = 20.0
 # How often the leaders of decommissioned partitions look whether these are empty.
 _RETIRE_S = 2.0
-# A follower fetches twice a second, even at rest. Below the shortest session timeout of a group member.
-_SILENCE_MS_MAX = 3_000
 
 
 class Replicas:
@@ -86,13 +85,15 @@ class Replicas:
         self._data_dir = data_dir
         self.syncer = syncer
         self.broker_epoch = broker_epoch
-        self._metadata_known_ms = metadata_known_ms
         self._on_fatal = on_fatal
         self._on_loss = on_loss
         self._loop = asyncio.get_running_loop()
         self.steady_ms = platform.clock.steady_ms
         self.wall_ms = platform.clock.wall_ms
         self.broker_id: int = config.node_id
+        succession = Succession(self.broker_id, self.steady_ms, metadata_known_ms)
+        self.is_deserted = succession.is_deserted
+        self.is_succession_over = succession.is_over
         self.lag_time_max_ms = config.replication.lag_time_max_ms
         self.followers_serve_consumers = config.replication.selector_class is not None
         self.long_work = LongWork(platform.run_blocking)
@@ -197,36 +198,6 @@ class Replicas:
         if endpoint is None:
             endpoint = next(iter(broker.endpoints.values()))
         return Address(endpoint.host, endpoint.port)
-
-    def is_deserted(self, partition: Partition) -> bool:
-        """Whether another broker may lead the partition by now, without the metadata having reached this one.
-
-        Either proves that this broker led it until lately: the metadata is known up to then, or every other member of
-        the ISR, of which a new leader would be one, followed it then. A sole member of the ISR cannot have been replaced.
-        """
-        image = partition.image
-        if image is None or len(image.isr) < 2:
-            return False
-        since_ms = self.steady_ms() - _SILENCE_MS_MAX
-        if self._metadata_known_ms() >= since_ms:
-            return False
-        return not all(
-            partition.delayed.is_followed_by(broker_id, since_ms)
-            for broker_id in image.isr
-            if broker_id != self.broker_id
-        )
-
-    def is_succession_over(self, partition: Partition, since_ms: int) -> bool:
-        """Whether the leader before this one serves no more; this one is known to lead since then.
-
-        While the old leader is in the ISR, its fetch proves that it knows of the new one. One that does not know takes
-        itself for deserted after a while.
-        """
-        leader = partition.leader
-        return leader is not None and (
-            self.steady_ms() - since_ms > _SILENCE_MS_MAX
-            or all(leader.has_fetched(broker_id) for broker_id in leader.isr if broker_id != self.broker_id)
-        )
 
     def propose(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._isr_changes.propose(partition, proposal)
