@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace as replace_
 from typing import Any
 
 from tests.sim.planted import ROUGH, Bug, Replace
+from tests.unit.broker import test_shrinking as brokers
+from tests.unit.broker.replica_world import World
+from tests.unit.controller import test_fewer_partitions as controllers
+from tests.unit.controller.test_fewer_partitions import four_partitions
 from tidemill.broker.coordinators import marker_writer
 from tidemill.broker.partitions import hosted_topic, replicas
 from tidemill.broker.partitions.appending import appender
@@ -155,19 +160,12 @@ def a_snapshot_hides_a_removal(replace: Replace) -> None:
 
 
 SHRINKING_BUGS: tuple[Bug, ...] = (
-    Bug("a sequence is not continued", a_sequence_is_not_continued, plan=SHRINKING),
     Bug(
         "a retry is not looked for in the decommissioned log",
         a_retry_is_not_looked_for_in_the_decommissioned_log,
         plan=SHRINKING,
     ),
-    Bug("the named partition is not stored", the_named_partition_is_not_stored, plan=SHRINKING),
     Bug("a follower drops the named partition", a_follower_drops_the_named_partition, plan=SHRINKING),
-    Bug(
-        "a partition is removed before it is empty", a_partition_is_removed_before_it_is_empty, plan=SHRINKING
-    ),
-    Bug("the leader epoch stays", the_leader_epoch_stays, plan=SHRINKING),
-    Bug("several batches are under way", several_batches_are_under_way, plan=SHRINKING),
     Bug(
         "a marker does not reach the partition that stores",
         a_marker_does_not_reach_the_partition_that_stores,
@@ -178,16 +176,83 @@ SHRINKING_BUGS: tuple[Bug, ...] = (
         a_partition_that_is_back_does_not_ask_the_others,
         plan=SHRINKING,
     ),
-    Bug(
-        "late batches of a partition that is back are stored",
-        late_batches_of_a_partition_that_is_back_are_stored,
-        plan=SHRINKING,
+)
+
+
+# -- written down, because a seed costs much ---------------------------------------------------------------------
+
+
+def _on_brokers(test: Callable[[World], None], *, is_held: bool = False) -> Callable[[], None]:
+    """A course of events on three brokers, whose controller is the test."""
+
+    def course() -> None:
+        world = World(3)
+        try:
+            brokers.prepare(world)
+            if is_held:
+                brokers.hold(world)
+            test(world)
+        finally:
+            world.close()
+
+    return course
+
+
+_a_sequence_goes_on = _on_brokers(brokers.test_a_sequence_goes_on_from_the_decommissioned_log_and_back)
+SHRINKING_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
+    (Bug("a sequence is not continued", a_sequence_is_not_continued), _a_sequence_goes_on),
+    (
+        Bug(
+            "a retry is not looked for in the decommissioned log",
+            a_retry_is_not_looked_for_in_the_decommissioned_log,
+        ),
+        _a_sequence_goes_on,
     ),
-    Bug("a partition goes before retries are over", a_partition_goes_before_retries_are_over, plan=SHRINKING),
-    Bug(
-        "what is not committed is continued elsewhere",
-        what_is_not_committed_is_continued_elsewhere,
-        plan=SHRINKING,
+    (Bug("the named partition is not stored", the_named_partition_is_not_stored), _a_sequence_goes_on),
+    (
+        Bug(
+            "a partition that is back does not ask the others",
+            a_partition_that_is_back_does_not_ask_the_others,
+        ),
+        _a_sequence_goes_on,
     ),
-    Bug("a snapshot hides a removal", a_snapshot_hides_a_removal, plan=SHRINKING),
+    (
+        Bug("a follower drops the named partition", a_follower_drops_the_named_partition),
+        _on_brokers(brokers.test_a_retry_is_found_by_a_new_leader_of_the_partition_that_stores),
+    ),
+    (
+        Bug("several batches are under way", several_batches_are_under_way),
+        _on_brokers(brokers.test_a_batch_does_not_overtake_one_that_was_refused),
+    ),
+    (
+        Bug("what is not committed is continued elsewhere", what_is_not_committed_is_continued_elsewhere),
+        _on_brokers(brokers.test_a_batch_waits_until_those_that_it_follows_are_committed),
+    ),
+    (
+        Bug(
+            "late batches of a partition that is back are stored",
+            late_batches_of_a_partition_that_is_back_are_stored,
+        ),
+        _on_brokers(brokers.test_a_batch_that_arrives_after_the_shrink_was_taken_back_is_not_stored),
+    ),
+    (
+        Bug("a partition is removed before it is empty", a_partition_is_removed_before_it_is_empty),
+        _on_brokers(brokers.test_only_an_empty_decommissioned_partition_asks_for_its_removal, is_held=True),
+    ),
+    (
+        Bug("a partition goes before retries are over", a_partition_goes_before_retries_are_over),
+        _on_brokers(
+            brokers.test_a_partition_that_idempotent_producers_wrote_to_stays_for_their_retries, is_held=True
+        ),
+    ),
+    (
+        Bug("a snapshot hides a removal", a_snapshot_hides_a_removal),
+        _on_brokers(brokers.test_broker_that_skipped_a_removal_by_a_snapshot_leads_an_empty_partition),
+    ),
+    (
+        Bug("the leader epoch stays", the_leader_epoch_stays),
+        lambda: controllers.test_a_shrink_and_its_end_bump_the_epochs_of_decommissioned_partitions_alone(
+            four_partitions()
+        ),
+    ),
 )

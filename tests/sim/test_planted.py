@@ -22,6 +22,7 @@ from tests.sim.planted import (
 from tests.sim.planted_delays import DELAY_BUGS
 from tests.sim.planted_guards import GUARD_BUGS
 from tests.sim.planted_shares import SHARE_BUGS, SHARE_COURSES
+from tests.sim.planted_shrinking import SHRINKING_BUGS, SHRINKING_COURSES
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tests.sim.planted_two_phase import TWO_PHASE_BUGS
 from tests.sim.planted_views import VIEW_BUGS
@@ -52,6 +53,7 @@ _LONG = {
     "an update replaces the states",
     "a snapshot lacks the change that caused it",
     "the log is pruned with its last snapshot",
+    *(bug.name for bug in SHRINKING_BUGS),
 }
 
 
@@ -63,6 +65,7 @@ def test_there_are_enough_bugs_and_each_has_a_name() -> None:
     assert len({bug.name for bug in DELAY_BUGS}) == len(DELAY_BUGS) >= 5
     assert len({bug.name for bug in GUARD_BUGS}) == len(GUARD_BUGS) >= 7
     assert len({bug.name for bug in SHARE_BUGS}) == len(SHARE_BUGS) >= 9
+    assert len({bug.name for bug, _ in SHRINKING_COURSES}) == len(SHRINKING_COURSES) >= 12
 
 
 def _violations(bug: Bug, seed: int) -> list[str]:
@@ -86,6 +89,7 @@ def _as_parameter(bug: Bug) -> object:
             *DELAY_BUGS,
             *GUARD_BUGS,
             *SHARE_BUGS,
+            *SHRINKING_BUGS,
         )
     ],
 )
@@ -156,6 +160,7 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
         two_phase_courses.test_a_decision_is_not_overlooked_at_a_leader_that_was_replaced,
     ),
     *SHARE_COURSES,
+    *SHRINKING_COURSES,
 )
 
 

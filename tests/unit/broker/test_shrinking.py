@@ -6,19 +6,22 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from tests.unit.broker.replica_world import TOPIC, TOPIC_ID, World, produce, produced
+from tests.unit.broker.replica_world import TOPIC, TOPIC_ID, Answer, World, produce, produced
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
+    PARTITIONS_KEPT_MS,
     PARTITIONS_TOTAL,
 )
 from tidemill.controller.difference import difference
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
+from tidemill.protocol.api.data import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord, PartitionRecord
+from tidemill.protocol.records import Record, build_batch
 
 MakeWorld = Callable[..., World]
 FIRST_EPOCH = 6
@@ -28,13 +31,17 @@ FIRST_EPOCH = 6
 def world(make_world: MakeWorld) -> World:
     """Two partitions on three brokers, led by broker 1. The second one has a record."""
     world = make_world()
+    prepare(world)
+    return world
+
+
+def prepare(world: World) -> None:
     world.start()
     world.create_topic(partitions=2)
     world.settle()
     answer = produce(world, 1, b"old", index=1)
     world.until(lambda: answer.is_there, "the ack")
     world.until(lambda: ends(world, 1) == [1, 1, 1], "copies on all brokers")
-    return world
 
 
 def ends(world: World, index: int) -> list[int]:
@@ -168,3 +175,154 @@ def test_what_is_stored_for_another_partition_is_final_before_it_is_told(world: 
     assert stored(2) == []
     # It does not know of the leader that asks.
     assert stored(3) is None
+
+
+# -- retries, sequences and order ----------------------------------------------------------------------------
+
+
+PRODUCER_ID = 7
+
+
+def ask(world: World, broker_id: int, sequence: int, *, index: int = 1, acks: int = -1) -> Answer:
+    record = Record(0, 0, None, b"%d" % sequence)
+    batch = build_batch([record], producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=sequence)
+    data = PartitionProduceData(index=index, records=memoryview(batch))
+    topic = TopicProduceData(topic_id=TOPIC_ID, name=TOPIC, partition_data=[data])
+    return world.ask(broker_id, ProduceRequest(acks=acks, timeout_ms=5_000, topic_data=[topic]))
+
+
+def send(world: World, broker_id: int, sequence: int, *, index: int = 1) -> tuple[ErrorCode, int]:
+    """Send a batch until its partition knows what others store for it; the error and the offset."""
+    while True:
+        answer = ask(world, broker_id, sequence, index=index)
+        world.until(lambda answer=answer: answer.is_there, "the answer")  # type: ignore[misc]
+        result = produced(answer)
+        if "did not answer yet" not in (result.error_message or ""):
+            return ErrorCode(result.error_code), result.base_offset
+        world.settle(0.1)
+
+
+def take_back(world: World, to: Iterable[int] | None = None) -> None:
+    world.publish(
+        setting(PARTITIONS_ACTIVE, None),
+        PartitionChangeRecord(partition_id=1, topic_id=TOPIC_ID, leader=1),
+        to=to,
+    )
+
+
+STORED = (ErrorCode.NONE, -1)
+
+
+def test_a_sequence_goes_on_from_the_decommissioned_log_and_back(world: World) -> None:
+    assert send(world, 1, 0) == (ErrorCode.NONE, 1)
+    assert send(world, 1, 0, index=0) == (ErrorCode.NONE, 0)
+    shrink(world)
+    world.settle()
+    assert send(world, 1, 2)[0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert [send(world, 1, sequence) for sequence in (0, 1, 2)] == [(ErrorCode.NONE, 1), STORED, STORED]
+    # The partition that stores them has a sequence of its own.
+    assert send(world, 1, 1, index=0) == (ErrorCode.NONE, 3)
+    take_back(world)
+    world.settle()
+    assert [send(world, 1, sequence) for sequence in (1, 2)] == [STORED, STORED]
+    assert send(world, 1, 4)[0] is not ErrorCode.NONE
+    assert send(world, 1, 3) == (ErrorCode.NONE, 2)
+    assert (ends(world, 0), ends(world, 1)) == ([4, 4, 4], [3, 3, 3])
+
+
+def test_a_retry_is_found_by_a_new_leader_of_the_partition_that_stores(world: World) -> None:
+    """Followers know the partition that the producer named."""
+    assert send(world, 1, 0) == (ErrorCode.NONE, 1)
+    shrink(world)
+    world.settle()
+    assert send(world, 1, 1) == STORED
+    world.until(lambda: ends(world, 0) == [1, 1, 1], "copies on all brokers")
+    world.change(leader=2)
+    world.settle()
+    assert send(world, 1, 1) == STORED
+    assert send(world, 1, 2) == STORED
+    world.until(lambda: ends(world, 0) == [2, 2, 2], "copies on all brokers")
+
+
+def test_a_batch_does_not_overtake_one_that_was_refused(world: World) -> None:
+    """The producer is new, so that any sequence could be its first."""
+    world.change(leader=2)
+    shrink(world, to=(1, 3))
+    world.settle()
+    before = world.image
+    answers = [ask(world, 1, sequence) for sequence in (0, 1)]
+    world.until(lambda: answers[0].is_there, "a refusal")
+    assert produced(answers[0]).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    world.deliver(2, difference(MetadataImage(""), before))
+    world.until(lambda: answers[1].is_there, "an answer")
+    late = ask(world, 1, 1)
+    world.until(lambda: late.is_there, "an answer")
+    assert produced(answers[1]).error_code == produced(late).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert [send(world, 1, sequence) for sequence in (0, 1)] == [STORED, STORED]
+
+
+def test_a_batch_waits_until_those_that_it_follows_are_committed(world: World) -> None:
+    """A new leader of the decommissioned partition could lack them, with a later one stored elsewhere."""
+    world.cut_off(1)
+    first = ask(world, 1, 0, acks=1)
+    world.until(lambda: first.is_there, "the append")
+    shrink(world)
+    world.settle(0.5)
+    assert send(world, 1, 1)[0] is ErrorCode.NOT_ENOUGH_REPLICAS
+    world.heal()
+    world.settle()
+    assert send(world, 1, 1) == STORED
+
+
+def test_a_batch_that_arrives_after_the_shrink_was_taken_back_is_not_stored(world: World) -> None:
+    world.change(leader=2)
+    shrink(world)
+    world.settle()
+    # The leader of the decommissioned partition does not know yet that it takes records again.
+    take_back(world, to=(2, 3))
+    world.settle()
+    assert send(world, 1, 0)[0] is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert ends(world, 0) == [0, 0, 0]
+
+
+# -- disappearing --------------------------------------------------------------------------------------------
+
+
+def removals(world: World) -> int:
+    return sum(
+        not partition.new_isr_with_epochs
+        for request in world.alterations
+        for topic in request.topics
+        for partition in topic.partitions
+    )
+
+
+@pytest.fixture
+def held(world: World) -> World:
+    """The controller refuses to change the partitions."""
+    hold(world)
+    return world
+
+
+def hold(world: World) -> None:
+    world.alter_partition = lambda _request: ErrorCode.INELIGIBLE_REPLICA
+
+
+def test_only_an_empty_decommissioned_partition_asks_for_its_removal(held: World) -> None:
+    held.settle(20)
+    shrink(held)
+    held.settle(20)
+    assert removals(held) == 0
+    held[1].replicas.move_start(held[1].partition(1), 1)
+    held.until(lambda: removals(held) > 0, "the request to remove it")
+
+
+def test_a_partition_that_idempotent_producers_wrote_to_stays_for_their_retries(held: World) -> None:
+    held.publish(setting(PARTITIONS_KEPT_MS, "100000"))
+    assert send(held, 1, 0) == (ErrorCode.NONE, 1)
+    shrink(held)
+    held.settle(1)
+    held[1].replicas.move_start(held[1].partition(1), 2)
+    held.settle(90)
+    assert removals(held) == 0
+    held.until(lambda: removals(held) > 0, "the request to remove it")

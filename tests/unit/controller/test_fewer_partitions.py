@@ -38,6 +38,10 @@ SET, DELETE = 0, 1
 
 @pytest.fixture
 def cluster() -> Cluster:
+    return four_partitions()
+
+
+def four_partitions() -> Cluster:
     """A topic with four partitions on three of four brokers."""
     cluster = Cluster(brokers=4)
     cluster.create(creatable("t", assignments=[(index, [1, 2, 3]) for index in range(4)]))

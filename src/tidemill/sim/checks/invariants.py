@@ -422,6 +422,8 @@ class Invariants:
         seen.log_end, seen.log = end, log
         # Uncommitted batches may have been replaced since they were read.
         offset = max(seen.committed_end, log.log_start_offset)
+        # What is deleted is stable: its transactions have ended, although their markers may not have been read.
+        seen.transactions.forget_before(log.log_start_offset)
         # Records may be committed and deleted between two readings; a replica that restarts may still have them.
         if ledger.committed_end < log.log_start_offset <= committed_end:
             ledger.unseen.append(range(ledger.committed_end, log.log_start_offset))

@@ -31,6 +31,11 @@ class OpenTransactions:
     def described(self) -> str:
         return ", ".join(f"{producer} since {offset}" for producer, offset in self.open.items()) or "none"
 
+    def forget_before(self, offset: int) -> None:
+        """Forget transactions that began before an offset: everything before it is stable, and deleted."""
+        if any(first_offset < offset for first_offset in self.open.values()):
+            self.open = {producer: first for producer, first in self.open.items() if first >= offset}
+
     def take(self, batch: memoryview, header: BatchHeader) -> Iterator[str]:
         """Add the next transactional batch. Returns its violation, if any."""
         producer_id, epoch = header.producer_id, header.producer_epoch

@@ -70,6 +70,18 @@ class RenewedPosition(Position):
             yield record
 
 
+class _Deliveries(list[Event]):
+    """Keeps the messages of a member's history alone."""
+
+    def __init__(self, history: KeyedHistory) -> None:
+        super().__init__()
+        self._delivered = history.delivered
+
+    def append(self, event: Event) -> None:
+        if isinstance(event, Delivered):
+            self._delivered.add(event.message)
+
+
 class RenewedMember(Member):
     """A group member that reads committed records and rejoins when the number of partitions has changed."""
 
@@ -78,9 +90,8 @@ class RenewedMember(Member):
     def __init__(self, client: Client, group: str, topic: str, history: KeyedHistory) -> None:
         super().__init__(client, group, [topic])
         # The same offset may be another record later, so that most rules for groups do not hold.
-        self._history: list[Event] = []
+        self._history = _Deliveries(history)
         self._topic = topic
-        self._keyed = history
         self._count = 0
         self._refreshed_s = 0.0
 
@@ -104,8 +115,6 @@ class RenewedMember(Member):
         if self._client.partition_counts[self._topic] != self._count:
             raise Rejoin(is_lost=False)
         await super()._poll(generation)
-        self._keyed.delivered.update(each.message for each in self._history if isinstance(each, Delivered))
-        self._history.clear()
 
 
 @dataclass(slots=True)

@@ -63,6 +63,12 @@ class Refusals(dict[int, Refusal]):
         if len(self) > _PRODUCERS_MAX:
             del self[next(iter(self))]
 
+    def forget(self, header: BatchHeader) -> None:
+        """A batch was stored: it is not missing any more."""
+        refusal = self.get(header.producer_id)
+        if refusal is not None and refusal.base_sequence <= header.base_sequence:
+            del self[header.producer_id]
+
     def before(self, header: BatchHeader, steady_ms: int) -> ErrorCode | None:
         """The error with which an earlier batch of this producer was refused; None when none was, lately."""
         refusal = self.get(header.producer_id)

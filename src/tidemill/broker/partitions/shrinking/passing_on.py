@@ -50,6 +50,7 @@ class _Waiting(NamedTuple):
     batch: memoryview
     acks: int
     transactional_id: str | None
+    first_sequence: int | None
     settle: Settle
 
 
@@ -111,26 +112,33 @@ class PassingOn:
                 header, ErrorCode.NOT_ENOUGH_REPLICAS, f"too many batches wait for {self._name}", settle
             )
             return
-        if first_sequence is None and header.producer_id >= 0:
-            # A producer that is not known anywhere may start with any sequence, but not behind one that was refused.
-            code = self._refusals.before(header, self._used_ms)
-            if code is not None:
-                self._refuse(header, code, "an earlier batch of the producer comes first", settle)
-                return
         marked = header._replace(
             base_offset=_PASSED_ON << 32 | (_ANY_SEQUENCE if first_sequence is None else first_sequence),
             attributes=with_named_partition(header.attributes, self._name.partition),
         )
         restamp(batch, marked)
-        self._waiting.append(_Waiting(header, batch, acks, transactional_id, settle))
+        self._waiting.append(_Waiting(header, batch, acks, transactional_id, first_sequence, settle))
         self._waiting_bytes += len(batch)
         if len(self._waiting) == 1:
             self._send()
 
     def _send(self) -> None:
+        """Send the first one that waits and follows none that was refused."""
+        while (code := self._refused_before(self._waiting[0])) is not None:
+            refused = self._waiting.popleft()
+            self._waiting_bytes -= len(refused.batch)
+            self._refuse(refused.header, code, "an earlier batch of the producer comes first", refused.settle)
+            if not self._waiting:
+                return
         first = self._waiting[0]
         target = TopicPartition(self._name.topic, self.target)
         self._host.pass_on(target, first.batch, first.acks, first.transactional_id, self._settled)
+
+    def _refused_before(self, waiting: _Waiting) -> ErrorCode | None:
+        """A producer that is not known in this log may start with any sequence there, but not behind a refused batch."""
+        if waiting.first_sequence is not None or waiting.header.producer_id < 0:
+            return None
+        return self._refusals.before(waiting.header, self._host.steady_ms())
 
     def _settled(self, result: ProduceResult) -> None:
         if self._is_closed:
@@ -143,6 +151,7 @@ class PassingOn:
                 code = self._refusals.before(waiting.header, self._host.steady_ms()) or code
             self._refuse(waiting.header, code, result.message or code.message, waiting.settle)
         else:
+            self._refusals.forget(waiting.header)
             # An offset of the target would be wrong for the partition that the producer named.
             waiting.settle(result._replace(partition=self._name.partition, base_offset=-1))
         if self._waiting and not self._is_closed:
