@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -345,6 +346,24 @@ def judge(
     summary.aborted_records = len(logs.aborted())
     violations = exactly_once.check(logs)
     assert not violations, f"{summary}\n" + "\n".join(map(str, violations))
+
+
+def await_no_lag(
+    committed: Callable[[], Mapping[TopicPartition, int] | None],
+    ends: Mapping[TopicPartition, int],
+    limit_s: float,
+) -> None:
+    """Fails when the offsets have not moved for `limit_s`: a group on a busy machine may be far behind."""
+    before = committed()
+    while before != ends:
+
+        def moved(
+            than: Mapping[TopicPartition, int] | None = before,
+        ) -> tuple[Mapping[TopicPartition, int]] | None:
+            now = committed()
+            return None if now is None or now == than else (now,)
+
+        (before,) = eventually(moved, f"less lag than at {before}; the ends are {ends}", limit_s)
 
 
 def read_topic(bootstrap: str, topic: str, isolation: str) -> tuple[list[Found], dict[TopicPartition, int]]:

@@ -28,7 +28,7 @@ from types import TracebackType
 
 from tests.brokers import eventually
 from tests.cluster.clusters import Cluster
-from tests.cluster.exactly_once import PARTITIONS, Filling, Summary, judge, read_topic
+from tests.cluster.exactly_once import PARTITIONS, Filling, Summary, await_no_lag, judge, read_topic
 from tests.spark.faulty_source import POINTS
 from tests.spark.processes import EXECUTOR, LIMIT_S, STOP_LIMIT_S, WORKER, Driver, Process, descendants
 from tidemill.client.admin.groups import GroupAdmin
@@ -232,7 +232,7 @@ class Chaos:
     def finish(self) -> Summary:
         self._filling.stop()
         given, ends = read_topic(self._cluster.bootstrap, self._input, "read_uncommitted")
-        eventually(lambda: self._committed() == ends, f"no lag; the ends are {ends}", LIMIT_S)
+        await_no_lag(self._committed, ends, LIMIT_S)
         self._driver.stop()
         assert self._committed_at_rest() == ends, "the group's offsets moved when the query was stopped"
         self.summary.ended_by_themselves = self._driver.ends

@@ -50,6 +50,7 @@ from tests.cluster.exactly_once import (
     STOP_LIMIT_S,
     Filling,
     Summary,
+    await_no_lag,
     judge,
     read_topic,
 )
@@ -428,11 +429,11 @@ class TaskKills:
         self._filling.stop()
         given, ends = read_topic(self._cluster.bootstrap, self._input, "read_uncommitted")
 
-        def is_used_up() -> bool:
+        def committed_by_another() -> dict[TopicPartition, int] | None:
             self.attempt()
-            return self._committed() == ends
+            return self._committed()
 
-        eventually(is_used_up, f"no lag; the ends are {ends}", LIMIT_S)
+        await_no_lag(committed_by_another, ends, LIMIT_S)
         self._wake(float("inf"))
         eventually(lambda: all(each.is_over for each in self._left), "the end of every task", LIMIT_S)
         # What the last of those have left open would hold the judge for as long as it may be open.
