@@ -30,12 +30,27 @@ def _families(text: str) -> list[str]:
     return names
 
 
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text} is not of the form name=value")
+    return name, value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--only", type=_families, metavar="NAME,…", help=f"of {', '.join(FAMILIES)}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, one round")
     parser.add_argument("--rounds", type=positive, help="how often each case runs (the median counts)")
     parser.add_argument("--connector", choices=(OURS.name, JVM.name), help="only this one; default: both")
+    parser.add_argument(
+        "--conf",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the Spark session",
+    )
     parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write everything there as well")
     parser.add_argument(
@@ -80,7 +95,12 @@ def main() -> int:
         ) as scratch,
         Tidemill(Path(scratch) / "broker") as broker,
     ):
-        session = start_session(Path(scratch), sys.executable, with_jvm_connector=JVM in connectors)
+        session = start_session(
+            Path(scratch),
+            sys.executable,
+            with_jvm_connector=JVM in connectors,
+            settings=dict(options.conf),
+        )
         run = Run(session, broker, broker.log_dir, connectors, options.only or FAMILIES, scale)
         try:
             run.to_the_end()

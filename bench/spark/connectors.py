@@ -43,7 +43,10 @@ OURS = Connector("tidemill", "tidemill", has_segment_scan=True)
 JVM = Connector("jvm", "kafka")
 
 
-def start_session(scratch: Path, python: str, *, with_jvm_connector: bool) -> SparkSession:
+def start_session(
+    scratch: Path, python: str, *, with_jvm_connector: bool, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """`settings` go before those that stand here."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     builder = (
         SparkSession.builder.master(f"local[{CORES}]")
@@ -59,6 +62,8 @@ def start_session(scratch: Path, python: str, *, with_jvm_connector: bool) -> Sp
     )
     if with_jvm_connector:
         builder = builder.config("spark.jars", jvm_connector.spark_jars())
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
