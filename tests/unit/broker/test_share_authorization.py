@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.unit.broker.authorized_node import (
     ADMIN,
     ALICE,
@@ -15,15 +17,16 @@ from tests.unit.broker.authorized_node import (
     READ,
     SECRET,
     TOPIC,
+    WRITE,
     Authorized,
 )
 from tidemill.errors import ErrorCode
-from tidemill.protocol.api import data, share
+from tidemill.protocol.api import admin, data, share
 from tidemill.protocol.api.cluster import FindCoordinatorRequest
 from tidemill.protocol.records import Record, build_batch
 
 WORKERS = "workers"
-ACCEPT = 1
+ACCEPT, REJECT = 1, 3
 
 
 async def ready(authorized: Authorized) -> None:
@@ -90,12 +93,16 @@ async def fetch(authorized: Authorized, epoch: int, *acknowledged: str) -> Any:
     )
 
 
-def accepted() -> share.AcknowledgementBatch:
-    return share.AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=[ACCEPT])
+def accepted(kind: int = ACCEPT, offset: int = 0) -> share.AcknowledgementBatch:
+    return share.AcknowledgementBatch(first_offset=offset, last_offset=offset, acknowledge_types=[kind])
 
 
-async def acknowledge(authorized: Authorized, epoch: int, *topics: str) -> Any:
-    partition = share.AcknowledgePartition(partition_index=0, acknowledgement_batches=[accepted()])
+async def acknowledge(
+    authorized: Authorized, epoch: int, *topics: str, kind: int = ACCEPT, offset: int = 0
+) -> Any:
+    partition = share.AcknowledgePartition(
+        partition_index=0, acknowledgement_batches=[accepted(kind, offset)]
+    )
     request = share.ShareAcknowledgeRequest(
         group_id=WORKERS,
         member_id="m",
@@ -182,3 +189,52 @@ async def test_what_is_in_flight_needs_describe_on_group_and_topic(authorized: A
     assert (found[PUBLIC].error_code, found[PUBLIC].in_flight.acquired) == (ErrorCode.NONE, 0)
     assert found[SECRET].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert found[SECRET].in_flight is None
+
+
+async def test_dead_letter_topic_that_brokers_may_not_write_is_reported_and_does_not_hold_the_group(
+    authorized: Authorized, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ready(authorized)
+    enabled = admin.IncrementalAlterConfigsAlterableConfig(
+        name="errors.deadletterqueue.group.enable", value="true"
+    )
+    named = admin.IncrementalAlterConfigsAlterableConfig(
+        name="errors.deadletterqueue.topic.name", value=SECRET
+    )
+    altered = await authorized.ask(
+        ADMIN,
+        admin.IncrementalAlterConfigsRequest(
+            resources=[
+                admin.IncrementalAlterConfigsResource(
+                    resource_type=2, resource_name=SECRET, configs=[enabled]
+                ),
+                admin.IncrementalAlterConfigsResource(
+                    resource_type=32, resource_name=WORKERS, configs=[named]
+                ),
+            ]
+        ),
+    )
+    assert [each.error_code for each in altered.responses] == [0, 0]
+    await authorized.allow(READ, GROUP, WORKERS)
+    await authorized.allow(READ, TOPIC, PUBLIC)
+    await fetch(authorized, 0)
+    epoch = await acquired(authorized)
+    led = authorized.node.broker.share.find(WORKERS, authorized.topic_id(PUBLIC), 0)
+    letters = authorized.node.broker.replicas.find_readable((authorized.topic_id(SECRET), 0))[0]
+    assert led is not None
+    assert led.machine is not None
+    assert letters is not None
+    assert (await acknowledge(authorized, epoch, PUBLIC, kind=REJECT)).error_code == ErrorCode.NONE
+    async with asyncio.timeout(LIMIT_S):
+        while led.machine.start_offset == 0:  # noqa: ASYNC110 - the broker has no event for tests
+            await asyncio.sleep(0.02)
+    assert sum("without a dead letter" in each.message for each in caplog.records) == 1
+    assert letters.high_watermark == 2
+    # Brokers are ANONYMOUS here, and no super user.
+    await authorized.allow(WRITE, TOPIC, SECRET, principal="User:ANONYMOUS")
+    await fetch(authorized, epoch + 1)
+    assert led.machine.in_flight_counts().acquired == 1
+    await acknowledge(authorized, epoch + 2, PUBLIC, kind=REJECT, offset=1)
+    async with asyncio.timeout(LIMIT_S):
+        while letters.high_watermark < 3:  # noqa: ASYNC110 - the broker has no event for tests
+            await asyncio.sleep(0.02)
