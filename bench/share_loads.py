@@ -20,7 +20,7 @@ from bench.raw_loads import send_pipelined
 from bench.stats import percentile
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
-from tidemill.client.connections.connection import Connection
+from tidemill.client.connections.connection import Address, Connection
 from tidemill.client.share.consumer import ShareConsumer
 from tidemill.client.share.membership import ShareMembership
 from tidemill.client.share.session import Acknowledge
@@ -100,13 +100,14 @@ class RawMember:
 
     def _open(self) -> Connection:
         broker = self._cluster.load_metadata([]).brokers[0]
-        return self._cluster.open((broker.host, broker.port), 30.0)  # type: ignore[arg-type]
+        return self._cluster.open(Address(broker.host, broker.port), 30.0)
 
     def _beat(self) -> None:
-        connection = self._cluster.coordinator(self._group)
-        self._membership.answered(
-            connection.request(self._membership.heartbeat(), ShareGroupHeartbeatResponse)
-        )
+        def attempt() -> ShareGroupHeartbeatResponse:
+            connection = self._cluster.coordinator(self._group)
+            return connection.request(self._membership.heartbeat(), ShareGroupHeartbeatResponse)
+
+        self._membership.answered(self._cluster.retrying(attempt))
 
     def _beat_on(self) -> None:
         while not self._is_over.wait(HEARTBEAT_S):
