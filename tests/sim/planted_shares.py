@@ -144,6 +144,10 @@ def the_backoff_does_not_grow(replace: Replace) -> None:
     replace(ShareLimits, "backoff_after", lambda self, _delivery_count: self.backoff_ms)
 
 
+def a_session_begins_with_the_old_state(replace: Replace) -> None:
+    replace(LedSharePartition, "session_began", lambda _self: None)
+
+
 # -- dead letters --------------------------------------------------------------------------------------------
 
 
@@ -349,6 +353,10 @@ SHARE_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
             leaders.test_failure_31_backoff_of_a_released_record_outlives_its_share_partition,
             is_failover=True,
         ),
+    ),
+    (
+        Bug("a session begins with the old state", a_session_begins_with_the_old_state),
+        _at_a_leader(leaders.test_session_after_an_alteration_of_offsets_gets_nothing_of_the_old_state),
     ),
     (
         Bug("a repeated letter has another producer", a_repeated_letter_has_another_producer),

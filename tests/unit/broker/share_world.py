@@ -27,6 +27,7 @@ from tidemill.protocol.share_state import (
     SharePartitionKey,
     ShareState,
     ShareStateChange,
+    ShareStateSummary,
     StateBatch,
 )
 
@@ -39,6 +40,7 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 class StoredState:
     leader_epoch: int = -1
     start_offset: int = NO_START_OFFSET
+    state_epoch: int = 0
     # By offset: delivery count and state.
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -69,7 +71,12 @@ class StoredStates:
             for offset, (count, kind) in sorted(state.offsets.items())
             if offset >= state.start_offset
         ]
-        return ShareState(0, state.start_offset, tuple(batches))
+        return ShareState(state.state_epoch, state.start_offset, tuple(batches))
+
+    async def read_summary(self, key: SharePartitionKey) -> ShareStateSummary:
+        await asyncio.sleep(0.001)
+        state = self.stored.setdefault(key, StoredState())
+        return ShareStateSummary(state.state_epoch, state.leader_epoch, state.start_offset, 0)
 
     async def write(self, key: SharePartitionKey, change: ShareStateChange) -> None:
         await asyncio.sleep(0.001)
@@ -78,6 +85,8 @@ class StoredStates:
         state = self.stored[key]
         if change.leader_epoch < state.leader_epoch:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH)
+        if change.state_epoch < state.state_epoch:
+            raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
         if self.failure is None or self.is_lost:
             self._store(state, change)
         if self.failure is not None:

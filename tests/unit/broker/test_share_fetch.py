@@ -345,6 +345,21 @@ def test_new_leader_delivers_what_was_locked_and_refuses_the_old_holder(
     assert second.acknowledge((1, 1, [ACCEPT])) is ErrorCode.NONE
 
 
+def test_session_after_an_alteration_of_offsets_gets_nothing_of_the_old_state(
+    world: World, states: StoredStates
+) -> None:
+    """The session of a member that is gone for the group keeps the share partition alive."""
+    write(world, 1, b"a", b"b", b"c")
+    gone, new = Member(world, "m1"), Member(world, "m2")
+    assert gone.fetch(max_records=1, max_wait_ms=WAIT_MS).offsets() == [0]
+    states.of().state_epoch, states.of().start_offset = 1, 2
+    refused = new.fetch(max_wait_ms=WAIT_MS)
+    assert refused.offsets() == []
+    assert refused.error_of() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert new.fetch(max_wait_ms=WAIT_MS).offsets() == [2]
+    assert gone.acknowledge((0, 0, [ACCEPT])) is not ErrorCode.NONE
+
+
 @pytest.mark.parametrize("is_failover", [True, False])
 def test_failure_31_backoff_of_a_released_record_outlives_its_share_partition(
     is_failover: bool, make_world: MakeWorld, states: StoredStates

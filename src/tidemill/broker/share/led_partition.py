@@ -33,6 +33,7 @@ from tidemill.protocol.share_state import (
     SharePartitionKey,
     ShareState,
     ShareStateChange,
+    ShareStateSummary,
 )
 from tidemill.replication.share_counts import ShareCounts
 from tidemill.replication.share_partition import (
@@ -69,6 +70,7 @@ class ShareStates(Protocol):
     """The share coordinators; `ShareStateClient` is that."""
 
     async def read(self, key: SharePartitionKey, leader_epoch: int) -> ShareState: ...
+    async def read_summary(self, key: SharePartitionKey) -> ShareStateSummary: ...
     async def write(self, key: SharePartitionKey, change: ShareStateChange) -> None: ...
 
 
@@ -123,6 +125,9 @@ class LedSharePartition:
         self._is_preparing = False
         # Writes dead letters, while any are owed.
         self._burying: asyncio.Task[None] | None = None
+        # Compares the state epoch, while sessions have begun since it was last known to be the current one.
+        self._checking: asyncio.Task[None] | None = None
+        self._must_check = False
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
         self._leader_epoch = partition.leader_epoch
@@ -219,6 +224,37 @@ class LedSharePartition:
         self._task.cancel()
         if self._burying is not None:
             self._burying.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
+
+    def session_began(self) -> None:
+        """Hand out nothing until the state is known to be the current one.
+
+        An administrator may have altered the group's offsets while it had no members. Sessions of members that are gone
+        for the group may be left here, and with them what was read before.
+        """
+        self._must_check = True
+        if self._checking is None:
+            self._checking = self._loop.create_task(self._check_state())
+
+    async def _check_state(self) -> None:
+        # What is being read may be of the time before the session.
+        await asyncio.wait({self._task})
+        while self._must_check and self.error is None:
+            self._must_check = False
+            try:
+                summary = await self._states.read_summary(self.key)
+            except Exception as error:
+                if not isinstance(error, ApiError):
+                    logger.error("the state epoch of %s was not read", self.key, exc_info=error)
+                self._must_check = True
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if summary.state_epoch != self._state_epoch:
+                logger.info("share partition %s is over: its offsets were altered", self.key)
+                self._end(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        self._checking = None
+        self.wake()
 
     async def drain(self) -> None:
         """Write what is announced, as far as that works."""
@@ -260,7 +296,7 @@ class LedSharePartition:
     def read(self, max_bytes: int, *, at_least_one: bool) -> Shared | None:
         """Where the next member reads, and what is there; None when there is nothing to acquire."""
         machine, log = self.machine, self.partition.log
-        if machine is None or self.is_over or log is None:
+        if machine is None or self.is_over or log is None or self._checking is not None:
             return None
         # Another broker may lead by now, and may have taken acknowledgements of what this one would hand out. For the
         # same reason a new leader begins when its predecessor has ended.

@@ -211,7 +211,12 @@ class _ShareFetch:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID)
         if self._access is not None and not self._access.wire_topic(Operation.READ, topic_id):
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        return self._broker.share.get(self._key.group_id, topic_id, index, self._settings)
+        share, group_id = self._broker.share, self._key.group_id
+        known = share.find(group_id, topic_id, index)
+        led = share.get(group_id, topic_id, index, self._settings)
+        if led is known and self._request.share_session_epoch == INITIAL_EPOCH:
+            led.session_began()
+        return led
 
     # -- responding ------------------------------------------------------------------------------------------
 
