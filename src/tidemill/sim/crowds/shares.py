@@ -157,6 +157,8 @@ class ShareCrowd(Crowd):
         self.events: list[ShareEvent] = []
         self._producers: list[_JobProducer] = []
         self._members: dict[str, ShareMember] = {}
+        # Those that leave: what they get is of the time before the offsets are altered.
+        self._leaving: list[ShareMember] = []
         # Whether the group gets other offsets; it has no members meanwhile.
         self._is_altering = False
 
@@ -192,7 +194,7 @@ class ShareCrowd(Crowd):
             self._add_member()
         elif chance < 0.45:
             self._world.trace.add(name, "leaves")
-            self._members.pop(name).leave()
+            self._leave(name)
             self._add_member()
         elif chance < 0.7:
             self._lose_touch(name)
@@ -203,12 +205,16 @@ class ShareCrowd(Crowd):
             self._is_altering = True
             self._world.spawn(client, self._alter_offsets(client))
 
+    def _leave(self, name: str) -> None:
+        member = self._members.pop(name)
+        member.leave()
+        self._leaving.append(member)
+
     async def _alter_offsets(self, client: Client) -> None:
         """Everybody leaves, the group gets other offsets, and new members come."""
-        members, self._members = self._members, {}
-        for member in members.values():
-            member.leave()
-        while not all(member.is_done for member in members.values()):  # noqa: ASYNC110 - each has its own loop
+        for name in list(self._members):
+            self._leave(name)
+        while not all(member.is_done for member in self._leaving):  # noqa: ASYNC110 - each has its own loop
             await asyncio.sleep(0.5)
         admin = _OffsetsAdmin(client)
         ends = self._ends(self._partitions)
