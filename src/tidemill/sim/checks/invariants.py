@@ -401,7 +401,9 @@ class Invariants:
         if image is None or image.is_fenced or other.node._lifecycle.broker_epoch != image.epoch:
             return None
         found, _ = other.node.broker.replicas.find((partition.name.topic, partition.index))
-        return found if found is not None and found.topic_id == partition.topic_id else None
+        # It may be of another partition with the same name.
+        is_same = found is not None and self._key_of(other, found) == self._keys[partition]
+        return found if is_same else None
 
     # -- contents --------------------------------------------------------------------------------------------
 
