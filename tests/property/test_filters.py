@@ -16,7 +16,7 @@ from tidemill.filters.needles import needles_of
 from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.tag_index import TagIndex, build
 from tidemill.protocol.compression import CompressionType
-from tidemill.protocol.record_walk import record_at, records_of, select, walk
+from tidemill.protocol.record_walk import records_of, select, walk
 from tidemill.protocol.records import CONTROL, BatchHeader, Record, build_batch, header_at
 from tidemill.protocol.steps import run_steps
 
@@ -133,4 +133,5 @@ def test_the_tag_index_finds_what_the_twin_keeps_and_control_batches(
 def _offsets_at(batch: memoryview, places: Sequence[tuple[int, int]]) -> list[int]:
     header = header_at(batch)
     body = records_of(batch, header)
-    return [header.base_offset + record_at(body, start, end, header)[3] for start, end in places]
+    deltas = {record[:2]: record[3] for record in walk(body, header)}
+    return [header.base_offset + deltas[place] for place in places]

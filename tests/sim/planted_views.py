@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 from tests.sim.planted import ROUGH, Bug, Replace
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.handlers.fetch import ConsumerFetch
-from tidemill.log import filtered_read
-from tidemill.log.cleaning.rewrite import with_records as with_records_of_the_cleaner
+from tidemill.log import filtered_batches, filtered_read
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead, Part
+from tidemill.log.filtered_batches import KeptRecords, Places
+from tidemill.log.filtered_read import Filtered, FilteredRead, Kept
+from tidemill.log.segments import tag_index
+from tidemill.log.segments.dictionaries import Probe, Verdict
+from tidemill.log.segments.segment import Segment
 from tidemill.protocol.records import BatchHeader
 from tidemill.protocol.steps import Steps
 
@@ -25,10 +31,14 @@ def a_batch_is_shown_whole_or_not_at_all(replace: Replace) -> None:
     original = FilteredRead._left_of
 
     def _left_of(
-        self: FilteredRead, header: BatchHeader, batch: memoryview, whole: FileSlice
-    ) -> Steps[Part | None]:
-        part = yield from original(self, header, batch, whole)
-        return None if part is None else whole
+        self: FilteredRead,
+        header: BatchHeader,
+        batch: memoryview,
+        whole: FileSlice,
+        places: Places | None = None,
+    ) -> Steps[Kept | None]:
+        kept = yield from original(self, header, batch, whole, places)
+        return None if kept is None else whole
 
     replace(FilteredRead, "_left_of", _left_of)
 
@@ -36,7 +46,7 @@ def a_batch_is_shown_whole_or_not_at_all(replace: Replace) -> None:
 def what_did_not_fit_is_skipped(replace: Replace) -> None:
     """A batch without room in the response is dropped, and the reader moves past it."""
 
-    def _has_room(self: FilteredRead, part: Part) -> bool:
+    def _has_room(self: FilteredRead, _kept: Kept) -> bool:
         if not self._parts or self.length < 200:
             return True
         self.next_offset += 1
@@ -46,12 +56,12 @@ def what_did_not_fit_is_skipped(replace: Replace) -> None:
 
 
 def an_empty_batch_reaches_too_far(replace: Replace) -> None:
-    original = filtered_read._empty_batch
+    original = filtered_batches.empty_batch
 
-    def _empty_batch(first_offset: int, last_offset: int, leader_epoch: int) -> bytearray:
+    def empty_batch(first_offset: int, last_offset: int, leader_epoch: int) -> bytearray:
         return original(first_offset, last_offset + 1, leader_epoch)
 
-    replace(filtered_read, "_empty_batch", _empty_batch)
+    replace(filtered_read, "empty_batch", empty_batch)
 
 
 def a_reader_is_never_moved_past_what_is_hidden(replace: Replace) -> None:
@@ -62,13 +72,57 @@ def a_reader_is_never_moved_past_what_is_hidden(replace: Replace) -> None:
 
 
 def offsets_of_a_rewritten_batch_begin_anew(replace: Replace) -> None:
-    """The last offset is that of the last kept record, so the rest of the batch is read again from the file."""
-    original = with_records_of_the_cleaner
+    """The offsets of what is left of a batch are counted from one place further."""
+    original = KeptRecords.append_to
 
-    def with_records(header, body, kept, horizon):  # type: ignore[no-untyped-def]
-        return original(header._replace(base_offset=header.base_offset + 1), body, kept, horizon)
+    def append_to(self: KeptRecords, out: bytearray) -> None:
+        base_offset = int.from_bytes(self.front[:8], "big") + 1
+        original(self._replace(front=base_offset.to_bytes(8, "big") + self.front[8:]), out)
 
-    replace(filtered_read, "with_records", with_records)
+    replace(KeptRecords, "append_to", append_to)
+
+
+# -- the tag index -------------------------------------------------------------------------------------------
+
+
+def an_index_outlives_the_batches_that_it_names(replace: Replace) -> None:
+    replace(Segment, "drop_tag_index", lambda _self: None)
+
+
+def runs_are_joined_whatever_their_dictionaries_are(replace: Replace) -> None:
+    original = tag_index._KnownRun.join
+
+    def join(self: tag_index._KnownRun, following: tag_index._KnownRun) -> bool:
+        following.keys, following.headers = self.keys, self.headers
+        return original(self, following)
+
+    replace(tag_index, "RUN_BYTES", 400)
+    replace(tag_index._KnownRun, "join", join)
+
+
+def a_verdict_is_remembered_for_every_dictionary(replace: Replace) -> None:
+    original = Probe.verdict
+
+    def verdict(self: Probe, keys: bytes | None, headers: bytes | None) -> Steps[Verdict]:
+        if self._verdicts:
+            return next(iter(self._verdicts.values()))
+        return (yield from original(self, keys, headers))
+
+    replace(Probe, "verdict", verdict)
+
+
+def a_record_is_taken_for_the_one_before_it(replace: Replace) -> None:
+    """The sizes of a batch are summed up from the second record on."""
+    original = tag_index._places
+
+    def _places(sizes: array[int], kept: bytes, first: int, end: int, hit: int) -> Sequence[tuple[int, int]]:
+        return (
+            original(sizes, kept, first, end, hit)
+            if hit == first
+            else original(sizes, kept, first, end, hit - 1)
+        )
+
+    replace(tag_index, "_places", _places)
 
 
 VIEW_BUGS: tuple[Bug, ...] = (
@@ -78,4 +132,8 @@ VIEW_BUGS: tuple[Bug, ...] = (
     Bug("an empty batch reaches too far", an_empty_batch_reaches_too_far),
     Bug("a reader is never moved past what is hidden", a_reader_is_never_moved_past_what_is_hidden),
     Bug("offsets of a rewritten batch begin anew", offsets_of_a_rewritten_batch_begin_anew),
+    Bug("an index outlives the batches that it names", an_index_outlives_the_batches_that_it_names),
+    Bug("runs are joined whatever their dictionaries are", runs_are_joined_whatever_their_dictionaries_are),
+    Bug("a verdict is remembered for every dictionary", a_verdict_is_remembered_for_every_dictionary),
+    Bug("a record is taken for the one before it", a_record_is_taken_for_the_one_before_it),
 )

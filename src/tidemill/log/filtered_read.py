@@ -8,7 +8,7 @@ covers it, so that the reader's position gets past it.
 A sealed segment may have a tag index, which says where the records are that match. Batches without any are skipped
 without a look at them, and in others the records that match are not searched for. Control batches still come.
 
-A batch that is written anew has the codec of its source, unless what is left of it is smaller than that without one.
+`filtered_batches.py` writes the batches. Those that follow each other are one part of the result.
 
 It decodes records, so it runs in steps (`protocol/steps.py`) and may be continued when the log has grown. A log that lost or
 replaced segments meanwhile is read from the start again.
@@ -18,46 +18,46 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from tidemill.errors import ProtocolError, StorageError
-from tidemill.log.cleaning.rewrite import with_records
 from tidemill.log.files import FileSlice
+from tidemill.log.filtered_batches import KeptRecords, Places, empty_batch, kept_of, kept_uncompressed
 from tidemill.log.log import Log
 from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.segment import Segment, can_hold
-from tidemill.log.segments.tag_index import Found, TagIndex
+from tidemill.log.segments.tag_index import Found, Piece, TagIndex
 from tidemill.log.segments.tag_index_files import TagIndexes
-from tidemill.protocol.record_walk import RawRecord, record_at, records_in_steps
+from tidemill.protocol.record_walk import RawRecord, holds_record, records_in_steps
 from tidemill.protocol.records import (
     COMPRESSION_MASK,
     HEADER_SIZE,
-    LENGTH_PREFIX,
-    MAGIC,
-    NO_SEQUENCE,
     BatchHeader,
-    assemble,
     checksum_matches,
     header_at,
 )
 from tidemill.protocol.steps import Steps
-from tidemill.types import NO_TIMESTAMP
 
-# Batches without a look at their records between two steps.
-_BATCHES_A_STEP = 64
-# Larger ones are compressed in a thread.
-_BYTES_A_STEP = 16 * 1024
+# Batches without a look at their records between two steps, and records of batches that are written anew.
+_BATCHES_A_STEP = 16
+_KEPT_A_STEP = 100
 # What a look at one byte costs, in bytes that the tag index excludes, and in bytes of batches with known matches.
 _SKIPPED_BYTES_A_BYTE = 256
 _FOUND_BYTES_A_BYTE = 4
-# Batches with known matches, and records of them, between two steps.
-_FOUND_A_STEP = 16
-_FOUND_RECORDS_A_STEP = 150
+# The work between two steps on batches with known matches, in records: a batch costs as much as some of them.
+_FOUND_A_STEP = 500
+_BATCH_IN_RECORDS = 25
+_PIECE_IN_RECORDS = 200
+# Batches are read together up to this size, and over gaps that cost less than another call.
+_READ_BYTES_MAX = 64 * 1024
+_GAP_BYTES_MAX = 4 * 1024
+# Batches that were written anew are joined up to this size.
+_JOINED_BYTES_MAX = 256 * 1024
 _OFFSET_DELTA_MAX = 0x7FFFFFFF
-_NO_PRODUCER = -1
 
 Part = FileSlice | bytearray
+# What is kept of a batch.
+Kept = FileSlice | KeptRecords
 # The kept records of a batch, from its decompressed records and its header. `ProtocolError` when they do not decode.
 # None stands for all of them.
 Select = Callable[[bytes, BatchHeader], Steps[list[RawRecord] | None]]
@@ -127,6 +127,12 @@ class FilteredRead:
         # Where the run of batches begins of which nothing is kept, and the leader epoch of its last batch.
         self._empty_from = self._offset
         self._empty_epoch = -1
+        # Whether offsets were stepped over since that batch.
+        self._has_skipped = False
+        # The work on known matches since the last step.
+        self._work = 0
+        # The piece of an index in which the last turn ended.
+        self._opened: tuple[TagIndex, Piece] | None = None
 
     def is_of(self, log: Log) -> bool:
         """Whether what was found is still what this log holds."""
@@ -187,7 +193,7 @@ class FilteredRead:
             self.next_offset = min(behind.base_offset, end_offset)
         self._add(found)
         self._empty_from = self.next_offset
-        self._empty_epoch = self.log.epochs.epoch_of(self.next_offset - 1)
+        self._has_skipped = True
         return found.length
 
     def _segment(self) -> Segment:
@@ -229,7 +235,16 @@ class FilteredRead:
         """As `_look_at`, to the end of a sealed segment, for the batches that its index does not exclude."""
         scanned_bytes, size = 0, segment.size
         while position < size:
-            piece = yield from index.next_piece(skipping.probe, position)
+            piece: Piece | None
+            if (
+                self._opened is not None
+                and self._opened[0] is index
+                and position < self._opened[1].end_position
+            ):
+                piece = self._opened[1].since(position)
+            else:
+                piece = yield from index.next_piece(skipping.probe, position)
+                self._work += _PIECE_IN_RECORDS
             if self.log.removals != self._removals:
                 return scanned_bytes, False
             begin = size if piece is None else piece.position
@@ -248,6 +263,7 @@ class FilteredRead:
                     segment, piece.found, end_offset, left, is_exact=skipping.is_exact
                 )
             scanned_bytes += scanned
+            self._opened = None if is_through else (index, piece)
             if not is_through:
                 return scanned_bytes, False
             position = piece.end_position
@@ -264,29 +280,45 @@ class FilteredRead:
         is_exact: bool,
     ) -> Steps[tuple[int, bool]]:
         """As `_look_at`, for the batches that the index has found."""
-        scanned_bytes, removals = 0, self._removals
-        for number, each in enumerate(found, 1):
-            batch = memoryview(segment.file.read(each.size, each.position))
-            header = _header_of(segment, each, batch)
-            self._skip_to(min(header.base_offset, end_offset))
+        scanned_bytes, chunk, chunk_start = 0, b"", 0
+        removals, file = self._removals, segment.file
+        for number, each in enumerate(found):
+            position, size, record_count, places = each
+            at = position - chunk_start
+            if at + size > len(chunk):
+                length = _bytes_at_once(found, number, is_exact=is_exact)
+                chunk, chunk_start, at = file.read(length, position), position, 0
+            header = _header_of(segment, each, chunk, at)
             if header.base_offset >= end_offset:
+                self._skip_to(end_offset)
                 return scanned_bytes, False
-            whole = FileSlice(segment.file, each.position, each.size)
-            part: Part | None = whole
-            if each.records is not None:
-                places = each.records if is_exact else None
-                part = yield from self._left_of(header, batch, whole, places)
-            if self.log.removals != removals:
-                return scanned_bytes, False
-            if part is not None and not self._has_room(part):
+            kept: Kept | None
+            if places is None or (is_exact and len(places) == record_count):
+                kept = FileSlice(file, position, size)
+            elif is_exact and not header.attributes & COMPRESSION_MASK and _fit(places, chunk, at):
+                _check_sum(memoryview(chunk)[at : at + size], header)
+                kept = kept_uncompressed(chunk, at, places)
+                self._work += len(places)
+            else:
+                batch, whole = memoryview(chunk)[at : at + size], FileSlice(file, position, size)
+                kept = yield from self._left_of(header, batch, whole, places if is_exact else None)
+                if self.log.removals != removals:
+                    return scanned_bytes, False
+                self._work += len(places)
+            if kept is not None and not self._has_room(kept):
+                self._skip_to(header.base_offset)
                 self.is_full = True
                 return scanned_bytes, False
-            scanned_bytes += -(-each.size // _FOUND_BYTES_A_BYTE)
-            self._pass(header, part)
+            scanned_bytes += -(-size // _FOUND_BYTES_A_BYTE)
+            self._pass(header, kept)
             if self.is_full or scanned_bytes >= scan_bytes_max:
                 return scanned_bytes, False
-            if number % _FOUND_A_STEP == 0:
+            self._work += _BATCH_IN_RECORDS
+            if self._work >= _FOUND_A_STEP:
+                self._work = 0
                 yield None
+                if self.log.removals != removals:
+                    return scanned_bytes, False
         return scanned_bytes, True
 
     def _look_at(
@@ -294,22 +326,25 @@ class FilteredRead:
     ) -> Steps[tuple[int, bool]]:
         """Look through the batches between two positions. Returns how many bytes that were, and whether it was all."""
         scanned_bytes, removals, file = 0, self._removals, segment.file
+        kept_records = 0
         batches = segment.batches(position, end_position)
         for number, (at, header, batch) in enumerate(batches, 1):
             if header.base_offset >= end_offset:
                 return scanned_bytes, False
-            if number % _BATCHES_A_STEP == 0:
+            if number % _BATCHES_A_STEP == 0 or kept_records >= _KEPT_A_STEP:
+                kept_records = 0
                 yield None
-            part: Part | None = FileSlice(file, at, header.size)
+            kept: Kept | None = FileSlice(file, at, header.size)
             if not header.is_control:
-                part = yield from self._left_of(header, batch, FileSlice(file, at, header.size))
+                kept = yield from self._left_of(header, batch, FileSlice(file, at, header.size))
+                kept_records += kept.record_count if isinstance(kept, KeptRecords) else 0
             if self.log.removals != removals or self.is_full:
                 return scanned_bytes, False
-            if part is not None and not self._has_room(part):
+            if kept is not None and not self._has_room(kept):
                 self.is_full = True
                 return scanned_bytes, False
             scanned_bytes += header.size
-            self._pass(header, part)
+            self._pass(header, kept)
             position = at + header.size
             if scanned_bytes >= scan_bytes_max:
                 return scanned_bytes, False
@@ -319,25 +354,26 @@ class FilteredRead:
             raise StorageError(f"{segment.path_of('log')}: no batch at position {position}")
         return scanned_bytes, True
 
-    def _pass(self, header: BatchHeader, part: Part | None) -> None:
-        """Go on behind a batch, of which `part` is kept."""
+    def _pass(self, header: BatchHeader, kept: Kept | None) -> None:
+        """Go on behind a batch, of which `kept` is left."""
         self.next_offset = header.next_offset
+        self._empty_epoch = header.leader_epoch
+        self._has_skipped = False
         if not header.is_control:
             self.scanned_records += header.record_count
-        if part is not None:
-            if not header.is_control:
-                kept = header if isinstance(part, FileSlice) else header_at(part, 0)
-                self.shown_records += kept.record_count
-            self._add(part)
+            if kept is not None:
+                self.shown_records += (
+                    header.record_count if isinstance(kept, FileSlice) else kept.record_count
+                )
+        if kept is not None:
+            self._add(kept)
             self._empty_from = self.next_offset
-        self._empty_epoch = header.leader_epoch
 
     def _skip_to(self, offset: int) -> None:
         """Step over offsets without a record to show."""
         if offset > self.next_offset:
             self.next_offset = offset
-            # That of the last batch before the offset, or of a gap after it; never one above that of the next batch.
-            self._empty_epoch = max(self._empty_epoch, self.log.epochs.epoch_of(offset - 1))
+            self._has_skipped = True
 
     def _step_over_gap(self, segment: Segment, end_offset: int) -> None:
         """Step to the next segment. Compaction may leave a gap before it, and the index may exclude the rest."""
@@ -355,95 +391,103 @@ class FilteredRead:
         header: BatchHeader,
         batch: memoryview,
         whole: FileSlice,
-        places: Sequence[tuple[int, int]] | None = None,
-    ) -> Steps[Part | None]:
+        places: Places | None = None,
+    ) -> Steps[Kept | None]:
         """What is kept of a batch; None when that is nothing. `places` are the kept records, where they are known."""
         if not header.record_count:
             return None
-        if places is not None and len(places) == header.record_count:
-            return whole
         try:
             body = yield from records_in_steps(batch, header)
-            if places is None:
-                kept = yield from self._select(body, header)
-            else:
-                kept = yield from _records_at(places, body, header)
-            if kept is None or len(kept) == header.record_count:
-                return whole
-            if not kept:
-                return None
-            if not checksum_matches(batch, header):
-                # A new checksum must not vouch for damaged records.
-                raise StorageError(f"the batch at offset {header.base_offset} is damaged")
-            return (yield from _rewritten(header, body, kept))
+            if places is None or not holds_record(body, *places[0]):
+                records = yield from self._select(body, header)
+                if records is None or len(records) == header.record_count:
+                    return whole
+                if not records:
+                    return None
+                places = [(record[0], record[1]) for record in records]
+            _check_sum(batch, header)
+            return (yield from kept_of(header, body, places))
         except ProtocolError as error:
-            if not checksum_matches(batch, header):
-                raise StorageError(f"the batch at offset {header.base_offset} is damaged: {error}") from error
+            _check_sum(batch, header, f": {error}")
             # It cannot be said whether they match, so they are not shown.
             self._on_undecodable(f"the batch at offset {header.base_offset} cannot be decoded: {error}")
             return None
 
-    def _has_room(self, part: Part) -> bool:
-        size = part.length if isinstance(part, FileSlice) else len(part)
-        return not self._parts or self.length + size <= self._max_bytes
+    def _has_room(self, kept: Kept) -> bool:
+        return not self._parts or self.length + kept.length <= self._max_bytes
 
-    def _add(self, part: Part) -> None:
-        last = self._parts[-1] if self._parts else None
-        self.length += part.length if isinstance(part, FileSlice) else len(part)
-        if (
-            isinstance(part, FileSlice)
-            and isinstance(last, FileSlice)
-            and last.file is part.file
-            and last.position + last.length == part.position
+    def _add(self, kept: Kept) -> None:
+        parts = self._parts
+        last = parts[-1] if parts else None
+        self.length += kept.length
+        if isinstance(kept, KeptRecords):
+            if not isinstance(last, bytearray) or len(last) >= _JOINED_BYTES_MAX:
+                last = bytearray()
+                parts.append(last)
+            kept.append_to(last)
+        elif (
+            isinstance(last, FileSlice)
+            and last.file is kept.file
+            and last.position + last.length == kept.position
         ):
-            self._parts[-1] = last._replace(length=last.length + part.length)
+            parts[-1] = last._replace(length=last.length + kept.length)
         else:
-            self._parts.append(part)
+            parts.append(kept)
         self.is_full = self.length >= self._max_bytes
 
     def result(self) -> Filtered | None:
         """What was found, ending with an empty batch when nothing is kept of the last batches."""
         parts = list(self._parts)
         first, end = self._empty_from, self.next_offset
-        while first < end:
-            last = min(end - 1, first + _OFFSET_DELTA_MAX)
-            parts.append(_empty_batch(first, last, self._empty_epoch))
-            first = last + 1
+        if first < end:
+            epoch = self._empty_epoch
+            if self._has_skipped:
+                # That of the last batch before the offset, or of a gap after it; never one above that of the next batch.
+                epoch = max(epoch, self.log.epochs.epoch_of(end - 1))
+            while first < end:
+                last = min(end - 1, first + _OFFSET_DELTA_MAX)
+                parts.append(empty_batch(first, last, epoch))
+                first = last + 1
         return Filtered(parts) if parts else None
 
 
-def _header_of(segment: Segment, found: Found, batch: memoryview) -> BatchHeader:
+def _bytes_at_once(found: Sequence[Found], number: int, *, is_exact: bool) -> int:
+    """How much to read for a batch: neighbours that are read anyway come along. Of a whole one the header is enough."""
+    first = found[number]
+    if first.records is None or (is_exact and len(first.records) == first.record_count):
+        return HEADER_SIZE
+    end = first.position + first.size
+    for following in found[number + 1 :]:
+        following_end = following.position + following.size
+        if following.position > end + _GAP_BYTES_MAX or following_end - first.position > _READ_BYTES_MAX:
+            break
+        end = following_end
+    return end - first.position
+
+
+def _header_of(segment: Segment, found: Found, chunk: bytes, at: int) -> BatchHeader:
     """The header of a batch that an index names."""
-    if len(batch) == found.size >= HEADER_SIZE:
-        header = header_at(batch)
-        if can_hold(segment.base_offset, header) and header.size == found.size:
+    if len(chunk) - at >= HEADER_SIZE:
+        header = header_at(chunk, at)
+        if (
+            can_hold(segment.base_offset, header)
+            and header.size == found.size
+            and (found.records is None or header.record_count == found.record_count)
+        ):
             return header
     raise StorageError(f"{segment.path_of('log')}: no batch at position {found.position}")
 
 
-def _records_at(
-    places: Sequence[tuple[int, int]], body: bytes, header: BatchHeader
-) -> Steps[list[RawRecord]]:
-    kept = []
-    for number, (start, end) in enumerate(places, 1):
-        kept.append(record_at(body, start, end, header))
-        if number % _FOUND_RECORDS_A_STEP == 0:
-            yield None
-    return kept
+def _fit(places: Places, chunk: bytes, at: int) -> bool:
+    """Whether the first record of a batch without a codec is where the index says. The index is not trusted blindly."""
+    start, end = places[0]
+    return holds_record(chunk, at + HEADER_SIZE + start, at + HEADER_SIZE + end)
 
 
-def _rewritten(header: BatchHeader, body: bytes, kept: Sequence[RawRecord]) -> Steps[Part]:
-    """The batch with the kept records alone. It is not larger than the whole one."""
-    if header.codec:
-        size = sum(record[1] - record[0] for record in kept)
-        if size <= header.size - HEADER_SIZE:
-            # The codec would cost more time than the network.
-            header = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
-    rewrite = partial(with_records, header, body, kept, None)
-    if not header.codec or len(body) <= _BYTES_A_STEP:
-        return rewrite()
-    rewritten: bytearray = yield rewrite
-    return rewritten
+def _check_sum(batch: memoryview, header: BatchHeader, reason: str = "") -> None:
+    """A new checksum must not vouch for damaged records."""
+    if not checksum_matches(batch, header):
+        raise StorageError(f"the batch at offset {header.base_offset} is damaged{reason}")
 
 
 def both(first: Select, second: Select) -> Select:
@@ -458,25 +502,3 @@ def both(first: Select, second: Select) -> Select:
         return [record for record in kept_too if record[3] in offsets]
 
     return select
-
-
-def _empty_batch(first_offset: int, last_offset: int, leader_epoch: int) -> bytearray:
-    """A batch without records that covers a range of offsets."""
-    return assemble(
-        BatchHeader(
-            base_offset=first_offset,
-            batch_length=HEADER_SIZE - LENGTH_PREFIX,
-            leader_epoch=leader_epoch,
-            magic=MAGIC,
-            crc=0,
-            attributes=0,
-            last_offset_delta=last_offset - first_offset,
-            base_timestamp=NO_TIMESTAMP,
-            max_timestamp=NO_TIMESTAMP,
-            producer_id=_NO_PRODUCER,
-            producer_epoch=-1,
-            base_sequence=NO_SEQUENCE,
-            record_count=0,
-        ),
-        b"",
-    )

@@ -285,15 +285,13 @@ def fields_of(body: bytes, header: BatchHeader) -> RecordFields:
     return found
 
 
-def record_at(body: bytes, start: int, end: int, header: BatchHeader) -> RawRecord:
-    """The record between two positions. Raises `ProtocolError` unless there is one."""
+def holds_record(body: bytes, start: int, end: int) -> bool:
+    """Whether a record stands between two positions, by its length alone."""
     try:
         length, position = varint_at(body, start)
-        if position + length != end or end > len(body):
-            raise ProtocolError(f"there is no record of {end - start} bytes at {start}")
-        return _raw_record(body, start, position, end, header)[0]
-    except IndexError as error:
-        raise ProtocolError("a record is cut off") from error
+    except (IndexError, ProtocolError):
+        return False
+    return position + length == end <= len(body)
 
 
 def _raw_record(

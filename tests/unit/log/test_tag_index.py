@@ -13,6 +13,7 @@ import pytest
 from tests.poisoned import POISONED
 from tidemill.errors import StorageError
 from tidemill.filters.language import parse
+from tidemill.log.segments import tag_index
 from tidemill.log.segments.dictionaries import DICTIONARY_BYTES_MAX, ENTRIES_MAX, NAMES_MAX, Probe
 from tidemill.log.segments.segment import read_batches
 from tidemill.log.segments.tag_index import RECORDS_A_RUN_MAX, RUN_BYTES, Piece, TagIndex, build
@@ -199,6 +200,13 @@ def test_pair_of_another_header_is_no_term() -> None:
     assert _read([_batch(("a", b"bc"))], "key = 'bc'") == []
 
 
+@pytest.fixture
+def runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that never join their neighbours."""
+    monkeypatch.setattr(tag_index, "RECORDS_A_JOINED_RUN_MAX", 0)
+
+
+@pytest.mark.usefixtures("runs_apart")
 def test_small_batches_share_a_run_and_large_ones_have_their_own() -> None:
     small = [_batch(("n", b"%d" % n), size=1_000) for n in range(100)]
     large = _batch(("n", b"large"), size=3 * RUN_BYTES)
@@ -222,6 +230,7 @@ def test_search_from_a_position_inside_a_run_cuts_the_run() -> None:
     assert _pieces(batches, "n = '1'", len(data)) == []
 
 
+@pytest.mark.usefixtures("runs_apart")
 def test_offsets_that_compaction_removed_between_runs_belong_to_none() -> None:
     first, second = _batch(("n", b"1")), _batch(("n", b"2"))
     stamp(memoryview(first), 0, 100, 0)
@@ -242,6 +251,60 @@ def test_batch_without_records_is_skipped() -> None:
     assert _read([build_batch([], last_offset_delta=5), _batch(("n", b"1"))], "m exists") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("n = '1'", [1, 4]),
+        ("n != '1'", [0, 2, 3, 5]),
+        ("key = 'k'", [2]),
+        ("key not exists and n != '0'", [1, 4, 5]),
+        ("m exists", [5]),
+        ("n = '0' or m = 'x'", [0, 3, 5]),
+    ],
+)
+def test_neighbours_with_small_dictionaries_are_one_run_and_the_records_are_still_found(
+    text: str, numbers: list[int]
+) -> None:
+    batches = [
+        _batch(("n", b"0")),
+        _batch(("n", b"1")),
+        _batch(("n", b"2"), key=b"k"),
+        _batch(("n", b"0")),
+        _batch(("n", b"1")),
+        _batch(("m", b"x")),
+    ]
+    (piece,) = _pieces(batches, text)
+    assert (piece.base_offset, piece.next_offset) == (100, 106)
+    assert _read(batches, text) == numbers
+
+
+def test_joined_runs_have_a_limited_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tag_index, "RECORDS_A_JOINED_RUN_MAX", 2)
+    pieces = _pieces([_batch(("n", b"%d" % number)) for number in range(5)], "n exists")
+    assert [piece.next_offset - piece.base_offset for piece in pieces] == [2, 2, 1]
+
+
+def test_runs_with_many_values_stay_apart() -> None:
+    def batch(first: int) -> bytearray:
+        records = [
+            Record(number, 0, b"k%d" % (first + number), INCOMPRESSIBLE[: LARGE // 40])
+            for number in range(40)
+        ]
+        return build_batch(records)
+
+    assert len(_pieces([batch(0), batch(20), batch(20)], "key exists")) == 1
+    assert len(_pieces([batch(0), batch(100), batch(100)], "key exists")) == 2
+
+
+def test_run_with_a_field_that_is_not_listed_does_not_make_its_neighbours_unknown() -> None:
+    large = bytes(DICTIONARY_BYTES_MAX + 1)
+    batches = [_batch(("a", b"1")), _batch(("a", large), ("b", b"1")), _batch(("a", b"1"), key=large)]
+    assert _read(batches, "a = '2'") == [1]
+    assert _read(batches, "key = 'k'") == [2]
+    assert _read(batches, "b = '2'") == []
+
+
+@pytest.mark.usefixtures("runs_apart")
 def test_long_search_takes_steps() -> None:
     batches = [_batch(("n", b"1")) for _ in range(400)]
     data, _ = _segment(batches)

@@ -197,11 +197,15 @@ def read_filtered(
                     whole = FileSlice(part.file, position, header.size)
                     batches.append(_ShownBatch(span.first_offset, span.end_offset, whole, (span,)))
             continue
-        header = header_at(part)
-        if _has_records(header, aborted):
-            yield None
-            offsets = [record.offset for record in iterate_records(memoryview(part), header)]
-            batches.append(_ShownBatch(header.base_offset, header.next_offset, part, _runs(offsets)))
+        position = 0
+        while position < len(part):
+            header = header_at(part, position)
+            if _has_records(header, aborted):
+                yield None
+                batch = part[position : position + header.size]
+                offsets = [record.offset for record in iterate_records(memoryview(batch), header)]
+                batches.append(_ShownBatch(header.base_offset, header.next_offset, batch, _runs(offsets)))
+            position += header.size
     return FilteredShare(read, offset, max(offset, read.next_offset), batches)
 
 

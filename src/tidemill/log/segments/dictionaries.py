@@ -38,6 +38,10 @@ from tidemill.protocol.steps import Steps
 ENTRIES_MAX = 256
 # A larger dictionary costs more than it spares: a run has 64 KiB.
 DICTIONARY_BYTES_MAX = 4096
+# Dictionaries of neighbours are joined up to this size. Larger ones tell more where they are apart.
+_JOINED_ENTRIES_MAX = 64
+_JOINED_BYTES_MAX = 1024
+_UNCHANGED = bytes(range(256))
 # Names of headers in one run. With more, none is listed.
 NAMES_MAX = 64
 
@@ -130,6 +134,70 @@ def _encode_listed(
     return Encoded(content, {section: number_of[packed] for section, packed in packed_of.items()})
 
 
+class Joined(NamedTuple):
+    """A dictionary with the entries of two others, and for each of these the new numbers of its entries."""
+
+    content: bytes | None
+    first_numbers: bytes
+    second_numbers: bytes
+
+
+def join_keys(first: bytes | None, second: bytes | None) -> Joined | None:
+    """The dictionary of the keys of two runs. None when they have to stay apart."""
+    if first is None or second is None or first == second:
+        return _same(first, second)
+    keys, others = decode_keys(first), decode_keys(second)
+    encoded = encode_keys({*keys, *others})
+    if encoded is None or _is_large(encoded.content, len(encoded.numbers)):
+        return None
+    numbers = encoded.numbers
+    return Joined(
+        encoded.content, _table([numbers[key] for key in keys]), _table([numbers[key] for key in others])
+    )
+
+
+def join_headers(first: bytes | None, second: bytes | None) -> Joined | None:
+    """The dictionary of the sets of headers of two runs. None when they have to stay apart."""
+    if first is None or second is None or first == second:
+        return _same(first, second)
+    unlisted, entries = _packed_entries(first)
+    other_unlisted, others = _packed_entries(second)
+    if unlisted or other_unlisted:
+        return None
+    ordered = sorted({*entries, *others})
+    content = _COUNT.pack(0) + _COUNT.pack(len(ordered)) + b"".join(ordered)
+    if _is_large(content, len(ordered)):
+        return None
+    numbers = {entry: number for number, entry in enumerate(ordered)}
+    return Joined(
+        content, _table([numbers[each] for each in entries]), _table([numbers[each] for each in others])
+    )
+
+
+def _same(first: bytes | None, second: bytes | None) -> Joined | None:
+    return Joined(first, _UNCHANGED, _UNCHANGED) if first == second else None
+
+
+def _is_large(content: bytes, entry_count: int) -> bool:
+    return entry_count > _JOINED_ENTRIES_MAX or len(content) > _JOINED_BYTES_MAX
+
+
+def _table(numbers: Sequence[int]) -> bytes:
+    return bytes(numbers).ljust(ENTRIES_MAX, b"\0")
+
+
+def _packed_entries(content: bytes) -> tuple[int, list[bytes]]:
+    """The number of names that are not listed, and the entries as they are encoded."""
+    reader = _Reader(content)
+    unlisted = len(reader.texts())
+    entries = []
+    for _ in range(reader.count()):
+        start = reader.position
+        reader.pairs()
+        entries.append(content[start : reader.position])
+    return unlisted, entries
+
+
 def decode_headers(content: bytes) -> tuple[frozenset[bytes | None], list[Pairs]]:
     """The names of headers that are not listed, and the entries."""
     reader = _Reader(content)
@@ -142,18 +210,18 @@ class _Reader:
 
     def __init__(self, content: bytes) -> None:
         self._content = content
-        self._position = 0
+        self.position = 0
 
     def count(self) -> int:
-        (count,) = _COUNT.unpack_from(self._content, self._position)
-        self._position += _COUNT.size
+        (count,) = _COUNT.unpack_from(self._content, self.position)
+        self.position += _COUNT.size
         return int(count)
 
     def text(self) -> bytes | None:
-        (length,) = _LENGTH.unpack_from(self._content, self._position)
-        start = self._position + _LENGTH.size
-        self._position = start + max(0, length)
-        return None if length < 0 else self._content[start : self._position]
+        (length,) = _LENGTH.unpack_from(self._content, self.position)
+        start = self.position + _LENGTH.size
+        self.position = start + max(0, length)
+        return None if length < 0 else self._content[start : self.position]
 
     def texts(self) -> list[bytes | None]:
         return [self.text() for _ in range(self.count())]

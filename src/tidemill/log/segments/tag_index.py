@@ -2,8 +2,9 @@
 
 The segment is divided into runs of whole batches, of about 64 KiB each. For a run the index knows the distinct keys and
 sets of headers of its records (`dictionaries.py`), which of them each record has, and the size of each record. So a
-reader reads only batches with a match, and of those it decodes only the records that match. A run with a damaged
-batch, or with records that do not decode, is unknown and always read whole.
+reader reads only batches with a match, and of those it takes only the records that match. A run with a damaged
+batch, or with records that do not decode, is unknown and always read whole. Neighbours with small dictionaries are
+joined, so that a reader decides about some thousands of records at once.
 
 Control batches have no keys or headers. The index lists each of them with its place, and a reader gets it although its
 run is skipped: consumers need the markers of transactions.
@@ -19,10 +20,13 @@ batch.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, compress, pairwise
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -32,10 +36,12 @@ from tidemill.log.segments.dictionaries import (
     NO_MATCH,
     UNKNOWN,
     Columns,
-    Encoded,
+    Joined,
     Probe,
     encode_headers,
     encode_keys,
+    join_headers,
+    join_keys,
 )
 from tidemill.protocol.record_walk import fields_of, records_in_steps
 from tidemill.protocol.records import BatchHeader, checksum_matches
@@ -44,6 +50,8 @@ from tidemill.protocol.steps import Steps, run_steps
 RUN_BYTES = 64 * 1024
 # A run with more records is unknown. Only records of a few bytes, compressed, are so many.
 RECORDS_A_RUN_MAX = 64 * 1024
+# Runs are joined up to so many records, about which a reader decides within a step.
+RECORDS_A_JOINED_RUN_MAX = 2048
 
 _MAGIC = b"TMTI"
 _VERSION = 2
@@ -71,6 +79,8 @@ _ZLIB_LEVEL = 1
 _COMPRESSED_BYTES_MIN = 512
 # A run is skipped in two microseconds.
 _RUNS_A_STEP = 200
+# In a batch with more matches than this, the places of all records are computed at once.
+_SUMMED_MAX = 4
 
 
 class Found(NamedTuple):
@@ -92,6 +102,11 @@ class Piece(NamedTuple):
     next_offset: int
     # None when nothing is known of the records: all batches have to be read.
     found: Sequence[Found] | None
+
+    def since(self, position: int) -> Piece:
+        """The part of it from the batch at `position` on."""
+        found = self.found and [each for each in self.found if each.position >= position]
+        return self._replace(position=position, found=found)
 
 
 class _RunWriter:
@@ -126,8 +141,8 @@ class _RunWriter:
         self._keys += fields.keys
         self._headers += fields.headers
 
-    def finish(self) -> tuple[Encoded | None, Encoded | None, bytes] | None:
-        """The dictionaries of keys and headers, and the records. None when the run is unknown."""
+    def finish(self) -> _KnownRun | None:
+        """The run, or None when it is unknown."""
         if not self._is_known:
             return None
         try:
@@ -135,27 +150,85 @@ class _RunWriter:
         except ProtocolError:
             return None
         keys = encode_keys(set(self._keys))
-        return keys, headers, self._records(keys, headers)
+        key_numbers, header_numbers = bytes(len(self._sizes)), bytes(len(self._sizes))
+        if keys is not None:
+            key_numbers = bytes(map(keys.numbers.__getitem__, self._keys))
+        if headers is not None:
+            header_numbers = bytes(map(headers.numbers.__getitem__, self._headers))
+        return _KnownRun(
+            None if keys is None else keys.content,
+            None if headers is None else headers.content,
+            self.batch_sizes,
+            self.record_counts,
+            self._sizes,
+            key_numbers,
+            header_numbers,
+        )
 
-    def _records(self, keys: Encoded | None, headers: Encoded | None) -> bytes:
+
+@dataclass(slots=True)
+class _KnownRun:
+    """The records of a run, and of runs after it that have joined it."""
+
+    # The dictionaries of keys and headers; None where they are not listed.
+    keys: bytes | None
+    headers: bytes | None
+    batch_sizes: list[int]
+    record_counts: list[int]
+    sizes: list[int]
+    # The number of each record's entry. All are 0 where nothing is listed.
+    key_numbers: bytes
+    header_numbers: bytes
+
+    def join(self, following: _KnownRun) -> bool:
+        """Take the records of the next run too. Returns False when it has to stay apart."""
+        if len(self.sizes) + len(following.sizes) > RECORDS_A_JOINED_RUN_MAX:
+            return False
+        keys, headers = join_keys(self.keys, following.keys), join_headers(self.headers, following.headers)
+        if keys is None or headers is None:
+            return False
+        self.key_numbers = _renumbered(self.key_numbers, following.key_numbers, keys)
+        self.header_numbers = _renumbered(self.header_numbers, following.header_numbers, headers)
+        self.keys, self.headers = keys.content, headers.content
+        self.batch_sizes += following.batch_sizes
+        self.record_counts += following.record_counts
+        self.sizes += following.sizes
+        return True
+
+    def encode(self) -> bytes:
         flags = 0
-        batches, records = len(self.batch_sizes), len(self._sizes)
+        batches, records = len(self.batch_sizes), len(self.sizes)
         parts = [struct.pack(f">{2 * batches}I", *self.batch_sizes, *self.record_counts)]
-        if max(self._sizes, default=0) > 0xFFFF:
+        if max(self.sizes, default=0) > 0xFFFF:
             flags |= _HAS_WIDE_SIZES
-        parts.append(struct.pack(f">{records}{'I' if flags else 'H'}", *self._sizes))
-        if keys is not None and len(keys.numbers) > 1:
+        parts.append(struct.pack(f">{records}{'I' if flags else 'H'}", *self.sizes))
+        if any(self.key_numbers):
             flags |= _HAS_KEYS
-            parts.append(bytes(map(keys.numbers.__getitem__, self._keys)))
-        if headers is not None and len(set(headers.numbers.values())) > 1:
+            parts.append(self.key_numbers)
+        if any(self.header_numbers):
             flags |= _HAS_HEADERS
-            parts.append(bytes(map(headers.numbers.__getitem__, self._headers)))
+            parts.append(self.header_numbers)
         content = b"".join(parts)
         if len(content) >= _COMPRESSED_BYTES_MIN:
             compressed = zlib.compress(content, _ZLIB_LEVEL)
             if len(compressed) < len(content):
                 content, flags = compressed, flags | _IS_COMPRESSED
         return _RECORDS.pack(flags, batches, records) + content
+
+
+def _renumbered(first: bytes, second: bytes, joined: Joined) -> bytes:
+    return first.translate(joined.first_numbers) + second.translate(joined.second_numbers)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A run in the index, which is unknown without its records."""
+
+    position: int
+    base_offset: int
+    next_offset: int
+    controls_before: int
+    run: _KnownRun | None
 
 
 class _Writer:
@@ -173,6 +246,8 @@ class _Writer:
         self._run_offset = first_offset
         self._controls_before = 0
         self._run = _RunWriter()
+        # The last run, which the next one may join.
+        self._last: _Entry | None = None
         self._end_position = 0
         self._next_offset = first_offset
 
@@ -191,40 +266,49 @@ class _Writer:
         self._next_offset = header.next_offset
 
     def _end_run(self, following_offset: int) -> None:
-        finished = self._run.finish()
-        if finished is None:
-            self._append_run(_UNLISTED, _UNLISTED)
+        run, last = self._run.finish(), self._last
+        if run is not None and last is not None and last.run is not None and last.run.join(run):
+            last.next_offset = self._next_offset
         else:
-            keys, headers, records = finished
-            self._append_run(self._number_of(keys), self._number_of(headers))
-            self._records += records
+            self._append_last()
+            self._last = _Entry(
+                self._position, self._run_offset, self._next_offset, self._controls_before, run
+            )
         self._position, self._run_offset = self._end_position, following_offset
         self._controls_before = len(self._controls) // _CONTROL.size
         self._run = _RunWriter()
 
-    def _number_of(self, dictionary: Encoded | None) -> int:
-        if dictionary is None:
-            return _UNLISTED
-        return self._dictionaries.setdefault(dictionary.content, len(self._dictionaries))
-
-    def _append_run(self, keys: int, headers: int) -> None:
+    def _append_last(self) -> None:
+        entry = self._last
+        if entry is None:
+            return
+        run = entry.run
         self._runs += _RUN.pack(
-            self._position,
-            self._run_offset - self._first_offset,
-            self._next_offset - self._first_offset,
-            self._controls_before,
-            keys,
-            headers,
+            entry.position,
+            entry.base_offset - self._first_offset,
+            entry.next_offset - self._first_offset,
+            entry.controls_before,
+            _UNLISTED if run is None else self._number_of(run.keys),
+            _UNLISTED if run is None else self._number_of(run.headers),
             len(self._records),
         )
+        if run is not None:
+            self._records += run.encode()
+
+    def _number_of(self, dictionary: bytes | None) -> int:
+        if dictionary is None:
+            return _UNLISTED
+        return self._dictionaries.setdefault(dictionary, len(self._dictionaries))
 
     def finish(self, segment_size: int) -> bytes:
         if self._end_position != segment_size or segment_size > _UINT32_MAX:
             raise StorageError(f"of {segment_size} bytes of a segment, {self._end_position} are batches")
         if segment_size:
             self._end_run(self._next_offset)
+        self._append_last()
         run_count = len(self._runs) // _RUN.size
-        self._append_run(_UNLISTED, _UNLISTED)
+        self._last = _Entry(self._position, self._run_offset, self._next_offset, self._controls_before, None)
+        self._append_last()
         ends = list(accumulate(map(len, self._dictionaries)))
         head = _HEAD.pack(
             _MAGIC,
@@ -268,7 +352,7 @@ class _Records(NamedTuple):
 
     batch_sizes: Sequence[int]
     record_counts: Sequence[int]
-    sizes: Sequence[int]
+    sizes: array[int]
     columns: Columns
 
 
@@ -339,19 +423,16 @@ class TagIndex:
                 verdict = UNKNOWN
                 if records < records_end:
                     verdict = yield from probe.verdict(self._dictionary(keys), self._dictionary(headers))
-                found: Sequence[Found] | None = None
+                found: list[Found] | None = None
                 if verdict is not NO_MATCH and verdict is not UNKNOWN:
                     of_run = self._records(records, records_end)
                     kept = yield from probe.kept(verdict, of_run.columns)
-                    found = list(_found(of_run, kept, start, position))
+                    found = _batches_with(of_run, kept, start)
+                    if position > start:
+                        found = [each for each in found if each.position >= position]
                 if verdict is UNKNOWN or found:
-                    return Piece(
-                        max(start, position),
-                        end,
-                        self._first_offset + base_offset,
-                        self._first_offset + next_offset,
-                        found,
-                    )
+                    first, following = self._first_offset + base_offset, self._first_offset + next_offset
+                    return Piece(max(start, position), end, first, following, found)
                 if verdict is NO_MATCH:
                     for control in range(controls, controls_end):
                         piece = self._control(control)
@@ -372,9 +453,12 @@ class TagIndex:
             content = zlib.decompress(content)
         numbers = struct.unpack_from(f">{2 * batches}I", content)
         at = 8 * batches
-        size_bytes = 4 if flags & _HAS_WIDE_SIZES else 2
-        sizes = struct.unpack_from(f">{records}{'I' if size_bytes == 4 else 'H'}", content, at)
-        at += records * size_bytes
+        sizes = array("I" if flags & _HAS_WIDE_SIZES else "H")
+        sizes_end = at + records * sizes.itemsize
+        sizes.frombytes(content[at:sizes_end])
+        if sys.byteorder == "little":
+            sizes.byteswap()
+        at = sizes_end
         keys = headers = None
         if flags & _HAS_KEYS:
             keys, at = content[at : at + records], at + records
@@ -390,22 +474,41 @@ class TagIndex:
         return Piece(position, position + size, base_offset, next_offset, [Found(position, size, 0, None)])
 
 
-def _found(records: _Records, kept: bytes, position: int, from_position: int) -> Iterator[Found]:
+def _batches_with(records: _Records, kept: bytes, position: int) -> list[Found]:
     """The batches of a run that have to be read: control batches, and those with a record that is kept."""
-    first, hit = 0, kept.find(1)
-    for size, count in zip(records.batch_sizes, records.record_counts, strict=True):
-        if count == _IS_CONTROL:
-            if position >= from_position:
-                yield Found(position, size, 0, None)
-        else:
-            end = first + count
-            if 0 <= hit < end:
-                places, start, number = [], 0, first
-                while 0 <= hit < end:
-                    start += sum(records.sizes[number:hit])
-                    places.append((start, start + records.sizes[hit]))
-                    number, hit = hit, kept.find(1, hit + 1)
-                if position >= from_position:
-                    yield Found(position, size, count, places)
-            first = end
-        position += size
+    batch_sizes, record_counts, sizes, _ = records
+    found: list[Found] = []
+    positions = list(accumulate(batch_sizes, initial=position))
+    if _IS_CONTROL in record_counts:
+        ends = list(accumulate(0 if count == _IS_CONTROL else count for count in record_counts))
+        controls = [number for number, count in enumerate(record_counts) if count == _IS_CONTROL]
+    else:
+        ends, controls = list(accumulate(record_counts)), []
+    hit = kept.find(1)
+    while hit >= 0:
+        number = bisect_right(ends, hit)
+        end = ends[number]
+        first = end - record_counts[number]
+        while controls and controls[0] < number:
+            control = controls.pop(0)
+            found.append(Found(positions[control], batch_sizes[control], 0, None))
+        places = _places(sizes, kept, first, end, hit)
+        found.append(Found(positions[number], batch_sizes[number], end - first, places))
+        hit = kept.find(1, end)
+    found += [Found(positions[control], batch_sizes[control], 0, None) for control in controls]
+    return found
+
+
+def _places(sizes: array[int], kept: bytes, first: int, end: int, hit: int) -> list[tuple[int, int]]:
+    """Where in the records of a batch, which are those from `first` to `end`, the kept ones are. `hit` is the first."""
+    if kept.count(1, hit, end) > _SUMMED_MAX:
+        # Loops in C over all records are faster here than one in Python over those that are kept.
+        bounds = list(accumulate(sizes[first:end], initial=0))
+        of_batch = kept[first:end]
+        return list(zip(compress(bounds, of_batch), compress(bounds[1:], of_batch), strict=True))
+    places, start, number = [], 0, first
+    while hit >= 0:
+        start += sum(sizes[number:hit])
+        places.append((start, start + sizes[hit]))
+        number, hit = hit, kept.find(1, hit + 1, end)
+    return places
