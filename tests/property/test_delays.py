@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
+from tests.unit.delays.copied import carried_copy, visible_copy
 from tests.unit.delays.log_model import Batch, DumbLog, Marker
 from tests.unit.delays.snapshots import restore, snapshot
 from tidemill.delays.pending import Delivery
@@ -23,8 +25,6 @@ from tidemill.delays.requests import (
     ORIGINAL_OFFSET,
     SCHEDULE,
     SCHEDULE_ID,
-    carried_copy,
-    visible_copy,
 )
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
@@ -54,11 +54,21 @@ class Partition:
 
     # -- the log -------------------------------------------------------------------------------------------------
 
-    def append(self, records: list[Record], producer_id: int | None = None) -> None:
+    def append(
+        self,
+        records: list[Record],
+        producer_id: int | None = None,
+        copies_of: Sequence[Delivery] | None = None,
+    ) -> None:
+        """`copies_of`: the leader knows what it delivers, and need not decode it."""
+        first_offset = self.log.end
         batch = self.log.append(records, producer_id)
         self.history.entries.append(batch)
         self.history.end = self.log.end
-        self.delays.replay(batch.header, batch.records)
+        if copies_of is not None and first_offset % 2:
+            self.delays.replay_copies(first_offset, copies_of)
+        else:
+            self.delays.replay(batch.header, batch.records)
         if self.rng.random() < 0.1:
             self.delays.replay(batch.header, batch.records)
 
@@ -147,7 +157,7 @@ class Partition:
                 for each in deliveries
             ]
             self.delivered_at += ((each, self.wall_ms) for each in deliveries)
-            self.append(copies)
+            self.append(copies, copies_of=deliveries)
         if fate < 0.3:
             self.delays = (
                 self.rebuilt()

@@ -1,16 +1,16 @@
 """Compact sets of offsets: the pending ones in 16 bytes each, the hidden ones in 12 bytes for each run.
 
-`PendingOffsets` holds sorted arrays of a bounded length, so that an insertion or removal moves few bytes. `HiddenOffsets`
-only grows at its end and is cut at both ends, as the log is.
+Both hold sorted arrays of a bounded length, so that no change moves many bytes. `HiddenOffsets` only grows at its end and is
+cut at both ends, as the log is.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 
 _BLOCK_ENTRIES = 1024
+_BLOCK_RUNS = 4096
 _RUN_OFFSETS_MAX = (1 << 32) - 1
 
 
@@ -137,83 +137,110 @@ class PendingOffsets:
 
 
 class HiddenOffsets:
-    """The offsets that readers do not get, as runs in ascending order."""
+    """The offsets that readers do not get, as runs in ascending order.
 
-    __slots__ = ("_lengths", "_skipped", "_starts")
+    They stand in blocks, so that growing, and removing the first ones, moves few bytes.
+    """
+
+    __slots__ = ("_firsts", "_lengths", "_starts", "run_count")
 
     def __init__(self) -> None:
-        self._starts: array[int] = array("q")
-        self._lengths: array[int] = array("I")
-        # Runs at the front that lie below the log start. They are removed when they are half of all.
-        self._skipped = 0
+        # For each block its first offset, the first offsets of its runs, and their lengths.
+        self._firsts: list[int] = []
+        self._starts: list[array[int]] = []
+        self._lengths: list[array[int]] = []
+        self.run_count = 0
 
     def __contains__(self, offset: int) -> bool:
-        index = bisect_right(self._starts, offset, self._skipped) - 1
-        return index >= self._skipped and offset < self._starts[index] + self._lengths[index]
+        return self.run_end(offset) > offset
 
     def run_end(self, offset: int) -> int:
         """The end of the run that holds an offset; the offset itself when it is not hidden."""
-        index = bisect_right(self._starts, offset, self._skipped) - 1
-        return max(offset, self._starts[index] + self._lengths[index]) if index >= self._skipped else offset
+        block = bisect_right(self._firsts, offset) - 1
+        if block < 0:
+            return offset
+        index = bisect_right(self._starts[block], offset) - 1
+        return max(offset, self._starts[block][index] + self._lengths[block][index])
 
     def append(self, offset: int) -> None:
         """Add an offset behind all others."""
-        is_next = len(self._starts) > self._skipped and self._starts[-1] + self._lengths[-1] == offset
-        if is_next and self._lengths[-1] < _RUN_OFFSETS_MAX:
-            self._lengths[-1] += 1
-        else:
-            self._starts.append(offset)
-            self._lengths.append(1)
+        if self._starts:
+            starts, lengths = self._starts[-1], self._lengths[-1]
+            if starts[-1] + lengths[-1] == offset and lengths[-1] < _RUN_OFFSETS_MAX:
+                lengths[-1] += 1
+                return
+            if len(starts) < _BLOCK_RUNS:
+                starts.append(offset)
+                lengths.append(1)
+                self.run_count += 1
+                return
+        self.extend(array("q", [offset]), array("I", [1]))
 
     def first_from(self, offset: int) -> int | None:
         """The first hidden offset that is not before `offset`."""
         if offset in self:
             return offset
-        index = bisect_right(self._starts, offset, self._skipped)
-        return self._starts[index] if index < len(self._starts) else None
+        block = max(0, bisect_right(self._firsts, offset) - 1)
+        for starts in self._starts[block : block + 2]:
+            index = bisect_right(starts, offset)
+            if index < len(starts):
+                return starts[index]
+        return None
 
     def between(self, offset: int, end_offset: int) -> list[tuple[int, int]]:
         """The hidden runs in a range, each as (first offset, end offset)."""
-        runs = []
-        index = max(bisect_right(self._starts, offset, self._skipped) - 1, self._skipped)
-        while index < len(self._starts) and (start := self._starts[index]) < end_offset:
-            first, end = max(start, offset), min(start + self._lengths[index], end_offset)
-            if first < end:
-                runs.append((first, end))
-            index += 1
+        runs: list[tuple[int, int]] = []
+        for block in range(max(0, bisect_right(self._firsts, offset) - 1), len(self._firsts)):
+            starts, lengths = self._starts[block], self._lengths[block]
+            for index in range(max(0, bisect_right(starts, offset) - 1), len(starts)):
+                start = starts[index]
+                if start >= end_offset:
+                    return runs
+                first, end = max(start, offset), min(start + lengths[index], end_offset)
+                if first < end:
+                    runs.append((first, end))
         return runs
 
     def truncate(self, end_offset: int) -> None:
         """Remove the offsets from `end_offset` on."""
-        index = bisect_left(self._starts, end_offset, self._skipped)
-        del self._starts[index:], self._lengths[index:]
-        if len(self._starts) > self._skipped:
-            self._lengths[-1] = min(self._lengths[-1], end_offset - self._starts[-1])
+        while self._firsts and self._firsts[-1] >= end_offset:
+            self.run_count -= len(self._starts[-1])
+            del self._firsts[-1], self._starts[-1], self._lengths[-1]
+        if self._firsts:
+            starts, lengths = self._starts[-1], self._lengths[-1]
+            index = bisect_left(starts, end_offset)
+            self.run_count -= len(starts) - index
+            del starts[index:], lengths[index:]
+            lengths[-1] = min(lengths[-1], end_offset - starts[-1])
 
     def trim(self, start_offset: int) -> None:
         """Remove the offsets before `start_offset`."""
-        index = bisect_right(self._starts, start_offset, self._skipped) - 1
-        if index >= self._skipped:
-            if start_offset < self._starts[index] + self._lengths[index]:
-                self._lengths[index] -= start_offset - self._starts[index]
-                self._starts[index] = start_offset
-                self._skipped = index
-            else:
-                self._skipped = index + 1
-        if self._skipped > len(self._starts) // 2:
-            del self._starts[: self._skipped], self._lengths[: self._skipped]
-            self._skipped = 0
+        block = bisect_right(self._firsts, start_offset) - 1
+        if block < 0:
+            return
+        self.run_count -= sum(map(len, self._starts[:block]))
+        del self._firsts[:block], self._starts[:block], self._lengths[:block]
+        starts, lengths = self._starts[0], self._lengths[0]
+        index = bisect_right(starts, start_offset) - 1
+        end = starts[index] + lengths[index]
+        if end > start_offset:
+            starts[index], lengths[index] = start_offset, end - start_offset
+        else:
+            index += 1
+        self.run_count -= index
+        del starts[:index], lengths[:index]
+        if starts:
+            self._firsts[0] = starts[0]
+        else:
+            del self._firsts[0], self._starts[0], self._lengths[0]
 
-    @property
-    def run_count(self) -> int:
-        return len(self._starts) - self._skipped
-
-    def arrays(self, limit: int) -> Iterator[tuple[array[int], array[int]]]:
-        """First offsets and lengths of all runs, up to `limit` at a time, for a snapshot."""
-        for first in range(self._skipped, len(self._starts), limit):
-            yield self._starts[first : first + limit], self._lengths[first : first + limit]
+    def arrays(self) -> list[tuple[array[int], array[int]]]:
+        """First offsets and lengths of all runs, block by block, for a snapshot."""
+        return list(zip(self._starts, self._lengths, strict=True))
 
     def extend(self, starts: array[int], lengths: array[int]) -> None:
         """Add the last runs, as `arrays` gave them."""
-        self._starts += starts
-        self._lengths += lengths
+        self._firsts.append(starts[0])
+        self._starts.append(starts)
+        self._lengths.append(lengths)
+        self.run_count += len(starts)

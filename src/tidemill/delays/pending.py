@@ -20,7 +20,7 @@ _ROUNDS_MAX = 4
 
 
 class Delivery(NamedTuple):
-    """The pending record at `offset` is due: append `visible_copy(record, due_ms, next_due_ms)`."""
+    """The pending record at `offset` is due: append its visible copy (`copies.py`)."""
 
     offset: int
     due_ms: int
@@ -86,14 +86,19 @@ class PendingRecords:
         self.markers[offset] = marker_offset
         self._marked.append((marker_offset, offset))
 
-    def remove(self, offset: int) -> None:
-        self.offsets.pop(offset)
-        self.taken.pop(offset, None)
-        self.markers.pop(offset, None)
+    def remove(self, offset: int) -> PendingRecord | None:
+        """Remove a record. Returns it, or None when it was not pending."""
+        due_ms = self.offsets.pop(offset)
+        if due_ms is None:
+            return None
+        committed_by = self.markers.pop(offset, offset)
         scheduled = self.scheduled.pop(offset, None)
         if scheduled is not None and self.by_identity.get(scheduled.identity) == offset:
             del self.by_identity[scheduled.identity]
-        self._drop_stale()
+        # The queue has no entry of what it gave out.
+        if self.taken.pop(offset, None) is None:
+            self._drop_stale()
+        return PendingRecord(offset, due_ms, scheduled, committed_by)
 
     def set_due(self, offset: int, due_ms: int) -> None:
         """The record is pending for another occurrence of its schedule."""

@@ -177,45 +177,9 @@ def is_hidden(meaning: Delayed | Cancel | Carried | Copy | None) -> bool:
     return meaning is not None and not isinstance(meaning, Copy)
 
 
-def visible_copy(record: Record, due_ms: int, next_due_ms: int | None) -> Record:
-    """The copy to append when a pending record is due. Its offset is the caller's to set.
-
-    Its timestamp is the due time, but not older than the record: a time long past must not look expired to retention.
-    """
-    headers = [header for header in record.headers if header.key not in _HIDING]
-    headers += _origin(record)
-    headers.append(Header(DUE, b"%d" % due_ms))
-    if next_due_ms is not None:
-        headers.append(Header(NEXT_DUE, b"%d" % next_due_ms))
-    return record._replace(timestamp=max(due_ms, record.timestamp), headers=headers)
-
-
-def carried_copy(record: Record, due_ms: int) -> Record:
-    """The hidden record to append before retention removes a pending one. Its offset is the caller's to set."""
-    headers = [header for header in record.headers if header.key not in _RESTATED]
-    headers += _origin(record)
-    headers += (Header(DUE, b"%d" % due_ms), Header(CARRIED, b""))
-    return record._replace(headers=headers)
-
-
 def plain_headers(headers: Sequence[Header]) -> list[Header]:
     """The headers of a record without those of its delay."""
     return [each for each in headers if each.key not in PRODUCER_HEADERS and each.key not in BROKER_HEADERS]
-
-
-# A copy keeps the schedule id, which tells the consumer which message it is.
-_HIDING = (PRODUCER_HEADERS | BROKER_HEADERS) - {SCHEDULE_ID}
-# A carried record keeps its id, schedule and time zone.
-_RESTATED = BROKER_HEADERS | {DELIVER_AT, DELAY}
-
-
-def _origin(record: Record) -> list[Header]:
-    """The headers that name the producer's record and, when that was carried, the pending one."""
-    carried_from = next((header.value for header in record.headers if header.key == ORIGINAL_OFFSET), None)
-    here = b"%d" % record.offset
-    if carried_from is None:
-        return [Header(ORIGINAL_OFFSET, here)]
-    return [Header(ORIGINAL_OFFSET, carried_from), Header(PENDING_OFFSET, here)]
 
 
 # -- the headers of producers ------------------------------------------------------------------------------------

@@ -39,8 +39,6 @@ _SCHEDULED = struct.Struct(">q16sHH")
 # Producer id, offset, kind, identity, due time or cancelled offset, and the lengths of schedule and time zone.
 _STAGED = struct.Struct(">qqB16sqHH")
 _DELAYED, _NAMED = 1, 2
-# Entries of an array in a piece, which takes about 0.1 ms.
-_ENTRIES_A_PIECE = 16 * 1024
 # Records with text between two steps. A new expression takes some microseconds to parse.
 _RECORDS_A_STEP = 50
 _CHUNK_BYTES = 256 * 1024
@@ -76,7 +74,7 @@ def pieces_of(delays: PartitionDelays, last_epoch: int) -> Iterator[bytes]:
     # Taken entries have left the queue, and are pending all the same.
     yield _LENGTH.pack(len(pending.taken))
     yield from (_PAIR.pack(*entry) for entry in pending.taken.items())
-    for starts, lengths in delays.hidden.arrays(_ENTRIES_A_PIECE):
+    for starts, lengths in delays.hidden.arrays():
         yield _LENGTH.pack(len(starts)) + starts.tobytes() + lengths.tobytes()
     for offset, scheduled in pending.scheduled.items():
         yield _with_schedule(_SCHEDULED, (offset, scheduled.identity), scheduled.schedule)
@@ -117,7 +115,7 @@ def restore(
         delays = yield from _read(reader, end_offset, high_watermark, counts)
     except (struct.error, InvalidSchedule):
         return None  # a time zone may be unknown to this machine
-    delays.advance_log_start(log_start_offset)
+    yield from delays.advance_log_start_in_steps(log_start_offset)
     return delays
 
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tidemill.delays.due_queue import RUN_ENTRIES
 from tidemill.delays.offsets import HiddenOffsets
 from tidemill.delays.pending import Delivery, PendingRecord, PendingRecords, Scheduled
 from tidemill.delays.requests import Cancel, Carried, Copy, Delayed, meaning_of
@@ -39,10 +38,12 @@ from tidemill.protocol.steps import Steps, run_steps
 # Staged records that take effect, and effects that are forgotten, within a step.
 _APPLIED_A_STEP = 100
 _FORGOTTEN_A_STEP = 1000
+# Pending records below a new log start that are dropped within a step.
+_REMOVED_A_STEP = 100
 
 
 class Carry(NamedTuple):
-    """The pending record at `offset` must outlive its segment: append `carried_copy(record, due_ms)`."""
+    """The pending record at `offset` must outlive its segment: append it again, hidden (`copies.py`)."""
 
     offset: int
     due_ms: int
@@ -59,7 +60,7 @@ class _Change(NamedTuple):
     """How to undo an effect of the batch at `at`. `needs_offset` is the first record that comes back, or -1."""
 
     at: int
-    undo: Callable[..., None]
+    undo: Callable[..., object]
     arguments: tuple[Any, ...]
     needs_offset: int = -1
 
@@ -128,6 +129,13 @@ class PartitionDelays:
                 self.end_offset = record.offset + 1
         self.end_offset = header.next_offset
 
+    def replay_copies(self, first_offset: int, deliveries: Sequence[Delivery]) -> None:
+        """As `replay`, of a batch with a visible copy for each of these deliveries, which the leader has appended."""
+        assert first_offset == self.end_offset, (first_offset, self.end_offset)
+        for at, (offset, _, next_due_ms) in enumerate(deliveries, first_offset):
+            self._settle(at, offset, next_due_ms)
+        self.end_offset = first_offset + len(deliveries)
+
     def replay_undecodable(self, header: BatchHeader) -> None:
         """Take in a batch whose records do not decode. Readers get none of them."""
         for offset in range(max(self.end_offset, header.base_offset), header.next_offset):
@@ -189,17 +197,22 @@ class PartitionDelays:
 
     def advance_log_start(self, log_start_offset: int) -> None:
         """Forget what lies below the log start. Retention carries what is pending there first; DeleteRecords drops it."""
+        run_steps(self.advance_log_start_in_steps(log_start_offset))
+
+    def advance_log_start_in_steps(self, log_start_offset: int) -> Steps[None]:
+        """As `advance_log_start`. Between its steps only `retained_offset` and `hidden` may be used."""
         if log_start_offset <= self.log_start_offset:
             return
-        while below := self.pending.offsets.first_below(log_start_offset, RUN_ENTRIES):
+        while below := self.pending.offsets.first_below(log_start_offset, _REMOVED_A_STEP):
             for offset, _ in below:
                 self.pending.remove(offset)
+            yield None
         self.log_start_offset = log_start_offset
         for producer_id, staged in list(self.staged.items()):
             self._restore_staged(producer_id, staged)
         self.hidden.trim(log_start_offset)
         self.end_offset = max(self.end_offset, log_start_offset)
-        self.advance_committed(log_start_offset)
+        yield from self.advance_committed_in_steps(log_start_offset)
 
     # -- what the leader does ------------------------------------------------------------------------------------
 
@@ -268,7 +281,7 @@ class PartitionDelays:
         if meaning is None:
             return
         if isinstance(meaning, Copy):
-            self._settle(record.offset, meaning)
+            self._settle(record.offset, meaning.pending_offset, meaning.next_due_ms)
             return
         self.hidden.append(record.offset)
         if isinstance(meaning, Carried):
@@ -305,15 +318,16 @@ class PartitionDelays:
                     rest = None if identity is None else Staged(offset, Cancel(identity))
                     self._stage(at, producer_id, key, rest)
 
-    def _settle(self, at: int, copy: Copy) -> None:
-        record = self.pending.get(copy.pending_offset)
-        if record is None:
+    def _settle(self, at: int, offset: int, next_due_ms: int | None) -> None:
+        """The copy at `at` delivers the record at `offset`, which is due again when its schedule goes on."""
+        scheduled = self.pending.scheduled.get(offset)
+        if scheduled is None or scheduled.schedule is None or next_due_ms is None:
+            self._remove(at, offset)
             return
-        if record.scheduled is None or record.scheduled.schedule is None or copy.next_due_ms is None:
-            self._remove(at, record.offset)
-            return
-        self.pending.set_due(record.offset, copy.next_due_ms)
-        self._note(at, self.pending.set_due, (record.offset, record.due_ms), record.offset)
+        due_ms = self.pending.offsets.get(offset)
+        if due_ms is not None:
+            self.pending.set_due(offset, next_due_ms)
+            self._note(at, self.pending.set_due, (offset, due_ms), offset)
 
     def _carry(self, at: int, carried: Carried) -> None:
         # What stood below the log start was pending when it was carried: the leader confirms that before it appends.
@@ -323,7 +337,7 @@ class PartitionDelays:
     # -- changes that can be undone ------------------------------------------------------------------------------
 
     def _note(
-        self, at: int, undo: Callable[..., None], arguments: tuple[Any, ...], needs_offset: int = -1
+        self, at: int, undo: Callable[..., object], arguments: tuple[Any, ...], needs_offset: int = -1
     ) -> None:
         if at >= self._committed_offset:
             self._journal.append(_Change(at, undo, arguments, needs_offset))
@@ -358,10 +372,9 @@ class PartitionDelays:
 
     def _remove(self, at: int, offset: int) -> bool:
         """Settle a pending record. Returns False when it is not pending."""
-        record = self.pending.get(offset)
+        record = self.pending.remove(offset)
         if record is None:
             return False
-        self.pending.remove(offset)
         self._note(at, self._restore, (record,), offset)
         return True
 

@@ -351,7 +351,7 @@ def build_batch(
     body = bytearray()
     for record in records:
         encoded = _encode_record(record, base_offset, base_timestamp)
-        _append_varint(body, len(encoded))
+        append_varint(body, len(encoded))
         body += encoded
     payload = compression.compress(codec, body) if codec else body
     if last_offset_delta is None:
@@ -423,28 +423,28 @@ def with_named_partition(attributes: int, partition: int) -> int:
 
 def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytearray:
     out = bytearray(1)
-    _append_varint(out, record.timestamp - base_timestamp)
-    _append_varint(out, record.offset - base_offset)
+    append_varint(out, record.timestamp - base_timestamp)
+    append_varint(out, record.offset - base_offset)
     for part in (record.key, record.value):
         if part is None:
-            _append_varint(out, -1)
+            append_varint(out, -1)
         else:
-            _append_varint(out, len(part))
+            append_varint(out, len(part))
             out += part
-    _append_varint(out, len(record.headers))
+    append_varint(out, len(record.headers))
     for key, value in record.headers:
         encoded_key = key.encode()
-        _append_varint(out, len(encoded_key))
+        append_varint(out, len(encoded_key))
         out += encoded_key
         if value is None:
-            _append_varint(out, -1)
+            append_varint(out, -1)
         else:
-            _append_varint(out, len(value))
+            append_varint(out, len(value))
             out += value
     return out
 
 
-def _append_varint(out: bytearray, value: int) -> None:
+def append_varint(out: bytearray, value: int) -> None:
     value = (value << 1) ^ (value >> 63)
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)

@@ -90,8 +90,11 @@ def test_pending_offsets_are_a_sorted_map(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_hidden_offsets_are_a_set_that_is_cut_at_both_ends(seed: int) -> None:
+def test_hidden_offsets_are_a_set_that_is_cut_at_both_ends(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
+    monkeypatch.setattr("tidemill.delays.offsets._BLOCK_RUNS", rng.choice((1, 7, 4096)))
     hidden, model, end = HiddenOffsets(), set[int](), 0
     for _ in range(400):
         for _ in range(rng.randint(0, 8)):
@@ -114,3 +117,8 @@ def test_hidden_offsets_are_a_set_that_is_cut_at_both_ends(seed: int) -> None:
         assert (first in hidden) == (first in model)
         assert hidden.first_from(first) == min((each for each in model if each >= first), default=None)
         assert hidden.run_end(first) == next(each for each in range(first, end + 1) if each not in model)
+        again = HiddenOffsets()
+        for starts, lengths in hidden.arrays():
+            again.extend(starts, lengths)
+        assert again.between(0, end) == hidden.between(0, end)
+        assert again.run_count == hidden.run_count == sum(len(starts) for starts, _ in hidden.arrays())

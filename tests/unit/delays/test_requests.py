@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.poisoned import POISONED
+from tests.unit.delays.copied import carried_copy, visible_copy
 from tidemill.delays.requests import (
     CANCEL,
     CARRIED,
@@ -22,13 +23,11 @@ from tidemill.delays.requests import (
     Copy,
     Delayed,
     Limits,
-    carried_copy,
     delay_records,
     inspect,
     is_hidden,
     may_hold_requests,
     meaning_of,
-    visible_copy,
 )
 from tidemill.protocol.compression import CompressionType
 from tidemill.protocol.record_walk import records_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.delays.copied import carried_copy, visible_copy
 from tests.unit.delays.log_model import DumbLog
 from tests.unit.delays.snapshots import restore, snapshot
 from tidemill.delays.pending import Delivery
@@ -13,8 +14,6 @@ from tidemill.delays.requests import (
     DELIVER_AT,
     SCHEDULE,
     SCHEDULE_ID,
-    carried_copy,
-    visible_copy,
 )
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record

@@ -6,6 +6,10 @@ or not. A copy that an earlier leader appended is in it, or was never delivered.
 committed itself.
 
 The log is followed in steps, up to its very end before each append. So a cancel that was appended first is seen first.
+What this leader appends itself is taken into the state at once, before a reader is woken.
+
+Records that are due at nearly the same time are delivered together: after a delivery the next one waits some
+milliseconds. One that is due after a pause is delivered at its time.
 
 Snapshots of the state spare the replay when a leadership begins. One is written between two rounds, each time the log has
 grown by as much as a snapshot takes, and when the leadership ends or the broker stops. The state rests meanwhile.
@@ -17,36 +21,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.appender import Appender
 from tidemill.broker.partitions.leadership import Leadership
+from tidemill.broker.partitions.originals import Originals, segment_of
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.config import TopicConfig
-from tidemill.delays.requests import carried_copy, may_hold_requests, visible_copy
-from tidemill.delays.state import PartitionDelays
-from tidemill.errors import ApiError, ProtocolError, StorageError
+from tidemill.delays.copies import CopyBatch, Original
+from tidemill.delays.pending import Delivery
+from tidemill.delays.requests import may_hold_requests
+from tidemill.delays.state import Carry, PartitionDelays
+from tidemill.errors import ApiError, ProtocolError
 from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
-from tidemill.log.segments.segment import Segment
 from tidemill.log.transactions import marker_of
 from tidemill.protocol.record_walk import records_in_steps
 from tidemill.protocol.records import BatchHeader, Record, iterate_records
-from tidemill.protocol.steps import Steps
+from tidemill.protocol.steps import Steps, run_steps
 from tidemill.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# How many records one round delivers or carries.
-_ROUND_RECORDS = 200
+_Due = TypeVar("_Due", Delivery, Carry)
+
+# How many records are delivered or carried at once. To take that many copies into the state is one step.
+_AT_ONCE = 200
+# How often a round delivers before other partitions have their turn.
+_DELIVERIES_A_ROUND = 5
 _BATCH_BYTES = 256 * 1024
 _BATCHES_A_STEP = 32
 _RECORDS_A_STEP = 200
+_COPIES_A_STEP = 100
+# After a delivery the next one collects what is due for so long.
+_COLLECT_S = 0.005
 # The wall clock may jump: it is looked at again after this time at the latest.
 _LOOK_S_MAX = 1.0
 _RETRY_S = 1.0
@@ -75,7 +87,9 @@ class DelayedDelivery:
         "_config",
         "_counted_cancels",
         "_counts",
+        "_has_delivered",
         "_host",
+        "_is_appending",
         "_is_restored",
         "_is_woken",
         "_is_working",
@@ -83,6 +97,7 @@ class DelayedDelivery:
         "_left",
         "_log",
         "_name",
+        "_originals",
         "_reader",
         "_replayed_bytes",
         "_snapshot_bytes",
@@ -119,7 +134,12 @@ class DelayedDelivery:
         self._replayed_bytes = self._snapshot_bytes = 0
         # The state of a leadership that has ended, of which a snapshot is due.
         self._left: tuple[PartitionDelays, Log] | None = None
+        self._originals = Originals()
         self._is_working = False
+        # Whether this object appends: what becomes visible by that needs no round.
+        self._is_appending = False
+        # Whether the last round delivered something.
+        self._has_delivered = False
         # Whether something became visible during a round, which may have looked before.
         self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
@@ -175,6 +195,7 @@ class DelayedDelivery:
         self._state = self._log = None
         self._counted_cancels = None
         self._carry_before = 0
+        self._originals.forget()
         self._reader.stop_waiting(self._grew)
         if self._timer is not None:
             self._timer.cancel()
@@ -271,7 +292,8 @@ class DelayedDelivery:
 
     def _grew(self, _added_bytes: int) -> None:
         # Registered for good, not for one round.
-        self._wake()
+        if not self._is_appending:
+            self._wake()
 
     def _wake(self) -> None:
         if self._is_working or self._state is None:
@@ -300,9 +322,13 @@ class DelayedDelivery:
             self._take_snapshot(state, log)
         elif not is_done or self._is_woken:
             self._wake()
-        elif state.next_due_ms is not None:
+        elif state.next_due_ms is None:
+            self._originals.forget()
+        else:
             left_s = (state.next_due_ms - self._host.wall_ms()) / 1000
-            self._look_after(min(max(left_s, 0.0), _LOOK_S_MAX))
+            if left_s > _LOOK_S_MAX:
+                self._originals.forget()
+            self._look_after(min(max(left_s, _COLLECT_S if self._has_delivered else 0.0), _LOOK_S_MAX))
 
     def _look_after(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
@@ -323,55 +349,73 @@ class DelayedDelivery:
         if self._state is not state:
             return True
         self._count_cancels(state)
-        state.advance_log_start(log.log_start_offset)
+        yield from state.advance_log_start_in_steps(log.log_start_offset)
         yield from state.advance_committed_in_steps(self._reader.high_watermark)
-        delivered = yield from self._deliver(state, log)
+        if self._state is not state:
+            return True
+        self._has_delivered = has_more = False
+        for _ in range(_DELIVERIES_A_ROUND):
+            delivered_count = yield from self._deliver(state, log)
+            self._has_delivered = self._has_delivered or delivered_count > 0
+            has_more = delivered_count == _AT_ONCE
+            if not has_more:
+                break
+            yield None
+            if self._state is not state:
+                return True
         carried = yield from self._carry(state, log)
-        return not delivered and not carried and state.end_offset == log.log_end_offset
+        return not has_more and not carried and state.end_offset == log.log_end_offset
 
-    def _deliver(self, state: PartitionDelays, log: Log) -> Steps[bool]:
-        due = state.due(self._host.wall_ms(), _ROUND_RECORDS)
+    def _deliver(self, state: PartitionDelays, log: Log) -> Steps[int]:
+        """Deliver some of the records that are due. Returns how many `due` gave."""
+        due = state.due(self._host.wall_ms(), _AT_ONCE)
         if not due:
-            return False
-        records = yield from self._records_at(log, [each.offset for each in due])
+            return 0
+        yield None
+        originals = yield from self._originals.at(log, [each.offset for each in due])
+        yield None
+        given = [each for each in due if each.offset in originals]
+        batches = yield from _copies_of(given, originals, _add_visible)
         yield from self._follow(state, log)
         if self._state is not state:
-            return False
-        live = [each for each in state.confirm(due) if each.offset in records]
-        self._append(visible_copy(records[each.offset], each.due_ms, each.next_due_ms) for each in live)
+            return 0
+        live = state.confirm(given)
+        if len(live) < len(given):
+            batches = run_steps(_copies_of(live, originals, _add_visible))
+        for batch, deliveries in batches:
+            first_offset = log.log_end_offset
+            self._append(batch)
+            state.replay_copies(first_offset, deliveries)
+            self._replayed_bytes += len(batch)
         self._counts.delays_delivered += len(live)
         wall_ms = self._host.wall_ms()
         for each in live:
             self._host.note_lateness(wall_ms - each.due_ms)
-        return True
+        return len(due)
 
     def _carry(self, state: PartitionDelays, log: Log) -> Steps[bool]:
         if not self._carry_before:
             return False
-        wanted = state.to_carry(self._carry_before, _ROUND_RECORDS)
+        wanted = state.to_carry(self._carry_before, _AT_ONCE)
         if not wanted:
             self._carry_before = 0
             return False
-        records = yield from self._records_at(log, [each.offset for each in wanted])
+        originals = yield from self._originals.at(log, [each.offset for each in wanted])
         yield from self._follow(state, log)
         if self._state is not state:
             return False
-        live = [each for each in state.confirm_carries(wanted) if each.offset in records]
-        self._append(carried_copy(records[each.offset], each.due_ms) for each in live)
+        live = [each for each in state.confirm_carries(wanted) if each.offset in originals]
+        for batch, _ in run_steps(_copies_of(live, originals, _add_carried)):
+            self._append(batch)
         return bool(live)
 
-    def _append(self, records: Iterable[Record]) -> None:
+    def _append(self, batch: bytearray) -> None:
         """`ApiError` when this broker may not write now."""
-        batch: list[Record] = []
-        size = 0
-        for record in records:
-            batch.append(record._replace(offset=len(batch)))
-            size += len(record.key or b"") + len(record.value or b"") + 200
-            if size >= _BATCH_BYTES:
-                self._appender.append_copies(batch, self._host.wall_ms())
-                batch, size = [], 0
-        if batch:
+        self._is_appending = True
+        try:
             self._appender.append_copies(batch, self._host.wall_ms())
+        finally:
+            self._is_appending = False
 
     # -- reading the log -------------------------------------------------------------------------------------
 
@@ -379,7 +423,7 @@ class DelayedDelivery:
         """Replay the log up to its end."""
         while self._state is state and state.end_offset < log.log_end_offset:
             before = state.end_offset
-            segment = _segment_of(log, before)
+            segment = segment_of(log, before)
             for number, (_, header, batch) in enumerate(segment.batches(segment.locate(before)), 1):
                 if header.next_offset <= state.end_offset:
                     continue
@@ -394,30 +438,32 @@ class DelayedDelivery:
                 following = (each.base_offset for each in log.segments if each.base_offset > before)
                 state.end_offset = next(following, log.log_end_offset)
 
-    def _records_at(self, log: Log, offsets: Sequence[int]) -> Steps[dict[int, Record]]:
-        """The records at some offsets. Each batch is decoded once."""
-        found: dict[int, Record] = {}
-        wanted = set(offsets)
-        for number, offset in enumerate(sorted(wanted)):
-            if offset in found or offset < log.log_start_offset:
-                continue
-            if number % _BATCHES_A_STEP == _BATCHES_A_STEP - 1:
-                yield None
-            segment = _segment_of(log, offset)
-            _, header, batch = next(segment.batches(segment.locate(offset)))
-            for count, record in enumerate(iterate_records(batch, header), 1):
-                if record.offset in wanted:
-                    found[record.offset] = record
-                if count % _RECORDS_A_STEP == 0:
-                    yield None
-            if offset not in found:
-                raise StorageError(f"{self._name}: the delayed record at offset {offset} is not in the log")
-        return found
+
+def _add_visible(batch: CopyBatch, original: Original, delivery: Delivery) -> None:
+    batch.add_visible(original, delivery.due_ms, delivery.next_due_ms)
 
 
-def _segment_of(log: Log, offset: int) -> Segment:
-    number = bisect_right(log.segments, offset, key=lambda each: each.base_offset) - 1
-    return log.segments[max(0, number)]
+def _add_carried(batch: CopyBatch, original: Original, carry: Carry) -> None:
+    batch.add_carried(original, carry.due_ms)
+
+
+def _copies_of(
+    due: Sequence[_Due],
+    originals: Mapping[int, Original],
+    add: Callable[[CopyBatch, Original, _Due], None],
+) -> Steps[list[tuple[bytearray, list[_Due]]]]:
+    """Batches of copies, each with what it is for."""
+    batches: list[tuple[bytearray, list[_Due]]] = []
+    batch, of_batch = CopyBatch(), []
+    for number, each in enumerate(due, 1):
+        add(batch, originals[each.offset], each)
+        of_batch.append(each)
+        if batch.size >= _BATCH_BYTES or number == len(due):
+            batches.append((batch.finish(), of_batch))
+            batch, of_batch = CopyBatch(), []
+        if number % _COPIES_A_STEP == 0:
+            yield None
+    return batches
 
 
 def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> Steps[None]:

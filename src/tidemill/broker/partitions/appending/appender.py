@@ -514,13 +514,12 @@ class Appender:
         self._appended(log, len(batch))
         return end_offset
 
-    def append_copies(self, records: Sequence[Record], wall_ms: int) -> None:
-        """Write copies of delayed records as one batch. `ApiError` when that fails.
+    def append_copies(self, batch: bytearray, wall_ms: int) -> None:
+        """Write a batch of copies of delayed records. `ApiError` when that fails.
 
         A copy has more headers than its original, so the limit of produced batches does not apply.
         """
         log = self._writable_with_enough_in_sync()
-        batch = build_batch(records)
         try:
             log.append(memoryview(batch), (header_at(batch),), self._leadership.leader_epoch, wall_ms)
         except OSError as error:

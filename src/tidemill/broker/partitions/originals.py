@@ -1,0 +1,135 @@
+"""Reads the delayed records of a log by their offsets, for the copies that are made of them.
+
+Records that are due one after the other often share a batch. So the last batches stay in memory, decompressed and with
+the places of their records, up to a number of bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidemill.delays.copies import Original
+from tidemill.errors import ProtocolError, StorageError
+from tidemill.log.log import Log
+from tidemill.log.segments.segment import Segment
+from tidemill.protocol.record_walk import records_in_steps, varint_at
+from tidemill.protocol.records import BatchHeader, checksum_matches
+from tidemill.protocol.steps import Steps
+
+logger = logging.getLogger(__name__)
+
+_BATCHES_A_STEP = 16
+_RECORDS_A_STEP = 1000
+# The decompressed batches that stay in memory. A larger one does not.
+_REMEMBERED_BYTES_MAX = 4 << 20
+_REMEMBERED_BATCHES_MAX = 16
+
+
+class _WalkedBatch(NamedTuple):
+    header: BatchHeader
+    body: bytes
+    # Where each record begins.
+    starts: array[int]
+
+    def original_at(self, offset: int) -> Original | None:
+        header, body, starts = self
+        delta = offset - header.base_offset
+        if delta < len(starts):
+            original = Original.at(header, body, starts[delta])
+            if original.offset == offset:
+                return original
+        # A batch may have gaps, or records in another order.
+        found = (Original.at(header, body, start) for start in starts)
+        return next((each for each in found if each.offset == offset), None)
+
+
+class Originals:
+    """The pending records of one log, as they are needed."""
+
+    __slots__ = ("_batches", "_log", "_removals")
+
+    def __init__(self) -> None:
+        self._log: Log | None = None
+        self._removals = 0
+        # By base offset, in ascending order of their last use.
+        self._batches: dict[int, _WalkedBatch] = {}
+
+    def at(self, log: Log, offsets: Iterable[int]) -> Steps[dict[int, Original]]:
+        """The records at some offsets. Those below the log start are missing, and those that cannot be read."""
+        found: dict[int, Original] = {}
+        batch: _WalkedBatch | None = None
+        read_batches = 0
+        for offset in sorted(offsets):
+            if offset < log.log_start_offset:
+                continue
+            if batch is None or not batch.header.base_offset <= offset < batch.header.next_offset:
+                batch = self._remembered(log, offset)
+                if batch is None:
+                    read_batches += 1
+                    if read_batches % _BATCHES_A_STEP == 0:
+                        yield None
+                    try:
+                        batch = yield from _walked(log, offset)
+                    except (StorageError, ProtocolError, IndexError) as error:
+                        logger.error(
+                            "%s: the record at offset %d cannot be read: %s", log.folder, offset, error
+                        )
+                        continue
+                    self._remember(batch)
+            original = batch.original_at(offset)
+            if original is None:
+                logger.error("%s: the record at offset %d is not in its batch", log.folder, offset)
+            else:
+                found[offset] = original
+        return found
+
+    def forget(self) -> None:
+        self._log = None
+        self._batches.clear()
+
+    def _remembered(self, log: Log, offset: int) -> _WalkedBatch | None:
+        if self._log is not log or self._removals != log.removals:
+            self._log, self._removals = log, log.removals
+            self._batches.clear()
+        for base_offset, batch in self._batches.items():
+            if base_offset <= offset < batch.header.next_offset:
+                return batch
+        return None
+
+    def _remember(self, batch: _WalkedBatch) -> None:
+        batches = self._batches
+        batches[batch.header.base_offset] = batch
+        size = sum(len(each.body) for each in batches.values())
+        while batches and (size > _REMEMBERED_BYTES_MAX or len(batches) > _REMEMBERED_BATCHES_MAX):
+            size -= len(batches.pop(next(iter(batches))).body)
+
+
+def _walked(log: Log, offset: int) -> Steps[_WalkedBatch]:
+    segment = segment_of(log, offset)
+    position = segment.locate(offset)
+    header = segment.header_at(position)
+    if header is None:
+        raise StorageError(f"{segment.path_of('log')}: no batch at position {position}")
+    batch = memoryview(segment.file.read(header.size, position))
+    if len(batch) < header.size or not checksum_matches(batch, header):
+        # A new checksum must not vouch for damaged records.
+        raise StorageError(f"the batch at offset {header.base_offset} is damaged")
+    body = yield from records_in_steps(batch, header)
+    starts, position = array("I"), 0
+    for number in range(1, header.record_count + 1):
+        starts.append(position)
+        length, position = varint_at(body, position)
+        position += length
+        if number % _RECORDS_A_STEP == 0:
+            yield None
+    return _WalkedBatch(header, body, starts)
+
+
+def segment_of(log: Log, offset: int) -> Segment:
+    """The segment that holds an offset, or a gap before the next one."""
+    number = bisect_right(log.segments, offset, key=lambda each: each.base_offset) - 1
+    return log.segments[max(0, number)]
