@@ -74,11 +74,37 @@ def test_a_record_waits_for_its_time(gateway: Gateway, later: str) -> None:
     )
 
 
-def test_those_that_are_due_first_are_listed_and_all_are_counted(gateway: Gateway, later: str) -> None:
-    for hours in (5, 1, 3):
+def test_pages_follow_the_log_and_each_is_sorted_by_due_times(gateway: Gateway) -> None:
+    topic = gateway.broker.create_topic("paged", 2, configs={"tidemill.delays.enable": True})
+    for hours in (5, 1, 3, 4, 2):
+        produce(gateway, topic, {"value": hours, "delay": f"{hours}h", "partition": hours % 2})
+    produce(gateway, topic, {"value": "now", "partition": 0})
+    pages: list[list[int]] = []
+    query: dict[str, str | int] = {"limit": 2}
+    while True:
+        answer = gateway.client.get(f"/v1/topics/{topic}/delays", params=query).json()
+        pages.append([each["value"] for each in answer["messages"]])
+        if answer["next"] is None:
+            break
+        query["after"] = answer["next"]
+    assert pages == [[2, 4], [1, 5], [3]]
+
+
+def test_page_goes_on_although_its_place_is_gone(gateway: Gateway, later: str) -> None:
+    for hours in (1, 2, 3):
         produce(gateway, later, {"value": hours, "delay": f"{hours}h"})
-    answer = gateway.client.get(f"/v1/topics/{later}/delays", params={"limit": 2}).json()
-    assert (answer["total"], [each["value"] for each in answer["messages"]]) == (3, [1, 3])
+    path = f"/v1/topics/{later}/delays"
+    following = gateway.client.get(path, params={"limit": 1}).json()["next"]
+    assert gateway.client.delete(f"{path}/{following.replace(':', '/')}").status_code == 204
+    answer = gateway.client.get(path, params={"after": following}).json()
+    assert ([each["value"] for each in answer["messages"]], answer["next"]) == ([3], None)
+
+
+@pytest.mark.parametrize("after", ["", "1", "0:x", "-1:0", "0:-1", f"0:{2**63}", "0:0:0"])
+def test_place_that_no_page_names_is_refused(gateway: Gateway, later: str, after: str) -> None:
+    answer = gateway.client.get(f"/v1/topics/{later}/delays", params={"after": after})
+    assert answer.status_code == 400
+    assert "after" in answer.json()["message"]
 
 
 def test_a_large_value_is_not_listed(gateway: Gateway, later: str) -> None:
@@ -223,7 +249,7 @@ def test_a_reader_does_not_see_or_cancel_what_waits(cluster: SecuredCluster) -> 
         record = {"value": "a secret until then", "delay": "1h"}
         written = gateway.client.post("/v1/topics/later/produce", json=record, auth=owner)
         assert written.status_code == 200
-        assert gateway.client.get("/v1/topics/later/delays", auth=owner).json()["total"] == 1
+        assert gateway.client.get("/v1/topics/later/delays", auth=owner).json()["messages"]
         for refused in (
             gateway.client.get("/v1/topics/later/delays", auth=reader),
             gateway.client.delete("/v1/topics/later/delays/0/0", auth=reader),
@@ -232,4 +258,4 @@ def test_a_reader_does_not_see_or_cancel_what_waits(cluster: SecuredCluster) -> 
             assert error_of(refused) == (403, 40301)
             assert "secret" not in refused.text
         assert gateway.client.get("/v1/topics/later/records", auth=reader).json()["records"] == []
-        assert gateway.client.get("/v1/topics/later/delays", auth=owner).json()["total"] == 1
+        assert gateway.client.get("/v1/topics/later/delays", auth=owner).json()["messages"]

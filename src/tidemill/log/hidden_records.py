@@ -1,8 +1,16 @@
-"""Which records of a topic with delayed messages readers are shown: all but those that wait, or say what waits."""
+"""Which records of a topic with delayed messages readers are shown.
+
+Consumers get all but those that wait, or say what waits. That is a function of the records alone. A listing gets those
+that wait, and no others. That is what the leader's state says.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
 from tidemill.delays.requests import is_hidden, may_hold_requests, meaning_of
+from tidemill.delays.state import PartitionDelays
+from tidemill.log.filtered_read import KnownRun, Select
 from tidemill.protocol.record_walk import RawRecord, walk
 from tidemill.protocol.records import BatchHeader, iterate_decompressed
 from tidemill.protocol.steps import Steps
@@ -22,3 +30,24 @@ def select_shown(body: bytes, header: BatchHeader) -> Steps[list[RawRecord] | No
         if count % _RECORDS_A_STEP == 0:
             yield None
     return shown
+
+
+def select_waiting(state: PartitionDelays) -> Select:
+    """Keeps the records that wait."""
+    return partial(_waiting, state)
+
+
+def _waiting(state: PartitionDelays, body: bytes, header: BatchHeader) -> Steps[list[RawRecord] | None]:
+    waiting: list[RawRecord] = []
+    for count, raw in enumerate(walk(body, header), 1):
+        if header.base_offset + raw[3] in state.pending.offsets:
+            waiting.append(raw)
+        if count % _RECORDS_A_STEP == 0:
+            yield None
+    return waiting
+
+
+def run_without_waiting(state: PartitionDelays, offset: int) -> KnownRun:
+    """The run of records from an offset on of which none waits. It is empty when the one at the offset does."""
+    found = state.pending.offsets.first_from(offset, 1)
+    return KnownRun(found[0][0] if found else max(offset, state.end_offset), is_left_out=True)

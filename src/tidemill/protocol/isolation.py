@@ -14,6 +14,8 @@ from tidemill.protocol.records import BatchHeader, iterate_records
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 # To be added to one of the two: also delayed records that wait. Not a level of Kafka's; it needs AlterConfigs on the topic.
 READ_HIDDEN = 64
+# To be added to one of the two: only delayed records that wait, as the partition's leader knows them. It needs the same.
+READ_WAITING = 32
 
 _COMMIT = 1
 

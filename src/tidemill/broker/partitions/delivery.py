@@ -182,6 +182,11 @@ class DelayedDelivery:
         first = state.hidden.first_from(offset)
         return KnownRun(state.end_offset if first is None else first, is_left_out=False)
 
+    def state_of(self, log: Log) -> PartitionDelays | None:
+        """The state of the log that this broker leads, once it was replayed; None before, and on followers."""
+        is_known = self._state is not None and log is self._log and self._is_restored
+        return self._state if is_known and self._counted_cancels is not None else None
+
     def _stop(self) -> None:
         state, log = self._state, self._log
         self._left = None

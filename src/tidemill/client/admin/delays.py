@@ -1,40 +1,42 @@
 """Delayed records from outside: which are pending in a topic, and how one is cancelled or given another time.
 
-Readers are not shown what waits. A fetch at the isolation level READ_HIDDEN is, if the client may change the topic's
-configuration. What is pending follows from the log, so it is found here as the partition's leader finds it: the log is
-replayed without keeping its records, and those to show are read again.
+Readers are not shown what waits. A fetch at the isolation level READ_WAITING is, and nothing else, if the client may
+change the topic's configuration. The partition's leader knows what waits, so a listing costs as much as it shows.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster
-from tidemill.client.fetch import fetch_range
+from tidemill.client.fetch import FETCH_BYTES, fetch_range
 from tidemill.client.producing.producer import Producer
 from tidemill.config import DELAYS_ENABLE
-from tidemill.delays.offsets import PendingOffsets
 from tidemill.delays.requests import (
     CANCEL,
     SCHEDULE,
     SCHEDULE_ID,
     TIME_ZONE,
+    Carried,
     Copy,
+    Delayed,
     delay_records,
     meaning_of,
     plain_headers,
 )
-from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, ErrorCode
-from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN, READ_UNCOMMITTED
-from tidemill.protocol.records import TRANSACTIONAL, BatchHeader, Header, Record
+from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN, READ_UNCOMMITTED, READ_WAITING
+from tidemill.protocol.records import BatchHeader, Header, Record
 from tidemill.types import TopicPartition
 
-_OFFSETS_A_STEP = 1000
+# What a page asks a broker for at once: so much for itself, and for each message.
+_PAGE_BYTES_MIN = 64 * 1024
+_MESSAGE_BYTES = 1024
 
 
 class NotPending(ApiError):
@@ -65,10 +67,11 @@ class PendingMessages(NamedTuple):
     messages: list[PendingMessage]
 
 
-class _Place(NamedTuple):
-    due_ms: int
-    partition: int
-    offset: int
+class PendingPage(NamedTuple):
+    """Some messages, in the order in which they are due, and the place from which the next page goes on."""
+
+    messages: list[PendingMessage]
+    next_place: tuple[int, int] | None
 
 
 class DelayAdmin:
@@ -78,37 +81,28 @@ class DelayAdmin:
         self._cluster = cluster
         self._admin = Admin(cluster)
 
-    def pending(
-        self,
-        topic: str,
-        limit: int | None = None,
-        *,
-        value_bytes_max: int | None = None,
-        offsets_max: int | None = None,
-    ) -> PendingMessages:
-        """What waits in a topic, in the order in which it is due. Reads the whole topic.
-
-        At most `limit` messages, and of each value the first `value_bytes_max`. `ApiError` when the topic has more
-        offsets than `offsets_max`.
-        """
-        self._check_enabled(topic)
-        partitions = [TopicPartition(topic, each.partition) for each in self._cluster.partitions_of(topic)]
-        starts = self._admin.start_offsets(partitions)
-        ends = self._admin.end_offsets(partitions, READ_COMMITTED)
-        held = sum(ends.values()) - sum(starts.values())
-        if offsets_max is not None and held > offsets_max:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST,
-                f"topic {topic} holds {held} offsets, and at most {offsets_max} are read to find what waits",
-            )
+    def pending(self, topic: str, limit: int | None = None) -> PendingMessages:
+        """What waits in a topic, in the order in which it is due; at most `limit` messages. Reads all that waits."""
         total = 0
-        first: list[_Place] = []
-        for each in partitions:
-            waiting = self._replayed(each, starts[each], ends[each]).pending.offsets
-            total += len(waiting)
-            places = chain(first, (_Place(due_ms, each.partition, at) for at, due_ms in _all(waiting)))
-            first = sorted(places) if limit is None else heapq.nsmallest(limit, places)
-        return PendingMessages(total, self._messages(topic, first, value_bytes_max))
+
+        def counted() -> Iterator[PendingMessage]:
+            nonlocal total
+            for message in self._waiting(topic, (0, 0)):
+                total += 1
+                yield message
+
+        messages = counted()
+        first = sorted(messages, key=_due) if limit is None else heapq.nsmallest(limit, messages, key=_due)
+        return PendingMessages(total, first)
+
+    def page(
+        self, topic: str, limit: int, place: tuple[int, int] = (0, 0), value_bytes_max: int | None = None
+    ) -> PendingPage:
+        """The next `limit` messages that wait from a (partition, offset) on, with the beginning of each value."""
+        fetch_bytes = min(FETCH_BYTES, _PAGE_BYTES_MIN + limit * _MESSAGE_BYTES)
+        found = list(islice(self._waiting(topic, place, value_bytes_max, fetch_bytes), limit + 1))
+        next_place = (found[limit].partition, found[limit].offset) if len(found) > limit else None
+        return PendingPage(sorted(found[:limit], key=_due), next_place)
 
     def cancel(self, topic: str, partition: int, offset: int) -> None:
         """Cancel the record that waits at an offset. `NotPending` when none does."""
@@ -151,25 +145,51 @@ class DelayAdmin:
 
     # -- what the log says -------------------------------------------------------------------------------------
 
+    def _waiting(
+        self,
+        topic: str,
+        place: tuple[int, int],
+        value_bytes_max: int | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+    ) -> Iterator[PendingMessage]:
+        """What waits from a (partition, offset) on, in the order of partitions and offsets."""
+        self._check_enabled(topic)
+        first_partition, first_offset = place
+        partitions = [
+            TopicPartition(topic, each.partition)
+            for each in self._cluster.partitions_of(topic)
+            if each.partition >= first_partition
+        ]
+        starts = self._admin.start_offsets(partitions)
+        ends = self._admin.end_offsets(partitions, READ_COMMITTED)
+        wall_ms = time.time_ns() // 1_000_000
+        for each in sorted(partitions):
+            start = max(starts[each], first_offset if each.partition == first_partition else 0)
+            for record in self._waiting_records(each, start, ends[each], fetch_bytes):
+                message = _message(each.partition, record, wall_ms, value_bytes_max)
+                if message is not None:
+                    yield message
+
     def _waiting_record(self, topic: str, partition: int, offset: int) -> Record:
-        """The record that waits at an offset. Whether it does follows from it and from what stands behind it."""
+        """The record that waits at an offset."""
         self._check_enabled(topic)
         tp = TopicPartition(topic, partition)
         start_offset = self._admin.start_offsets([tp])[tp]
         end_offset = self._admin.end_offsets([tp], READ_COMMITTED)[tp]
         if start_offset <= offset < end_offset:
-            state = self._replayed(tp, offset, end_offset)
-            if offset in state.pending.offsets:
-                return self._records_at(tp, {offset}, None)[offset][0]
+            for record in self._waiting_records(tp, offset, offset + 1, _PAGE_BYTES_MIN):
+                if record.offset == offset:
+                    return record
         raise NotPending(f"no record waits at offset {offset} of {topic}-{partition}")
 
-    def _replayed(self, tp: TopicPartition, start_offset: int, end_offset: int) -> PartitionDelays:
-        state = PartitionDelays(start_offset, end_offset)
-        for header, batch in self._batches(tp, start_offset, end_offset, READ_COMMITTED):
-            # Every transaction that was read is committed, so its records count where they stand.
-            committed = header._replace(attributes=header.attributes & ~TRANSACTIONAL)
-            state.replay(committed, delay_records(batch, header))
-        return state
+    def _waiting_records(
+        self, tp: TopicPartition, start_offset: int, end_offset: int, fetch_bytes: int
+    ) -> Iterator[Record]:
+        level = READ_COMMITTED | READ_WAITING
+        for header, batch in self._batches(tp, start_offset, end_offset, level, fetch_bytes):
+            for record in delay_records(batch, header):
+                if start_offset <= record.offset < end_offset:
+                    yield record
 
     def _was_delivered(self, tp: TopicPartition, offset: int, before_offset: int) -> bool:
         """Whether a copy of the record at an offset stands before another offset."""
@@ -177,76 +197,64 @@ class DelayAdmin:
             return False
         return any(
             isinstance(meaning := meaning_of(record), Copy) and meaning.pending_offset == offset
-            for header, batch in self._batches(tp, offset + 1, before_offset, READ_UNCOMMITTED)
+            for header, batch in self._batches(tp, offset + 1, before_offset, READ_UNCOMMITTED | READ_HIDDEN)
             for record in delay_records(batch, header)
             if record.offset < before_offset
         )
 
-    def _messages(
-        self, topic: str, places: Sequence[_Place], value_bytes_max: int | None
-    ) -> list[PendingMessage]:
-        wanted: dict[int, set[int]] = {}
-        for place in places:
-            wanted.setdefault(place.partition, set()).add(place.offset)
-        found = {
-            partition: self._records_at(TopicPartition(topic, partition), offsets, value_bytes_max)
-            for partition, offsets in wanted.items()
-        }
-        return [
-            _message(place, *found[place.partition][place.offset])
-            for place in places
-            # Retention may have carried it to another offset since.
-            if place.offset in found[place.partition]
-        ]
-
-    def _records_at(
-        self, tp: TopicPartition, offsets: Collection[int], value_bytes_max: int | None
-    ) -> dict[int, tuple[Record, int]]:
-        """The records at these offsets, with the size of the value, of which only the beginning is kept."""
-        found: dict[int, tuple[Record, int]] = {}
-        start_offset = max(min(offsets), self._admin.start_offsets([tp])[tp])
-        for header, batch in self._batches(tp, start_offset, max(offsets) + 1, READ_COMMITTED):
-            if not any(header.base_offset <= each < header.next_offset for each in offsets):
-                continue
-            for record in delay_records(batch, header):
-                if record.offset in offsets:
-                    value = record.value
-                    kept = record if value is None else record._replace(value=value[:value_bytes_max])
-                    found[record.offset] = kept, len(value or b"")
-        return found
-
     def _batches(
-        self, tp: TopicPartition, start_offset: int, end_offset: int, isolation_level: int
+        self,
+        tp: TopicPartition,
+        start_offset: int,
+        end_offset: int,
+        isolation_level: int,
+        fetch_bytes: int = FETCH_BYTES,
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
         if start_offset >= end_offset:
             return
-        level = isolation_level | READ_HIDDEN
-        for answer in fetch_range(self._cluster, tp, start_offset, end_offset, isolation_level=level):
+        for answer in fetch_range(
+            self._cluster,
+            tp,
+            start_offset,
+            end_offset,
+            isolation_level=isolation_level,
+            fetch_bytes=fetch_bytes,
+        ):
             yield from answer.batches
 
 
-def _all(waiting: PendingOffsets) -> Iterator[tuple[int, int]]:
-    offset = 0
-    while some := waiting.first_from(offset, _OFFSETS_A_STEP):
-        yield from some
-        offset = some[-1][0] + 1
+def _due(message: PendingMessage) -> tuple[int, int, int]:
+    return message.due_ms, message.partition, message.offset
 
 
-def _message(place: _Place, record: Record, value_bytes: int) -> PendingMessage:
+def _message(
+    partition: int, record: Record, wall_ms: int, value_bytes_max: int | None
+) -> PendingMessage | None:
+    """A record that waits, as it is listed; None for one that does not say when it is due."""
+    meaning = meaning_of(record)
+    if isinstance(meaning, Carried):
+        meaning = meaning.delayed
+    if not isinstance(meaning, Delayed):
+        return None
+    due_ms = meaning.due_ms
+    if meaning.schedule is not None and due_ms <= wall_ms:
+        # The record states its first time only. The schedule goes on from the last one that was delivered.
+        due_ms = meaning.schedule.next_after(wall_ms) or due_ms
     texts = {
         each.key: (each.value or b"").decode(errors="replace")
         for each in record.headers
         if each.key in (SCHEDULE_ID, SCHEDULE, TIME_ZONE)
     }
     schedule = texts.get(SCHEDULE)
+    value = record.value
     return PendingMessage(
-        place.partition,
-        place.offset,
-        place.due_ms,
+        partition,
+        record.offset,
+        due_ms,
         record.key,
-        record.value,
+        value if value is None else value[:value_bytes_max],
         texts.get(SCHEDULE_ID),
         schedule,
         None if schedule is None else texts.get(TIME_ZONE, "UTC"),
-        value_bytes,
+        len(value or b""),
     )

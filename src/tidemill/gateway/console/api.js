@@ -124,7 +124,8 @@ export const alterView = (name, filter) => v1(`views/${segment(name)}`, "PATCH",
 export const deleteView = (name) => v1(`views/${segment(name)}`, "DELETE");
 
 const delayPath = (name, { partition, offset }) => `topics/${segment(name)}/delays/${partition}/${offset}`;
-export const delays = (name, limit, signal) => v1(`topics/${segment(name)}/delays?limit=${limit}`, "GET", undefined, signal);
+export const delays = (name, limit, after, signal) =>
+  v1(`topics/${segment(name)}/delays?limit=${limit}${after ? `&after=${encodeURIComponent(after)}` : ""}`, "GET", undefined, signal);
 export const cancelDelay = (name, message) => v1(delayPath(name, message), "DELETE");
 export const reschedule = (name, message, times) => v1(delayPath(name, message), "PATCH", times);
 

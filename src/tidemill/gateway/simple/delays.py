@@ -1,7 +1,7 @@
 """`/v1/topics/{topic}/delays`: the delayed records of a topic: which wait, cancel one, give one another time.
 
-What waits follows from the topic's log, so a listing reads the topic: at most `_OFFSETS_MAX` offsets of it, and few listings
-at the same time. The cluster authorises each request (Read and AlterConfigs on the topic).
+The leaders of the partitions know what waits. A page costs as much as it shows, and few are read at the same time. The
+cluster authorises each request (Read and AlterConfigs on the topic).
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ part = Part("Delays")
 _LIMIT, _LIMIT_MAX = 100, 1000
 _OFFSET_MAX = 2**63 - 1
 _VALUE_BYTES_MAX = 4096
-# About five seconds of work where all of them are delayed records.
-_OFFSETS_MAX = 500_000
 # Each takes a thread of the gateway for as long as it reads.
 _LISTINGS_MAX = 2
 
@@ -61,7 +59,7 @@ _MESSAGE = obj(
     },
     {"value": {}, "format": STRING, "key_format": STRING},
 )
-Listing = part.schema("DelayedMessages", obj({"total": LONG, "messages": array(_MESSAGE)}))
+Listing = part.schema("DelayedMessages", obj({"messages": array(_MESSAGE), "next": nullable(STRING)}))
 Times = part.schema("DelayTimes", obj({}, times.SCHEMAS, is_closed=True, minProperties=1))
 
 
@@ -74,11 +72,13 @@ Times = part.schema("DelayTimes", obj({}, times.SCHEMAS, is_closed=True, minProp
         query(
             "limit",
             {**INTEGER, "minimum": 1, "maximum": _LIMIT_MAX},
-            f"At most so many, those that are due first; {_LIMIT} without it.",
+            f"At most so many; {_LIMIT} without it.",
         ),
+        query("after", STRING, "Go on after a page: the `next` of its answer."),
     ),
     description=(
-        f"`total` counts all that wait. A value above {_VALUE_BYTES_MAX} bytes is left out. "
+        "Pages follow the partitions and their offsets. The messages of a page are sorted by the time they are due. "
+        f"`next` is null on the last page. A value above {_VALUE_BYTES_MAX} bytes is left out. "
         "Needs AlterConfigs on the topic besides Read."
     ),
 )
@@ -87,16 +87,23 @@ async def list_delays(request: Request) -> Response:
     limit = number_in(request.query_params.get("limit", str(_LIMIT)), "limit", _LIMIT_MAX)
     if limit == 0:
         raise Problem(400, 400, "limit should be at least 1")
+    place = _page_start(request.query_params.get("after", "0:0"))
     backend = backend_of(request)
     await backend.partition_count(topic)
     async with access_of(request).keep("listings", lambda: asyncio.Semaphore(_LISTINGS_MAX)):
-        found = await backend.ask(
-            lambda admins: DelayAdmin(admins.cluster).pending(
-                topic, limit, value_bytes_max=_VALUE_BYTES_MAX, offsets_max=_OFFSETS_MAX
-            )
+        page = await backend.ask(
+            lambda admins: DelayAdmin(admins.cluster).page(topic, limit, place, _VALUE_BYTES_MAX)
         )
-    rows = b",".join(map(_row, found.messages))
-    return Response(b'{"total":%d,"messages":[%b]}' % (found.total, rows), media_type=JSON)
+    rows = b",".join(map(_row, page.messages))
+    following = b"null" if page.next_place is None else b'"%d:%d"' % page.next_place
+    return Response(b'{"messages":[%b],"next":%b}' % (rows, following), media_type=JSON)
+
+
+def _page_start(token: str) -> tuple[int, int]:
+    partition, colon, offset = token.partition(":")
+    if not colon:
+        raise Problem(400, 400, "after should be the next of another page")
+    return number_in(partition, "after", PARTITION_MAX), number_in(offset, "after", _OFFSET_MAX)
 
 
 @part.delete(

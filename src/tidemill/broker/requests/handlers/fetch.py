@@ -32,6 +32,7 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -59,11 +60,12 @@ from tidemill.broker.requests.security.node_proof import hosts_of_replica
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.log.files import FileSlice
-from tidemill.log.filtered_read import Filtered, FilteredRead, Select, Skipping, both
-from tidemill.log.hidden_records import select_shown
+from tidemill.log.filtered_read import Filtered, FilteredRead, KnownRun, Select, Skipping, both
+from tidemill.log.hidden_records import run_without_waiting, select_shown, select_waiting
+from tidemill.log.log import Log
 from tidemill.protocol.api.data import FetchPartition, FetchRequest
 from tidemill.protocol.fetch import Fetched, pack_fetched
-from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN
+from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN, READ_WAITING
 from tidemill.protocol.schema import decode
 from tidemill.protocol.steps import Steps
 from tidemill.security.acls import Operation
@@ -159,6 +161,7 @@ class ConsumerFetch:
         "_reads_committed",
         "_request",
         "_sees_hidden",
+        "_sees_waiting",
         "_session",
         "_waiting_on",
         "_wanted",
@@ -172,8 +175,9 @@ class ConsumerFetch:
         self._request = request
         self._access = None if broker.authorizer is None else Access(broker, call.connection)
         self._session = session
-        self._reads_committed = request.isolation_level & ~READ_HIDDEN == READ_COMMITTED
-        self._sees_hidden = request.isolation_level in (READ_HIDDEN, READ_HIDDEN | READ_COMMITTED)
+        self._reads_committed = request.isolation_level & ~(READ_HIDDEN | READ_WAITING) == READ_COMMITTED
+        self._sees_hidden = request.isolation_level & ~READ_COMMITTED == READ_HIDDEN
+        self._sees_waiting = request.isolation_level & ~READ_COMMITTED == READ_WAITING
         self._wanted: list[tuple[WireKey, FetchPartition, CachedPartition | None]]
         if session is not None:
             self._wanted = [(key, cached.wanted, cached) for key, cached in session.partitions.items()]
@@ -277,7 +281,8 @@ class ConsumerFetch:
         return None
 
     def _may_read(self, access: Access, topic: str | bytes) -> bool:
-        if self._sees_hidden and not access.wire_topic(Operation.ALTER_CONFIGS, topic):
+        sees_more = self._sees_hidden or self._sees_waiting
+        if sees_more and not access.wire_topic(Operation.ALTER_CONFIGS, topic):
             return False
         return access.wire_topic(Operation.READ, topic)
 
@@ -288,11 +293,23 @@ class ConsumerFetch:
         delaying = () if self._sees_hidden else replicas.delaying
         return any(key[0] in replicas.views or key[0] in delaying for key, _, _ in self._wanted)
 
-    def _select(self, view: View | None, partition: Partition) -> Select | None:
-        """What is kept of the partition's batches; None when nothing is left out."""
+    def _select(self, view: View | None, partition: Partition, log: Log) -> Select | None:
+        """What is kept of the partition's batches; None when nothing is left out, or nothing can be said yet."""
         if self._sees_hidden or not partition.config.tidemill_delays_enable:
             return None if view is None else view.select
-        return select_shown if view is None else both(select_shown, view.select)
+        shown: Select = select_shown
+        if self._sees_waiting:
+            state = partition.delivery.state_of(log)
+            if state is None:
+                return None
+            shown = select_waiting(state)
+        return shown if view is None else both(shown, view.select)
+
+    def _known_run(self, partition: Partition, log: Log) -> Callable[[int], KnownRun]:
+        state = partition.delivery.state_of(log) if self._sees_waiting else None
+        if state is not None:
+            return partial(run_without_waiting, state)
+        return partial(partition.delivery.known_run, log)
 
     def _read_filtered(
         self, partition: Partition, key: WireKey, wanted: FetchPartition
@@ -302,6 +319,12 @@ class ConsumerFetch:
             turned_away = self._turned_away(partition, wanted, partition.is_leader)
             if turned_away is not None:
                 return turned_away, None, 0
+        log = partition.reader.log
+        if self._sees_waiting and log is not None and partition.delivery.state_of(log) is None:
+            # A follower does not know what waits, nor does a leader that has not replayed its log yet.
+            is_leader = partition.is_leader
+            error = ErrorCode.LEADER_NOT_AVAILABLE if is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return Fetched(wanted.partition, error), None, 0
         read = self._filtered.get(key)
         if read is not None and read.has_failed:
             return Fetched(wanted.partition, ErrorCode.KAFKA_STORAGE_ERROR), None, 0
@@ -318,7 +341,7 @@ class ConsumerFetch:
             log = partition.log if partition is not None else None
             if partition is None or log is None:
                 continue
-            select = self._select(view, partition)
+            select = self._select(view, partition, log)
             if select is None:
                 continue
             if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
@@ -337,7 +360,7 @@ class ConsumerFetch:
                     None
                     if view is None
                     else Skipping(view.probe, self._broker.replicas.tag_indexes, select is view.select),
-                    partial(partition.delivery.known_run, log) if view is None else None,
+                    self._known_run(partition, log) if view is None else None,
                 )
             records_before = read.scanned_records, read.shown_records
             try:
@@ -355,7 +378,12 @@ class ConsumerFetch:
         return scanned_bytes, has_more
 
     def _end_offset(self, partition: Partition) -> int:
-        return partition.last_stable_offset if self._reads_committed else partition.high_watermark
+        end_offset = partition.last_stable_offset if self._reads_committed else partition.high_watermark
+        if self._sees_waiting and partition.log is not None:
+            state = partition.delivery.state_of(partition.log)
+            # What waits is known up to there. It follows the log in a moment.
+            end_offset = end_offset if state is None else min(end_offset, state.end_offset)
+        return end_offset
 
     # -- leaders ---------------------------------------------------------------------------------------------
 

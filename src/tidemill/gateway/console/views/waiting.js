@@ -8,7 +8,7 @@ import { bind } from "../keys.js";
 import { emptyState, problem, toast } from "../parts.js";
 import { DataTable, loadFrom } from "../table.js";
 
-// Those that are due first. A listing reads the topic, so it is asked for again by itself only where that is quick.
+// A page of them. It is asked for again by itself only where that is quick, and while no further page is shown.
 const LIMIT = 1000;
 const AGAIN_MS = 10_000;
 const QUICK_MS = 1000;
@@ -29,8 +29,9 @@ function schedule({ cron, time_zone: zone, schedule_id: id }) {
 }
 
 /** When messages are due, as bars between now and the last one shown. The table says the same in words. */
-function timeLine(messages, total, now = Date.now()) {
+function timeLine(messages, hasMore, now = Date.now()) {
   if (messages.length === 0) return null;
+  const total = messages.length;
   const last = Math.max(now + 1000, messages.at(-1).due_ms);
   const bars = Array.from({ length: BARS }, () => 0);
   for (const { due_ms: due } of messages) bars[Math.min(BARS - 1, Math.max(0, Math.floor(((due - now) / (last - now)) * BARS)))] += 1;
@@ -41,9 +42,9 @@ function timeLine(messages, total, now = Date.now()) {
     return bar;
   });
   const middle = now + (last - now) / 2;
-  const summary = `${plural(total, "message")} ${total === 1 ? "waits" : "wait"}; the next is due ${due(messages[0].due_ms, now)}`;
-  const shown = total > messages.length ? `, the ${count(messages.length)} that are due first are shown` : "";
-  return h("figure", { class: "time-line card" }, h("figcaption", null, `${summary}${shown}.`),
+  const next = `the next of them is due ${due(messages[0].due_ms, now)}`;
+  const summary = hasMore ? `The first ${plural(total, "message")} of the log that wait; ${next}. There are more` : `${plural(total, "message")} ${total === 1 ? "waits" : "wait"}; ${next}`;
+  return h("figure", { class: "time-line card" }, h("figcaption", null, `${summary}.`),
     h("div", { class: "time-bars", role: "img", "aria-label": `Due between now and ${nearTime(last, now)}` }, marks),
     h("div", { class: "time-axis", "aria-hidden": "true" }, h("span", null, "now"), h("span", null, `in ${duration(middle - now)}`), h("span", null, `in ${duration(last - now)}`)));
 }
@@ -77,7 +78,7 @@ function rescheduleDialog(topic, message) {
 }
 
 export function waitingTab({ name, signal }) {
-  let found = { total: 0, messages: [] };
+  let found = { messages: [], next: null };
   let timer = null;
   const line = h("div");
   const state = h("span", { class: "faint", role: "status" }, "Looking…");
@@ -100,25 +101,29 @@ export function waitingTab({ name, signal }) {
     load: loadFrom(() => found.messages), open: move,
     empty: () => emptyState("Nothing waits here.", "A message waits when it has a header such as ", h("code", null, "tidemill-delay: 15m"), " or a time in the produce API."),
   });
-  const look = async () => {
+  const look = async (before = null) => {
     clearTimeout(timer);
     const begun = performance.now();
     try {
-      found = await api.delays(name, LIMIT, signal);
+      const page = await api.delays(name, LIMIT, before?.next, signal);
+      const messages = [...(before?.messages ?? []), ...page.messages].sort((one, other) => one.due_ms - other.due_ms);
+      found = { messages, next: page.next };
       state.textContent = `As of ${clock(Date.now())}.`;
-      fill(line, timeLine(found.messages, found.total));
+      more.hidden = page.next === null;
+      fill(line, timeLine(messages, page.next !== null));
       await table.refresh();
     } catch (error) {
       if (error.name === "AbortError") return;
       state.textContent = "";
-      fill(line, problem(error, look));
+      fill(line, problem(error, () => look()));
       return;
     }
-    if (performance.now() - begun < QUICK_MS) timer = setTimeout(() => (document.hidden ? null : look()), AGAIN_MS);
+    if (before === null && performance.now() - begun < QUICK_MS) timer = setTimeout(() => (document.hidden ? null : look()), AGAIN_MS);
   };
   signal.addEventListener("abort", () => clearTimeout(timer));
-  bind("l", "Look again at what waits", look, signal);
+  bind("l", "Look again at what waits", () => look(), signal);
+  const again = h("button", { type: "button", onclick: () => look(), "aria-keyshortcuts": "l" }, "Look again");
+  const more = h("button", { type: "button", hidden: true, onclick: () => look(found) }, "Show more");
   look();
-  const again = h("button", { type: "button", onclick: look, "aria-keyshortcuts": "l" }, "Look again");
-  return h("div", { class: "tab" }, h("div", { class: "toolbar" }, again, state), line, table.element);
+  return h("div", { class: "tab" }, h("div", { class: "toolbar" }, again, more, state), line, table.element);
 }
