@@ -28,6 +28,7 @@ from tidemill.delays.requests import (
 )
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
+from tidemill.protocol.steps import run_steps
 
 STEPS = 130
 # The last ones found what the others did not.
@@ -132,7 +133,7 @@ class Partition:
 
     def commit(self) -> None:
         self.high_watermark = self.rng.randint(self.high_watermark, self.log.end)
-        self.delays.advance_committed(self.high_watermark)
+        run_steps(self.delays.advance_committed(self.high_watermark))
 
     def pass_time(self) -> None:
         jump_ms = self.rng.choice((10, 100, 1000, 1000, 3000, 60_000, -500, -60_000))
@@ -207,7 +208,7 @@ class Partition:
             self.commit()
         if self.delays.retained_offset >= before > self.log.start:
             self.log.start = before
-            self.delays.advance_log_start(before)
+            run_steps(self.delays.advance_log_start(before))
 
     def take_snapshot(self) -> None:
         data = snapshot(self.delays, EPOCH)
@@ -246,7 +247,7 @@ class Partition:
         self.wall_ms = self.wall_ms_max + 100_000
         for _ in range(100):
             self.high_watermark = self.log.end
-            self.delays.advance_committed(self.high_watermark)
+            run_steps(self.delays.advance_committed(self.high_watermark))
             deliveries = self.delays.confirm(self.delays.due(self.wall_ms, 1000))
             if not deliveries:
                 break

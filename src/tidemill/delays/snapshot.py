@@ -115,7 +115,7 @@ def restore(
         delays = yield from _read(reader, end_offset, high_watermark, counts)
     except (struct.error, InvalidSchedule):
         return None  # a time zone may be unknown to this machine
-    yield from delays.advance_log_start_in_steps(log_start_offset)
+    yield from delays.advance_log_start(log_start_offset)
     return delays
 
 

@@ -163,11 +163,8 @@ class PartitionDelays:
             self._applying_from = -1
         self.end_offset = marker_offset + 1
 
-    def advance_committed(self, high_watermark: int) -> None:
+    def advance_committed(self, high_watermark: int) -> Steps[None]:
         """Everything below the high watermark is final: nothing there is undone any more."""
-        run_steps(self.advance_committed_in_steps(high_watermark))
-
-    def advance_committed_in_steps(self, high_watermark: int) -> Steps[None]:
         if high_watermark <= self._committed_offset:
             return
         self._committed_offset = high_watermark
@@ -195,12 +192,11 @@ class PartitionDelays:
         self.end_offset = end_offset
         return True
 
-    def advance_log_start(self, log_start_offset: int) -> None:
-        """Forget what lies below the log start. Retention carries what is pending there first; DeleteRecords drops it."""
-        run_steps(self.advance_log_start_in_steps(log_start_offset))
+    def advance_log_start(self, log_start_offset: int) -> Steps[None]:
+        """Forget what lies below the log start. Retention carries what is pending there first; DeleteRecords drops it.
 
-    def advance_log_start_in_steps(self, log_start_offset: int) -> Steps[None]:
-        """As `advance_log_start`. Between its steps only `retained_offset` and `hidden` may be used."""
+        Between its steps only `retained_offset` and `hidden` may be used.
+        """
         if log_start_offset <= self.log_start_offset:
             return
         while below := self.pending.offsets.first_below(log_start_offset, _REMOVED_A_STEP):
@@ -212,7 +208,7 @@ class PartitionDelays:
             self._restore_staged(producer_id, staged)
         self.hidden.trim(log_start_offset)
         self.end_offset = max(self.end_offset, log_start_offset)
-        yield from self.advance_committed_in_steps(log_start_offset)
+        yield from self.advance_committed(log_start_offset)
 
     # -- what the leader does ------------------------------------------------------------------------------------
 

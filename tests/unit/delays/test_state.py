@@ -17,7 +17,7 @@ from tidemill.delays.requests import (
 )
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
-from tidemill.protocol.steps import Steps
+from tidemill.protocol.steps import Steps, run_steps
 
 NOW_MS = 1_767_225_600_000
 LATER_MS = NOW_MS + 10_000
@@ -44,7 +44,7 @@ class Log:
         self.delays.end_transaction(producer_id, is_commit, marker.offset)
 
     def commit(self) -> None:
-        self.delays.advance_committed(self.log.end)
+        run_steps(self.delays.advance_committed(self.log.end))
 
     def due(self, wall_ms: int = LATER_MS) -> list[int]:
         return [each.offset for each in self.delays.due(wall_ms, 100)]
@@ -272,7 +272,7 @@ def test_failure_29_leader_that_dies_between_append_and_ack_of_the_copy(copy_sur
     successor = PartitionDelays()
     for batch in log.log.entries:
         successor.replay(batch.header, batch.records)  # type: ignore[union-attr]
-    successor.advance_committed(log.log.end)
+    run_steps(successor.advance_committed(log.log.end))
     assert [each.offset for each in successor.due(LATER_MS, 100)] == ([] if copy_survives else [0])
 
 
@@ -356,7 +356,7 @@ def test_failure_23_pending_record_is_carried_before_its_segment_goes() -> None:
     log.commit()
     assert log.delays.retained_offset == 1
     log.log.start = 1
-    log.delays.advance_log_start(1)
+    run_steps(log.delays.advance_log_start(1))
     assert log.due(LATER_MS - 1) == []
     assert log.deliver(LATER_MS) == [Delivery(1, LATER_MS, None)]
     assert dict(log.log.visible()[0].headers)["tidemill-original-offset"] == b"0"
@@ -420,7 +420,7 @@ def test_delete_records_drops_what_is_pending_below() -> None:
     log.append((DELAY, b"1s"))
     log.append((DELAY, b"1s"))
     log.commit()
-    log.delays.advance_log_start(1)
+    run_steps(log.delays.advance_log_start(1))
     assert log.due() == [1]
     assert log.delays.hidden.between(0, 10) == [(1, 2)]
 
@@ -433,7 +433,7 @@ def test_truncation_brings_nothing_back_from_below_the_log_start() -> None:
     log.commit()
     log.append((CANCEL, b"0"))
     log.append((CANCEL, b""), ID)
-    log.delays.advance_log_start(2)
+    run_steps(log.delays.advance_log_start(2))
     assert log.truncate(3)
     log.end(1, is_commit=True)
     log.commit()
@@ -462,7 +462,7 @@ def test_end_of_a_large_transaction_takes_steps_and_retains_its_records_meanwhil
     assert _steps_of(steps) > 5
     assert log.delays.end_offset == marker.offset + 1
     assert log.due() == [], "the marker is not committed"
-    steps = log.delays.advance_committed_in_steps(log.log.end)
+    steps = log.delays.advance_committed(log.log.end)
     assert _steps_of(steps) >= 2
     assert log.due() == list(range(1, 101))
 
@@ -512,7 +512,7 @@ def test_restored_snapshot_goes_on_as_the_state_did() -> None:
         delays.give_back()
         delays.end_transaction(1, True, log.log.end)
         delays.end_transaction(2, True, log.log.end + 1)
-        delays.advance_committed(log.log.end + 2)
+        run_steps(delays.advance_committed(log.log.end + 2))
     assert restored.due(NOW_MS + 10**8, 100) == log.delays.due(NOW_MS + 10**8, 100)
     assert restored.hidden.between(0, 100) == log.delays.hidden.between(0, 100)
 
@@ -545,5 +545,5 @@ def test_nothing_is_removed_while_a_snapshot_hides_what_is_uncommitted() -> None
     restored = restore(snapshot(log.delays, 4), 0, log.log.end, 1, lambda _: 4)
     assert restored is not None
     assert restored.retained_offset == 0
-    restored.advance_committed(log.log.end)
+    run_steps(restored.advance_committed(log.log.end))
     assert restored.retained_offset == log.log.end

@@ -354,8 +354,8 @@ class DelayedDelivery:
         if self._state is not state:
             return True
         self._count_cancels(state)
-        yield from state.advance_log_start_in_steps(log.log_start_offset)
-        yield from state.advance_committed_in_steps(self._reader.high_watermark)
+        yield from state.advance_log_start(log.log_start_offset)
+        yield from state.advance_committed(self._reader.high_watermark)
         if self._state is not state:
             return True
         self._has_delivered = has_more = False
