@@ -13,8 +13,6 @@ from tidemill.log.files import FileSlice
 from tidemill.log.filtered_batches import KeptRecords, Places
 from tidemill.log.filtered_read import Filtered, FilteredRead, Kept
 from tidemill.log.segments import tag_index
-from tidemill.log.segments.dictionaries import Probe, Verdict
-from tidemill.log.segments.segment import Segment
 from tidemill.protocol.records import BatchHeader
 from tidemill.protocol.steps import Steps
 
@@ -85,10 +83,6 @@ def offsets_of_a_rewritten_batch_begin_anew(replace: Replace) -> None:
 # -- the tag index -------------------------------------------------------------------------------------------
 
 
-def an_index_outlives_the_batches_that_it_names(replace: Replace) -> None:
-    replace(Segment, "drop_tag_index", lambda _self: None)
-
-
 def runs_are_joined_whatever_their_dictionaries_are(replace: Replace) -> None:
     original = tag_index._KnownRun.join
 
@@ -98,17 +92,6 @@ def runs_are_joined_whatever_their_dictionaries_are(replace: Replace) -> None:
 
     replace(tag_index, "RUN_BYTES", 400)
     replace(tag_index._KnownRun, "join", join)
-
-
-def a_verdict_is_remembered_for_every_dictionary(replace: Replace) -> None:
-    original = Probe.verdict
-
-    def verdict(self: Probe, keys: bytes | None, headers: bytes | None) -> Steps[Verdict]:
-        if self._verdicts:
-            return next(iter(self._verdicts.values()))
-        return (yield from original(self, keys, headers))
-
-    replace(Probe, "verdict", verdict)
 
 
 def a_record_is_taken_for_the_one_before_it(replace: Replace) -> None:
@@ -132,8 +115,6 @@ VIEW_BUGS: tuple[Bug, ...] = (
     Bug("an empty batch reaches too far", an_empty_batch_reaches_too_far),
     Bug("a reader is never moved past what is hidden", a_reader_is_never_moved_past_what_is_hidden),
     Bug("offsets of a rewritten batch begin anew", offsets_of_a_rewritten_batch_begin_anew),
-    Bug("an index outlives the batches that it names", an_index_outlives_the_batches_that_it_names),
     Bug("runs are joined whatever their dictionaries are", runs_are_joined_whatever_their_dictionaries_are),
-    Bug("a verdict is remembered for every dictionary", a_verdict_is_remembered_for_every_dictionary),
     Bug("a record is taken for the one before it", a_record_is_taken_for_the_one_before_it),
 )
