@@ -45,7 +45,7 @@ class Inbox:
     def stays_as_it_is(self) -> bool:
         count = len(self.messages)
         for _ in range(3):
-            drain(self._connection, 0.3)
+            drain(self._connection, 0.2)
         return len(self.messages) == count
 
 

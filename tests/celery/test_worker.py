@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -107,16 +108,49 @@ def test_inspect_ping_and_stats_from_the_command_line(
     assert "1 node online" in printed.stdout
 
 
-def test_purge_discards_tasks_and_counts_them(shared: InProcessBroker, journal: Journal) -> None:
+def test_purge_discards_tasks_and_counts_them(shared: InProcessBroker) -> None:
     with application(url_of(shared)) as app:
         app.conf.task_default_queue = "purged"
         for number in range(3):
-            send(app, "note", number, queue="purged")
+            send(app, "note", number, queue="purged", countdown=0 if number else 1000)
         assert app.control.purge() == 3
-        send(app, "note", "kept", queue="purged")
-        with Worker(url_of(shared), journal, "purged", pool="solo", concurrency=1):
-            journal.wait("note", "kept")
-        assert len(journal.lines("note")) == 1
+        assert app.control.purge() == 0
+
+
+def test_events_reach_a_receiver(shared: InProcessBroker, app: Celery) -> None:
+    """As `celery worker -E` sends them and `celery events` reads them."""
+    seen: list[str] = []
+    with app.connection_for_read() as connection, app.connection_for_write() as other:
+        receiver = app.events.Receiver(connection, handlers={"*": lambda event: seen.append(event["type"])})
+        capture = threading.Thread(
+            target=receiver.capture, kwargs={"limit": 1, "timeout": 30, "wakeup": False}
+        )
+        capture.start()
+        with app.events.Dispatcher(other) as dispatcher:
+
+            def is_seen() -> bool:
+                dispatcher.send("worker-online")
+                return bool(seen)
+
+            eventually(is_seen, "the event")
+        capture.join()
+    assert seen[0] == "worker-online"
+
+
+def test_settings_alone_are_enough_where_nothing_can_be_imported(shared: InProcessBroker) -> None:
+    program = (
+        "import sys; from celery import Celery; app = Celery(broker=sys.argv[1]); "
+        "app.conf.broker_transport = 'tidemill.celery:Transport'; "
+        "connection = app.connection_for_write(); connection.connect(); print(connection.transport.driver_type)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program, f"{url_of(shared)};{url_of(shared)}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert printed.stdout.strip() == "tidemill"
 
 
 def test_tasks_of_higher_priority_run_first(shared: InProcessBroker, app: Celery, journal: Journal) -> None:

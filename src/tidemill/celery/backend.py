@@ -251,26 +251,29 @@ class Backend:
         """Settings of the queue's group, unless it has others; returns after how many deliveries a message is given up."""
         group = self.names.group(queue)
         wanted = dict(_GROUP_CONFIGS)
+        dead_letters = self._options.dead_letters
         with self._lock, translated():
-            if self._options.dead_letters is not None:
-                wanted[DEAD_LETTER_TOPIC] = self._options.dead_letters
-                self._create(self._options.dead_letters, {DEAD_LETTERS_ENABLE: "true"}, -1)
+            if dead_letters is not None:
+                wanted[DEAD_LETTER_TOPIC] = dead_letters
+                if not self._admin.existing_topics([dead_letters]):
+                    self._create(dead_letters, {DEAD_LETTERS_ENABLE: "true"}, -1)
             try:
+                self._set_for_group(group, wanted)
                 found = {each.name: each for each in self._admin.describe_configs(ResourceType.GROUP, group)}
-                changes: dict[str, str | None] = {
-                    name: value
-                    for name, value in wanted.items()
-                    # Some are listed only where they have a value.
-                    if name not in found or found[name].config_source != _SET_FOR_GROUP
-                }
-                if changes:
-                    self._admin.alter_configs(ResourceType.GROUP, group, changes=changes)
+                return int(found[_DELIVERY_LIMIT].value or _DELIVERY_LIMIT_DEFAULT)
             except ApiError as failure:
-                # Without the right to do so the group has the settings that brokers give it.
-                LOGGER.info("settings of group %s: %s", group, failure)
+                LOGGER.warning("settings of group %s: %s", group, failure)
                 return _DELIVERY_LIMIT_DEFAULT
-            limit = changes.get(_DELIVERY_LIMIT) or found[_DELIVERY_LIMIT].value
-            return int(limit or _DELIVERY_LIMIT_DEFAULT)
+
+    def _set_for_group(self, group: str, wanted: Mapping[str, str]) -> None:
+        described = self._admin.describe_configs(ResourceType.GROUP, group)
+        given = {each.name for each in described if each.config_source == _SET_FOR_GROUP}
+        # Each by itself: brokers may refuse one of them.
+        for name in sorted(wanted.keys() - given):
+            try:
+                self._admin.alter_configs(ResourceType.GROUP, group, changes={name: wanted[name]})
+            except ApiError as failure:
+                LOGGER.warning("%s=%s of group %s was not set: %s", name, wanted[name], group, failure)
 
     # -- exchanges -------------------------------------------------------------------------------------------
 

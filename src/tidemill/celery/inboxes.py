@@ -36,6 +36,8 @@ LOGGER = logging.getLogger("tidemill.celery")
 # How long `get` waits for the group when the queue is not empty.
 _GET_LIMIT_S = 5.0
 _STREAM_WAIT_MS = 500
+# Reading rests while so many wait to be taken.
+_STREAM_MESSAGES_MAX = 1000
 _STREAM_PAUSE_S = 0.5
 _STREAM_END_LIMIT_S = 5.0
 
@@ -212,6 +214,9 @@ class StreamInbox:
         consumer = Consumer(cluster, positions)
         try:
             while not self._is_closing.is_set():
+                if len(self._messages) >= _STREAM_MESSAGES_MAX:
+                    self._is_closing.wait(_STREAM_PAUSE_S)
+                    continue
                 try:
                     self._read(consumer)
                 except TidemillError as failure:
