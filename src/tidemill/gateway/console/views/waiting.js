@@ -42,8 +42,8 @@ function timeLine(messages, hasMore, now = Date.now()) {
     return bar;
   });
   const middle = now + (last - now) / 2;
-  const next = `the next of them is due ${due(messages[0].due_ms, now)}`;
-  const summary = hasMore ? `The first ${plural(total, "message")} of the log that wait; ${next}. There are more` : `${plural(total, "message")} ${total === 1 ? "waits" : "wait"}; ${next}`;
+  const next = `the next is due ${due(messages[0].due_ms, now)}`;
+  const summary = hasMore ? `The first ${plural(total, "message")} of the log that wait, and there are more; of these ${next}` : `${plural(total, "message")} ${total === 1 ? "waits" : "wait"}; ${next}`;
   return h("figure", { class: "time-line card" }, h("figcaption", null, `${summary}.`),
     h("div", { class: "time-bars", role: "img", "aria-label": `Due between now and ${nearTime(last, now)}` }, marks),
     h("div", { class: "time-axis", "aria-hidden": "true" }, h("span", null, "now"), h("span", null, `in ${duration(middle - now)}`), h("span", null, `in ${duration(last - now)}`)));
