@@ -6,13 +6,10 @@ import argparse
 
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, connect, positive, print_json
-from tidemill.cli.table import plural
-from tidemill.client.admin.topics import Admin, ResourceType
+from tidemill.cli.table import plural, size_text
+from tidemill.client.admin.shrinking import Shrink, ShrinkAdmin
+from tidemill.client.admin.topics import Admin
 from tidemill.client.retry import UnknownTopic
-from tidemill.config import PARTITIONS_ACTIVE, PARTITIONS_UNKEYED
-from tidemill.types import TopicPartition
-
-_FOR_EVER = "-1"
 
 
 def add_verb_shrink(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,50 +45,46 @@ def _shrink(arguments: argparse.Namespace) -> int:
         raise CommandError("--cancel takes a shrink back: it goes without --partitions")
     with connect(arguments) as cluster:
         admin = Admin(cluster)
+        shrinks = ShrinkAdmin(admin)
         try:
             count = len(admin.topic(name).partitions)
+            if wanted is not None:
+                if wanted >= count:
+                    raise CommandError(
+                        f"topic {name} has {plural(count, 'partition')}: {wanted} are not fewer"
+                    )
+                shrinks.begin(name, wanted, is_unkeyed=arguments.unkeyed)
+            if arguments.cancel and not shrinks.cancel(name):
+                raise CommandError(f"topic {name} is not getting fewer partitions")
+            shrink = shrinks.progress(name)
         except UnknownTopic:
             raise CommandError(
                 f"there is no topic {name}; `tidemill topics list` shows what there is"
             ) from None
-        if wanted is not None:
-            if wanted >= count:
-                raise CommandError(f"topic {name} has {plural(count, 'partition')}: {wanted} are not fewer")
-            changes: dict[str, str | None] = {PARTITIONS_ACTIVE: str(wanted)}
-            if arguments.unkeyed:
-                changes[PARTITIONS_UNKEYED] = "true"
-            admin.alter_configs(ResourceType.TOPIC, name, changes=changes)
-        configs = {each.name: each.value for each in admin.describe_configs(ResourceType.TOPIC, name)}
-        if arguments.cancel:
-            if not int(configs.get(PARTITIONS_ACTIVE) or 0):
-                raise CommandError(f"topic {name} is not getting fewer partitions")
-            changes = {PARTITIONS_ACTIVE: None}
-            if PARTITIONS_UNKEYED in configs:
-                changes[PARTITIONS_UNKEYED] = None
-            admin.alter_configs(ResourceType.TOPIC, name, changes=changes)
-            configs.pop(PARTITIONS_ACTIVE)
-        active = wanted or int(configs.get(PARTITIONS_ACTIVE) or 0)
-        left = _records_left(admin, name, range(active, count)) if active else {}
     if arguments.json:
-        print_json({"name": name, "partitions": count, "active": active or count, "records_left": left})
+        left = {each.partition: each.records_left for each in shrink.decommissioned}
+        sizes = {each.partition: each.size_bytes for each in shrink.decommissioned}
+        facts = {"name": name, "partitions": shrink.partition_count, "active": shrink.active}
+        print_json({**facts, "records_left": left, "size_bytes": sizes})
         return 0
-    if not active:
-        print(f"{name} has {plural(count, 'partition')}, and all of them take new records")
-        return 0
-    print(f"{name} has {plural(count, 'partition')}; {active} take new records")
-    for index, records in left.items():
+    _print(shrink)
+    return 0
+
+
+def _print(shrink: Shrink) -> None:
+    name, count = shrink.topic, plural(shrink.partition_count, "partition")
+    if not shrink.decommissioned:
+        print(f"{name} has {count}, and all of them take new records")
+        return
+    print(f"{name} has {count}; {shrink.active} take new records")
+    for each in shrink.decommissioned:
+        size = "" if each.size_bytes is None else f" ({size_text(each.size_bytes)})"
         print(
-            f"  partition {index}: {plural(records, 'record')} left, readable until retention has removed them"
+            f"  partition {each.partition}: {plural(each.records_left, 'record')} left{size}, "
+            "readable until retention has removed them"
         )
-    if configs.get("retention.ms") == _FOR_EVER:
+    if shrink.keeps_records_for_ever:
         print(
             f"{name} keeps its records for ever (retention.ms=-1): these partitions stay until their records are deleted, "
             f"for example by `tidemill topics delete-records {name} --partition N --before end`"
         )
-    return 0
-
-
-def _records_left(admin: Admin, name: str, indexes: range) -> dict[int, int]:
-    partitions = [TopicPartition(name, index) for index in indexes]
-    starts, ends = admin.start_offsets(partitions), admin.end_offsets(partitions)
-    return {tp.partition: ends[tp] - starts[tp] for tp in partitions}

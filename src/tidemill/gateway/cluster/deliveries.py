@@ -24,6 +24,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException,
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Settings
 from tidemill.gateway.turns import TURN_S
+from tidemill.types import NO_OFFSET
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -38,6 +39,7 @@ class Delivery(NamedTuple):
     """Where a record was written. The timestamp is the topic's: the record's own, or when it was appended."""
 
     partition: int
+    # `NO_OFFSET` for a decommissioned partition: the record is in another one.
     offset: int
     timestamp_ms: int | None
     is_append_time: bool
@@ -152,9 +154,10 @@ class Deliveries:
             self._outcomes.append((future, error))
             return
         kind, timestamp_ms = message.timestamp()
+        offset = message.offset()
         delivery = Delivery(
             message.partition() or 0,
-            message.offset() or 0,
+            NO_OFFSET if offset is None else offset,
             None if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
             kind == _LOG_APPEND_TIME,
         )

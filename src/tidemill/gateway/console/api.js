@@ -1,4 +1,4 @@
-// The gateway's API: reads from /console/api, changes through REST v3, and views, delays and dead letters through /v1. Addresses are relative to the page, so that the
+// The gateway's API: reads from /console/api, changes through REST v3, and views, delays, dead letters and shrinks through /v1. Addresses are relative to the page, so that the
 // console also works behind a proxy that adds a prefix.
 
 /** What went wrong, as a sentence for people. `status` is 0 when the gateway was not reached. */
@@ -122,6 +122,10 @@ export const views = (page, signal) => read("views", page, signal);
 export const createView = (view) => v1("views", "POST", view);
 export const alterView = (name, filter) => v1(`views/${segment(name)}`, "PATCH", { filter });
 export const deleteView = (name) => v1(`views/${segment(name)}`, "DELETE");
+
+const shrinkPath = (name) => `topics/${segment(name)}/shrink`;
+export const shrink = (name, signal) => v1(shrinkPath(name), "GET", undefined, signal);
+export const beginShrink = (name, partitions, isUnkeyed) => v1(shrinkPath(name), "POST", { partitions, unkeyed: isUnkeyed });
 
 const delayPath = (name, { partition, offset }) => `topics/${segment(name)}/delays/${partition}/${offset}`;
 export const delays = (name, limit, after, signal) =>

@@ -91,6 +91,16 @@ def member(document: Mapping[str, Any], name: str, kind: type, where: str = "") 
     return value
 
 
+def optional_boolean(document: Mapping[str, Any], name: str) -> bool:
+    """False when the member is missing or null."""
+    value = document.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise invalid(f"{name} should be a boolean, not {kind_of(value)}")
+    return value
+
+
 def _whole(value: Any) -> Any:
     """JSON has no integers of its own: 80.0 is one."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

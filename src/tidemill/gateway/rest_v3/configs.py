@@ -19,7 +19,7 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster.backend import Admins, unknown_topic
 from tidemill.gateway.http.bodies import read_json_object
-from tidemill.gateway.http.formats import invalid, member, only, text
+from tidemill.gateway.http.formats import invalid, member, only, optional_boolean, text
 from tidemill.gateway.http.openapi import (
     BOOLEAN,
     INTEGER,
@@ -41,7 +41,7 @@ from tidemill.gateway.rest_v3.shapes import (
     path_integer,
     resource_schema,
 )
-from tidemill.gateway.rest_v3.topics import objects, optional_boolean
+from tidemill.gateway.rest_v3.topics import objects
 from tidemill.protocol.api.admin import CreatableTopicResult, DescribeConfigsResourceResult
 
 part = Part("Configurations (v3)", is_negotiated=True)

@@ -11,7 +11,7 @@ from tidemill.client.admin.cluster import Reassignment
 from tidemill.gateway.answers import json_answer
 from tidemill.gateway.cluster.backend import unknown_partition, unknown_topic
 from tidemill.gateway.http.bodies import kind_of, read_json_object
-from tidemill.gateway.http.formats import integer, invalid, member, only, text
+from tidemill.gateway.http.formats import integer, invalid, member, only, optional_boolean, text
 from tidemill.gateway.http.openapi import (
     BOOLEAN,
     INTEGER,
@@ -259,15 +259,6 @@ def _topic_shape(
 def _optional_integer(document: dict[str, Any], name: str, low: int, high: int) -> int:
     value = document.get(name)
     return -1 if value is None else integer(value, name, low, high)
-
-
-def optional_boolean(document: dict[str, Any], name: str) -> bool:
-    value = document.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise invalid(f"{name} should be a boolean, not {kind_of(value)}")
-    return value
 
 
 def objects(value: Any, where: str) -> list[dict[str, Any]]:

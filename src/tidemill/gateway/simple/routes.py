@@ -50,7 +50,7 @@ from tidemill.gateway.http.openapi import (
 )
 from tidemill.gateway.http.record_bodies import read_records
 from tidemill.gateway.problems import Problem
-from tidemill.gateway.simple import dead_letters, delays, queues, views
+from tidemill.gateway.simple import dead_letters, delays, queues, shrinks, views
 from tidemill.gateway.simple import read as simple_read
 from tidemill.gateway.simple.records import SCHEMA, TIMESTAMP_MAX, Defaults, SimpleRecord
 from tidemill.gateway.simple.times import MEMBERS
@@ -280,5 +280,6 @@ routes = [
     *queues.part.routes,
     *dead_letters.part.routes,
     *delays.part.routes,
+    *shrinks.part.routes,
     *views.part.routes,
 ]

@@ -32,6 +32,7 @@ from tidemill.sdk.publishing.hot_keys import HotKeys, HotKeySpreader
 from tidemill.sdk.records import Delivery, NewRecord, Serializer, encoded, header_pairs
 from tidemill.sdk.settings import Settings
 from tidemill.sdk.waiting import Health, topic_metadata
+from tidemill.types import NO_OFFSET
 
 _POLL_S = 0.1
 _ROOM_POLL_S = 0.01
@@ -179,7 +180,9 @@ class Publisher:
         _, timestamp_ms = message.timestamp()
         partition, offset = message.partition(), message.offset()
         assert partition is not None
-        assert offset is not None
+        if offset is None:
+            # The partition is decommissioned: the record is in another one.
+            offset = NO_OFFSET
         publication.set_result(Delivery(topic, partition, offset, timestamp_ms))
 
     def _failed(self, topic: str, error: KafkaError) -> ClientError:

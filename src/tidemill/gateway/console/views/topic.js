@@ -11,6 +11,7 @@ import { configTab } from "./config.js";
 import { deadLettersTab } from "./dead_letters.js";
 import { messagesTab } from "./messages.js";
 import { partitionsTab } from "./partitions.js";
+import { shrinkDialog, shrinkProgress } from "./shrink.js";
 import { deleteTopicDialog, produceDialog } from "./topic_dialogs.js";
 import { topicGroupsTab } from "./topic_groups.js";
 import { waitingTab } from "./waiting.js";
@@ -28,15 +29,19 @@ const HIDDEN_TABS = new Set(["waiting", "dead-letters"]);
 // Share groups need the setting; other writers of dead letters have names for their topics.
 const DEAD_LETTER_NAME = /dlq|dlt|dead.?letter/i;
 
+const ACTIVE = "tidemill.partitions.active";
 const config = (info, name) => info?.configs?.find((each) => each.name === name)?.value ?? null;
 
 export function topicView({ parts, query, signal }) {
   const [, name, tabId = "partitions"] = parts;
   const figures = h("div", { class: "figures" });
   const trouble = h("div", { class: "trouble" });
+  const shrinking = shrinkProgress(name, signal);
   const topic = new TopicState(name, signal, (state) => {
     fill(trouble, state.error && problem(state.error, () => topic.refresh()));
     if (state.info) fill(figures, figureList(state.info));
+    shrinking.follow(Number(config(state.info, ACTIVE) ?? 0));
+    fewer.disabled = !(state.info?.partitions > 1) || state.info.is_internal || config(state.info, "tidemill.view.source") !== null;
     const reveal = (id) => (strip.querySelector(`[data-tab=${id}]`).hidden = false);
     if (config(state.info, "tidemill.delays.enable") === "true") reveal("waiting");
     if (DEAD_LETTER_NAME.test(name) || config(state.info, "errors.deadletterqueue.group.enable") === "true") reveal("dead-letters");
@@ -45,6 +50,8 @@ export function topicView({ parts, query, signal }) {
     const delivery = await produceDialog(name, topic.info?.partitions ?? 1);
     if (delivery) topic.dispatchEvent(new CustomEvent("produced", { detail: delivery }));
   };
+  const shrink = async () => (await shrinkDialog(name, topic.info.partitions, config(topic.info, "retention.ms") === "-1")) && topic.refresh();
+  const fewer = h("button", { type: "button", disabled: true, onclick: shrink }, "Fewer partitions…");
   const remove = async () => {
     if (await deleteTopicDialog(name, topic.info?.records, (change) => topic.withoutReads(change))) go(["topics"]);
   };
@@ -57,10 +64,10 @@ export function topicView({ parts, query, signal }) {
   return h("div", { class: "view" },
     pageHead(name, {
       trail: [["Topics", href(["topics"])]],
-      actions: [h("button", { type: "button", onclick: produce, "aria-keyshortcuts": "p" }, icon("plus"), "Produce"),
+      actions: [h("button", { type: "button", onclick: produce, "aria-keyshortcuts": "p" }, icon("plus"), "Produce"), fewer,
         h("button", { type: "button", class: "danger-quiet", onclick: remove }, "Delete…")],
     }),
-    figures, trouble, strip, content);
+    figures, trouble, shrinking.element, strip, content);
 }
 
 /** What the tabs share: the topic as last read. Fires "info" when it was read again and "produced" after a dialog. */
