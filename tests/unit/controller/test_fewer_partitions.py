@@ -8,6 +8,7 @@ from tests.unit.controller.cluster import Cluster, creatable
 from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
+    PARTITIONS_EMPTY,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
@@ -17,7 +18,7 @@ from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.difference import difference
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import image_records
-from tidemill.controller.topics.fewer_partitions import has_had, removed_epochs
+from tidemill.controller.topics.fewer_partitions import has_had, removal_records, removed_epochs
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.admin import (
     CreatePartitionsRequest,
@@ -26,6 +27,7 @@ from tidemill.protocol.api.admin import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResource,
 )
+from tidemill.protocol.api.metadata import ConfigRecord
 from tidemill.protocol.api.replicas import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -156,20 +158,55 @@ def test_a_decommissioned_partition_is_not_removed_while_it_is_reassigned(cluste
 
 def test_partitions_go_from_the_highest_and_only_while_decommissioned(cluster: Cluster) -> None:
     assert remove(cluster, 3) is not ErrorCode.NONE
-    shrink(cluster, 2)
+    shrink(cluster, 1)
     assert remove(cluster, 2) is not ErrorCode.NONE
+    for index in (3, 2, 1):
+        assert remove(cluster, index) is ErrorCode.NONE
+        assert len(epochs(cluster)) == index
+    assert remove(cluster, 0) is not ErrorCode.NONE
+
+
+def test_as_many_partitions_go_at_a_time_as_stay(cluster: Cluster) -> None:
+    """With three partitions on the way from four to two, clients would choose others for the same keys."""
+    shrink(cluster, 2)
     assert remove(cluster, 1) is not ErrorCode.NONE
+    for _ in range(2):
+        assert remove(cluster, 2) is ErrorCode.NONE
+        assert len(epochs(cluster)) == 4
     assert remove(cluster, 3) is ErrorCode.NONE
-    assert remove(cluster, 2) is ErrorCode.NONE
-    assert remove(cluster, 1) is not ErrorCode.NONE
+    assert len(epochs(cluster)) == 2
+    assert settings(cluster) == {
+        PARTITIONS_DIVISORS: "2",
+        PARTITIONS_EPOCHS: "2:1,3:1",
+        PARTITIONS_FORMER: "4",
+    }
+
+
+def test_partitions_that_one_request_says_are_empty_go_together(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    topic = cluster.image.topics_by_name["t"]
+    decided = removal_records(cluster.image, topic, 2, [])
+    decided += removal_records(cluster.image, topic, 3, decided)
+    assert removal_records(cluster.image, topic, 3, decided) == []
+    assert [
+        each.value for each in decided if isinstance(each, ConfigRecord) and each.name == PARTITIONS_TOTAL
+    ] == ["2", None]
+
+
+def test_what_was_empty_is_not_known_to_be_when_a_shrink_is_taken_back(cluster: Cluster) -> None:
+    shrink(cluster, 2)
+    remove(cluster, 3)
+    assert settings(cluster)[PARTITIONS_EMPTY] == "3"
+    alter(cluster, active=None)
+    assert PARTITIONS_EMPTY not in settings(cluster)
 
 
 def test_a_shrink_taken_back_halfway_keeps_what_is_left_and_may_grow(cluster: Cluster) -> None:
-    shrink(cluster, 2)
+    shrink(cluster, 1)
     remove(cluster, 3)
     assert settings(cluster)[PARTITIONS_TOTAL] == "3"
     alter(cluster, active=None)
-    assert settings(cluster) == {PARTITIONS_DIVISORS: "2", PARTITIONS_EPOCHS: "3:1", PARTITIONS_FORMER: "4"}
+    assert settings(cluster) == {PARTITIONS_DIVISORS: "1", PARTITIONS_EPOCHS: "3:1", PARTITIONS_FORMER: "4"}
     assert grow(cluster, 6) is ErrorCode.NONE
     assert len(epochs(cluster)) == 6
     # A snapshot does not cut off what was added.

@@ -32,6 +32,7 @@ DELAYS_ENABLE = "tidemill.delays.enable"
 DEAD_LETTERS_ENABLE = "errors.deadletterqueue.group.enable"
 PARTITIONS_ACTIVE = "tidemill.partitions.active"
 PARTITIONS_DIVISORS = "tidemill.partitions.divisors"
+PARTITIONS_EMPTY = "tidemill.partitions.empty"
 PARTITIONS_EPOCHS = "tidemill.partitions.epochs"
 PARTITIONS_FORMER = "tidemill.partitions.former"
 PARTITIONS_KEPT_MS = "tidemill.partitions.kept.ms"
@@ -349,6 +350,13 @@ TOPIC_KEYS: tuple[ConfigKey, ...] = (
         "",
         "The numbers that the topic was shrunk to, the last one at the end. What producers sent to partition p may be "
         "stored in p modulo each of them. Written by the controller.",
+        is_internal=True,
+    ),
+    ConfigKey(
+        PARTITIONS_EMPTY,
+        LIST,
+        "",
+        "Which of the partitions that are removed next are empty. Written by the controller.",
         is_internal=True,
     ),
     ConfigKey(

@@ -78,7 +78,7 @@ def _alter(
     if error is not ErrorCode.NONE:
         return _refused(proposal, error)
     if is_removal:
-        records += removal_records(replication.image, topic, index)
+        records += removal_records(replication.image, topic, index, records)
         return AlterPartitionResponsePartitionData(partition_index=index, leader_id=NO_BROKER)
     change = replication.change(topic, index)
     change.isr = tuple(BrokerId(each.broker_id) for each in isr)

@@ -2,20 +2,25 @@
 
 `tidemill.partitions.active` says how many partitions store new records. The others are decommissioned: each passes its
 records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an empty
-ISR. The controller keeps four more settings: how many partitions are left, which cuts the list of the image; how many
-there were, because some clients never learn of fewer; the last leader epoch of each that is gone, so that a partition which
-is added later is not taken for it; and the numbers that the topic was shrunk to, which tell where records may be stored.
+ISR. As many go in one step as are active: clients choose a partition by the number that they see, and a key stays where it
+is under each multiple of the active ones.
+
+The controller keeps five more settings: which of those that go next are empty; how many partitions are left, which cuts the
+list of the image; how many there were, because some clients never learn of fewer; the last leader epoch of each that is gone,
+so that a partition which is added later is not taken for it; and the numbers that the topic was shrunk to, which tell where
+records may be stored.
 
 Removing `tidemill.partitions.active` takes a shrink back: the partitions that are left store new records again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tidemill.config import (
     PARTITIONS_ACTIVE,
     PARTITIONS_DIVISORS,
+    PARTITIONS_EMPTY,
     PARTITIONS_EPOCHS,
     PARTITIONS_FORMER,
     PARTITIONS_TOTAL,
@@ -29,7 +34,13 @@ from tidemill.protocol.api.metadata import ConfigRecord, PartitionChangeRecord
 from tidemill.protocol.records import NAMED_PARTITION_MAX
 from tidemill.types import LeaderEpoch
 
-_OF_THE_CONTROLLER = (PARTITIONS_DIVISORS, PARTITIONS_EPOCHS, PARTITIONS_FORMER, PARTITIONS_TOTAL)
+_OF_THE_CONTROLLER = (
+    PARTITIONS_DIVISORS,
+    PARTITIONS_EMPTY,
+    PARTITIONS_EPOCHS,
+    PARTITIONS_FORMER,
+    PARTITIONS_TOTAL,
+)
 
 
 def active_partitions(configs: Mapping[str, str]) -> int:
@@ -49,6 +60,10 @@ def has_had(image: MetadataImage, topic: str, index: int) -> bool:
     return image.partition(topic, index) is not None or 0 <= index < former
 
 
+def _is_unkeyed(configs: Mapping[str, str]) -> bool:
+    return configs.get(PARTITIONS_UNKEYED, "false").strip().lower() == "true"
+
+
 def check_active(
     image: MetadataImage,
     name: str,
@@ -63,6 +78,10 @@ def check_active(
             raise _refused(f"{key} of '{name}' is written by the controller")
     was, wanted = active_partitions(before), active_partitions(after)
     if was == wanted:
+        if wanted and is_compacted:
+            raise _refused(
+                f"'{name}' is getting {was} partition(s): it cannot be compacted before that is done"
+            )
         if wanted and before.get(PARTITIONS_UNKEYED) != after.get(PARTITIONS_UNKEYED):
             raise _refused(
                 f"{PARTITIONS_UNKEYED} of '{name}' cannot be changed while the topic gets fewer partitions"
@@ -88,7 +107,7 @@ def check_active(
         raise _refused(
             f"'{name}' is compacted: old values of a key would stay beside the new ones, in another partition"
         )
-    if count % wanted and after.get(PARTITIONS_UNKEYED, "false").strip().lower() != "true":
+    if count % wanted and not _is_unkeyed(after):
         raise _refused(
             f"{wanted} does not divide the {count} partitions of '{name}', so records with the same key would go to "
             f"different partitions. Choose a number that does, or set {PARTITIONS_UNKEYED}=true if keys do not matter"
@@ -113,6 +132,9 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
     elif PARTITIONS_TOTAL in before:
         # It would cut off what is added later.
         records.append(_setting(topic, PARTITIONS_TOTAL, None))
+    if PARTITIONS_EMPTY in before:
+        # What was empty takes records again.
+        records.append(_setting(topic, PARTITIONS_EMPTY, None))
     return [
         *records,
         *(
@@ -123,31 +145,66 @@ def role_changes(topic: TopicImage, before: Mapping[str, str], after: Mapping[st
     ]
 
 
+def going_together(configs: Mapping[str, str], count: int) -> range:
+    """The partitions that are removed in the next step, of a topic that has `count`."""
+    active = active_partitions(configs)
+    if not active:
+        return range(0)
+    return range(count - 1 if _is_unkeyed(configs) else (count - 1) // active * active, count)
+
+
 def is_removable(image: MetadataImage, topic: TopicImage, index: int) -> bool:
-    """Whether a partition is decommissioned, the last of its topic, and in sync everywhere."""
-    active = active_partitions(image.topic_config(topic.name))
+    """Whether a partition is one of those that go next, and in sync everywhere."""
     partition = topic.partitions[index]
     return (
-        0 < active <= index == len(topic.partitions) - 1
+        index in going_together(image.topic_config(topic.name), len(topic.partitions))
         and set(partition.isr) == set(partition.replicas)
         and not partition.is_reassigned
     )
 
 
-def removal_records(image: MetadataImage, topic: TopicImage, index: int) -> list[Record]:
+def removal_records(
+    image: MetadataImage, topic: TopicImage, index: int, decided: Sequence[Record]
+) -> list[Record]:
+    """Note that a partition is empty. With the last of its step, all of that step are removed.
+
+    An empty partition stays empty, since it takes no records. `decided` are the records of this request so far.
+    """
     configs = image.topic_config(topic.name)
+    noted = _noted(configs.get(PARTITIONS_EMPTY), topic, decided)
+    if noted is None:
+        return []
+    going = going_together(configs, len(topic.partitions))
+    if not {*noted, index}.issuperset(going) or any(topic.partitions[each].is_reassigned for each in going):
+        empty = ",".join(map(str, sorted({*noted, index})))
+        return [] if index in noted else [_setting(topic, PARTITIONS_EMPTY, empty)]
     former = max(len(topic.partitions), int(configs.get(PARTITIONS_FORMER, 0)))
-    epochs = {**removed_epochs(configs), index: topic.partitions[index].leader_epoch}
+    epochs = {**removed_epochs(configs), **{each: topic.partitions[each].leader_epoch for each in going}}
     changes = {
-        PARTITIONS_TOTAL: index,
+        PARTITIONS_TOTAL: going.start,
         PARTITIONS_EPOCHS: ",".join(f"{each}:{epoch}" for each, epoch in sorted(epochs.items())),
         PARTITIONS_FORMER: former,
     }
     records: list[Record] = [_setting(topic, name, str(value)) for name, value in changes.items()]
-    if index == active_partitions(configs):
+    records.append(_setting(topic, PARTITIONS_EMPTY, None))
+    if going.start == active_partitions(configs):
         done = [name for name in (PARTITIONS_ACTIVE, PARTITIONS_UNKEYED) if name in configs]
         records += [_setting(topic, name, None) for name in (*done, PARTITIONS_TOTAL)]
     return records
+
+
+def _noted(before: str | None, topic: TopicImage, decided: Sequence[Record]) -> set[int] | None:
+    """The partitions that are known to be empty; None when they are removed by what this request has decided."""
+    value = before or ""
+    for record in decided:
+        if isinstance(record, ConfigRecord) and (record.resource_name, record.name) == (
+            topic.name,
+            PARTITIONS_EMPTY,
+        ):
+            if record.value is None:
+                return None
+            value = record.value
+    return {int(each) for each in value.split(",") if each}
 
 
 def first_leader_epoch(image: MetadataImage, topic: TopicImage) -> LeaderEpoch:
