@@ -53,6 +53,11 @@ NODE_GAUGES = (
         "Replicas here whose log cannot be used.",
     ),
     MetricName(
+        "tidemill_decommissioned_partitions",
+        "decommissioned",
+        "Partitions led here that take no new records, and are removed when they are empty.",
+    ),
+    MetricName(
         "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
         "idle_share",
         "Share of the last minute or two in which the event loop had nothing to compute, 0 to 1.",
@@ -213,6 +218,14 @@ DELAY_COUNTERS = (
         "tidemill_delays_cancelled",
         "delays_cancelled",
         "Delayed records that were cancelled before they were due.",
+    ),
+)
+# Shown for topics of which this broker passed batches on.
+SHRINK_COUNTERS = (
+    MetricName(
+        "tidemill_shrink_batchespassedon",
+        "batches_passed_on",
+        "Batches for decommissioned partitions that were stored in others.",
     ),
 )
 # Of partitions led here, in topics with `tidemill.delays.enable=true`.
@@ -433,6 +446,7 @@ SECTIONS = (
     Section("Requests", "histogram", (), (LOOP_LAG,)),
     Section("Topics", "counter", TOPIC_LABELS, TOPIC_COUNTERS),
     Section("Topics", "gauge", TOPIC_LABELS, (TOPIC_PARTITIONS,)),
+    Section("Topics that get fewer partitions", "counter", TOPIC_LABELS, SHRINK_COUNTERS),
     Section("Views and delayed records", "counter", TOPIC_LABELS, (*VIEW_COUNTERS, *DELAY_COUNTERS)),
     Section("Views and delayed records", "gauge", PARTITION_LABELS, DELAY_GAUGES),
     Section("Views and delayed records", "histogram", (), (DELAY_LATENESS,)),

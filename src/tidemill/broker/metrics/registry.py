@@ -85,6 +85,7 @@ class TopicCounts:
     """Of one topic, in all of its partitions that are or were here."""
 
     __slots__ = (
+        "batches_passed_on",
         "bytes_in",
         "bytes_out",
         "delays_cancelled",
@@ -120,6 +121,8 @@ class TopicCounts:
         # Delayed records whose copies were appended here, and those that were cancelled while this broker led.
         self.delays_delivered = 0
         self.delays_cancelled = 0
+        # Batches for decommissioned partitions led here that others have stored.
+        self.batches_passed_on = 0
 
 
 class Metrics:

@@ -55,6 +55,7 @@ class Totals:
     offline_partitions: int = 0
     not_preferred: int = 0
     pending_delays: int = 0
+    decommissioned: int = 0
     group_states: dict[str, int] = field(default_factory=dict)
     group_types: dict[str, int] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ async def _count_cluster(broker: Broker, totals: Totals) -> None:
 
 
 async def _topics(broker: Broker) -> list[bytes]:
-    tables = (names.TOPIC_COUNTERS, names.VIEW_COUNTERS, names.DELAY_COUNTERS)
+    tables = (names.TOPIC_COUNTERS, names.VIEW_COUNTERS, names.DELAY_COUNTERS, names.SHRINK_COUNTERS)
     families = [(_Families(table, "counter"), [metric.source for metric in table]) for table in tables]
     for number, (name, counts) in enumerate(list(broker.metrics.topics.items()), 1):
         for family, sources in families:
@@ -139,6 +140,7 @@ async def _partitions(broker: Broker, totals: Totals) -> list[bytes]:
         replicas.add(labels, (partition.log.size,))
         if partition.is_leader and partition.image is not None:
             led.add(labels, _led_values(partition, totals))
+            totals.decommissioned += partition.appender.is_decommissioned
             if partition.config.tidemill_delays_enable:
                 delays.add(labels, _delay_values(partition, totals))
             if partition.index == 0:

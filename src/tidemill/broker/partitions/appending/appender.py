@@ -294,7 +294,7 @@ class Appender:
                 error, duplicate, first_sequence = refused, None, None
             if duplicate is not None:
                 # An offset of another partition would be wrong for this one.
-                settled(ProduceResult(self._name.partition, ErrorCode.NONE, -1))
+                settled(ProduceResult(self._name.partition, ErrorCode.NONE, -found[1].record_count))
                 return
             if self.passing_on is not None:
                 self._pass_on(self.passing_on, found, error, acks, transactional_id, first_sequence, settled)

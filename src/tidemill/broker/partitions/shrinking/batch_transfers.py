@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.shrinking.passing_on import Settle
@@ -41,11 +42,13 @@ class BatchTransfers:
         image: Callable[[], MetadataImage | None],
         address_of: Callable[[int], Address | None],
         call_soon: Callable[..., object],
+        counts_of: Callable[[str], TopicCounts],
     ) -> None:
         self._channels = channels
         self._image = image
         self._address_of = address_of
         self._call_soon = call_soon
+        self._counts_of = counts_of
 
     def pass_on(
         self,
@@ -68,7 +71,9 @@ class BatchTransfers:
             return
 
         def on_body(version: int, body: memoryview) -> None:
-            settle(_result(decode(ProduceResponse, version, bytes(body)), index))
+            result = _result(decode(ProduceResponse, version, bytes(body)), index)
+            self._counts_of(topic).batches_passed_on += not result.error
+            settle(result)
 
         request = ProduceRequest(
             transactional_id=transactional_id,

@@ -152,8 +152,10 @@ class PassingOn:
             self._refuse(waiting.header, code, result.message or code.message, waiting.settle)
         else:
             self._refusals.forget(waiting.header)
-            # An offset of the target would be wrong for the partition that the producer named.
-            waiting.settle(result._replace(partition=self._name.partition, base_offset=-1))
+            # An offset of the target would be wrong for the partition that the producer named. Some clients count from the
+            # base offset on, so that -1 would give the second record offset 0: every record gets a negative one.
+            no_offset = -waiting.header.record_count
+            waiting.settle(result._replace(partition=self._name.partition, base_offset=no_offset))
         if self._waiting and not self._is_closed:
             self._send()
 
