@@ -37,6 +37,7 @@ class Record:
     key: bytes | None = None
     timestamp_delta_ms: int = 0
     offset_delta: int | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 def zigzag(value: int) -> bytes:
@@ -58,7 +59,8 @@ def encode_records(records: Sequence[Record]) -> bytes:
     for index, record in enumerate(records):
         delta = index if record.offset_delta is None else record.offset_delta
         body = b"\0" + zigzag(record.timestamp_delta_ms) + zigzag(delta)
-        body += _sized(record.key) + _sized(record.value) + zigzag(0)
+        body += _sized(record.key) + _sized(record.value) + zigzag(len(record.headers))
+        body += b"".join(_sized(name.encode()) + _sized(content) for name, content in record.headers)
         out.append(zigzag(len(body)) + body)
     return b"".join(out)
 

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from tests.brokers import RunningBroker, eventually
-from tests.wire.batches import Header, encode
+from tests.wire.batches import Header, Record, encode
 from tests.wire.connection import Connection, read_all
 from tests.wire.transactional import Producer, fetch, kinds
+from tidemill.client.admin.topics import Admin
+from tidemill.client.cluster import Cluster
+from tidemill.client.fetch import fetch_range
+from tidemill.protocol.records import iterate_records
+from tidemill.types import TopicPartition
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 INVALID_PARTITIONS = 37
@@ -85,6 +90,13 @@ def test_decommissioned_partition_takes_no_new_records_and_stays_readable(
     assert values(target, orders, 0) == [b"old", b"new 0", b"new 2"]
     for partition in (2, 3):
         assert values(target, orders, partition) == [b"old"]
+
+
+def test_no_record_of_a_batch_that_was_passed_on_gets_an_offset(connection: Connection, orders: str) -> None:
+    """librdkafka and others count the offsets of a batch from its base offset on."""
+    shrink(connection, orders, 2)
+    produced = connection.produce(orders, encode([b"a", b"b", b"c"]), partition=3)
+    assert (produced.error_code, produced.base_offset) == (0, -3)
 
 
 def test_failure_43_a_retry_into_a_decommissioned_partition_is_found_where_it_was_stored(
@@ -355,3 +367,83 @@ def test_compacted_topic_keeps_its_partitions(connection: Connection, topic: str
     answer = alter(connection, topic, **{ACTIVE: "2"})
     assert answer.error_code == INVALID_CONFIG
     assert "compacted" in answer.error_message
+
+
+def test_topic_is_not_compacted_while_it_gets_fewer_partitions(connection: Connection, orders: str) -> None:
+    shrink(connection, orders, 2)
+    answer = alter(connection, orders, **{"cleanup.policy": "compact"})
+    assert answer.error_code == INVALID_CONFIG
+    assert "cannot be compacted before that is done" in answer.error_message
+
+
+# Delayed records.
+
+DELAYS = {"tidemill.delays.enable": "true"}
+INVALID_RECORD = 87
+
+
+def delayed(value: bytes | None, key: bytes = b"k", **headers: str) -> bytes:
+    pairs = tuple((f"tidemill-{name.replace('_', '-')}", text.encode()) for name, text in headers.items())
+    return encode([Record(value, key, headers=pairs)])
+
+
+def shown(target: RunningBroker, topic: str, partition: int) -> list[bytes | None]:
+    """What readers get: delayed records are hidden."""
+    with Cluster(target.bootstrap) as cluster:
+        place = TopicPartition(topic, partition)
+        end = Admin(cluster).end_offsets([place])[place]
+        fetched = fetch_range(cluster, place, 0, end) if end else ()
+        return [
+            record.value
+            for answer in fetched
+            for header, batch in answer.batches
+            for record in iterate_records(batch, header)
+        ]
+
+
+def test_delayed_record_of_a_decommissioned_partition_is_delivered_there(
+    connection: Connection, target: RunningBroker, topic: str
+) -> None:
+    connection.create_topic(topic, partitions=4, configs=DELAYS)
+    assert connection.produce(topic, delayed(b"soon", delay="2s"), partition=3).error_code == 0
+    shrink(connection, topic, 2)
+    assert connection.produce(topic, delayed(b"new", delay="1ms"), partition=3).error_code == 0
+    assert shown(target, topic, 3) == []
+    # It stands in its partition, and so does its copy, which readers get.
+    eventually(lambda: shown(target, topic, 3) == [b"soon"], "the delivery of the old one")
+    eventually(lambda: shown(target, topic, 1) == [b"new"], "the delivery of the new one")
+
+
+def test_what_waits_in_a_decommissioned_partition_is_neither_replaced_nor_cancelled_silently(
+    connection: Connection, topic: str
+) -> None:
+    connection.create_topic(topic, partitions=4, configs=DELAYS)
+    assert connection.produce(topic, delayed(b"a", delay="1h", schedule_id="a"), partition=3).error_code == 0
+    # The other partition has a record at offset 0, too, which a cancel by offset must not meet.
+    assert connection.produce(topic, delayed(b"b", delay="1h"), partition=1).error_code == 0
+    shrink(connection, topic, 2)
+
+    def refused(batch: bytes) -> str:
+        answer = eventually(
+            lambda: (
+                found
+                if (found := connection.produce(topic, batch, partition=3)).error_code
+                != NOT_LEADER_OR_FOLLOWER
+                else None
+            ),
+            "what waits is known",
+        )
+        assert answer.error_code == INVALID_RECORD
+        return str(answer.error_message)
+
+    for change in (
+        delayed(b"a2", delay="2h", schedule_id="a"),
+        delayed(None, cancel="", schedule_id="a"),
+        delayed(None, cancel="0"),
+    ):
+        assert "decommissioned" in refused(change)
+    # Another id, and another key with the same id, have nothing that waits there.
+    assert connection.produce(topic, delayed(b"c", delay="1h", schedule_id="c"), partition=3).error_code == 0
+    other = delayed(b"d", key=b"other", delay="1h", schedule_id="a")
+    assert connection.produce(topic, other, partition=3).error_code == 0
+    assert ends(connection, topic, 4) == [0, 3, 0, 1]

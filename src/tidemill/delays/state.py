@@ -288,6 +288,10 @@ class PartitionDelays:
             key = record.offset if meaning.identity is None else meaning.identity
             self._stage(record.offset, producer_id, key, Staged(record.offset, meaning))
 
+    def holds(self, identity: bytes) -> bool:
+        """Whether a record with this identity waits, or would if an open transaction committed."""
+        return identity in self.pending.by_identity or any(identity in each for each in self.staged.values())
+
     def _apply(self, at: int, offset: int, request: Delayed | Cancel) -> None:
         """The request at `offset` takes effect with the batch at `at`, which is its own or its commit marker."""
         identity = request.identity

@@ -34,14 +34,14 @@ from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.config import TopicConfig
 from tidemill.delays.copies import CopyBatch, Original
 from tidemill.delays.pending import Delivery
-from tidemill.delays.requests import may_hold_requests
+from tidemill.delays.requests import Cancel, Delayed, may_hold_requests, meaning_of
 from tidemill.delays.state import Carry, PartitionDelays
-from tidemill.errors import ApiError, ProtocolError
+from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
 from tidemill.log.transactions import marker_of
 from tidemill.protocol.record_walk import records_in_steps
-from tidemill.protocol.records import BatchHeader, Record, iterate_records
+from tidemill.protocol.records import BatchHeader, InvalidBatch, Record, iterate_decompressed, iterate_records
 from tidemill.protocol.steps import Steps, run_steps
 from tidemill.types import TopicPartition
 
@@ -186,6 +186,32 @@ class DelayedDelivery:
         """The state of the log that this broker leads, once it was replayed; None before, and on followers."""
         is_known = self._state is not None and log is self._log and self._is_restored
         return self._state if is_known and self._counted_cancels is not None else None
+
+    def check_passed_on(self, batch: memoryview, header: BatchHeader) -> Steps[None]:
+        """Refuse what changes a record that waits here: where it would be stored, it would change nothing.
+
+        `InvalidBatch`, also as long as the log was not replayed to its end.
+        """
+        body = yield from records_in_steps(batch, header)
+        if not may_hold_requests(body):
+            return
+        for number, record in enumerate(iterate_decompressed(memoryview(body), header)):
+            if number % _RECORDS_A_STEP == _RECORDS_A_STEP - 1:
+                yield None
+            meaning = meaning_of(record)
+            if not isinstance(meaning, Delayed | Cancel) or meaning.identity is None:
+                continue
+            state, log = self._state, self._log
+            if state is None or log is None or not self._is_restored or state.end_offset < log.log_end_offset:
+                raise InvalidBatch(
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER, f"what waits in {self._name} is not known yet"
+                )
+            if state.holds(meaning.identity):
+                reason = (
+                    f"a message with this key and schedule id waits in {self._name}, which is decommissioned: it can be "
+                    "neither replaced nor cancelled there. It is delivered, or dropped with the partition's records"
+                )
+                raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, [(number, reason)])
 
     def _stop(self) -> None:
         state, log = self._state, self._log

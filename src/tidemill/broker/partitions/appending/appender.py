@@ -51,6 +51,7 @@ from tidemill.protocol.records import (
     build_batch,
     check_produced,
     header_at,
+    restamp,
     stamp_append_time,
 )
 from tidemill.protocol.steps import NotAtOnce, Steps, run_first_step
@@ -92,6 +93,7 @@ class Appender:
         "_reader",
         "_refusals",
         "_rules",
+        "check_passed_on",
         "counts",
         "passing_on",
     )
@@ -123,6 +125,8 @@ class Appender:
         # Partitions that may have stored batches of this one; and what they store, as long as it matters. That counts, too.
         self._origins: tuple[int, ...] = ()
         self._elsewhere: StoredElsewhere | None = None
+        # Refuses records that change delayed ones of this partition, where it is decommissioned.
+        self.check_passed_on: Callable[[memoryview, BatchHeader], Steps[None]] | None = None
         self.configure(config)
 
     def configure(self, config: TopicConfig) -> None:
@@ -265,11 +269,18 @@ class Appender:
         def inspect() -> Steps[Inspected]:
             # A batch without a valid header is refused by `append`.
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
-            check_produced(taken_over(header)[0])
+            plain, _ = taken_over(header)
+            check_produced(plain)
             wall_ms = self._host.wall_ms()
-            if self._rules.looks_inside(header, wall_ms):
-                return (yield from self._rules.inspect(data, header, wall_ms))
-            return data, header
+            if not self._rules.looks_inside(header, wall_ms):
+                return data, header
+            found = yield from self._rules.inspect(data, plain, wall_ms)
+            if plain is not header:
+                # `append` reads there how the batch was passed on.
+                restamp(data, header_at(data)._replace(base_offset=header.base_offset))
+            if self.passing_on is not None and self._config.tidemill_delays_enable and self.check_passed_on:
+                yield from self.check_passed_on(*found)
+            return found
 
         def inspected(found: Inspected, error: Exception | None) -> None:
             self._inspecting -= 1

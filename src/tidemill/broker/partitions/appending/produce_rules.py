@@ -8,11 +8,12 @@ with the protocol's error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from tidemill.broker.partitions.shrinking.passing_on import is_passed_on_batch
 from tidemill.config import TopicConfig
-from tidemill.delays.requests import Limits, inspect, may_hold_requests
+from tidemill.delays.requests import Cancel, Limits, inspect, may_hold_requests, meaning_of
 from tidemill.errors import ErrorCode
 from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol import compression
@@ -189,10 +190,27 @@ def _checked_delays(
         if len(records) % RECORDS_A_STEP == 0:
             yield None
     found = inspect(records, wall_ms, limits)
+    if header.attributes & NAMED_PARTITION:
+        _refuse_foreign_offsets(records)
     if found.errors:
         reason = f"One or more records have been rejected: {found.errors[0][1]}"
         raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, found.errors)
     return stamp_append_time(data, header, wall_ms) if found.needs_append_time else header
+
+
+def _refuse_foreign_offsets(records: Sequence[Record]) -> None:
+    """Refuse cancels by offset in a batch that was passed on: another record may have that offset here."""
+    reason = (
+        "the record to cancel is in a decommissioned partition: it is delivered there, "
+        "or dropped with the records of that partition"
+    )
+    errors = [
+        (number, reason)
+        for number, record in enumerate(records)
+        if isinstance(meaning := meaning_of(record), Cancel) and meaning.offset is not None
+    ]
+    if errors:
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, reason, errors)
 
 
 class _Findings:
