@@ -52,3 +52,14 @@ def test_partitions_are_taken_away_and_their_end_is_watched(
         Admin(cluster).delete_records({TopicPartition(orders, index): 1 for index in (2, 3)})
     expect(console.page.locator(".shrinking")).to_be_hidden(timeout=60_000)
     expect(console.rows(f"Partitions of {orders}")).to_have_count(2)
+
+
+def test_a_shrink_is_taken_back(console: ConsolePage, orders: str) -> None:
+    console.go(f"topics/{orders}")
+    console.button("Fewer partitions…").click()
+    console.dialog.get_by_label("Partitions that stay").fill("2")
+    console.dialog.get_by_role("button", name="Take partitions away").click()
+    console.button("Keep them…").click()
+    console.dialog.get_by_role("button", name="Keep the partitions").click()
+    expect(console.page.locator(".shrinking")).to_be_hidden()
+    expect(console.rows(f"Partitions of {orders}")).to_have_count(4)

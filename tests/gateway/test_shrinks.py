@@ -17,7 +17,7 @@ from tidemill.types import TopicPartition
 @pytest.fixture
 def orders(gateway: Gateway, topic: str) -> str:
     """Four partitions with one record each."""
-    gateway.broker.create_topic(topic, partitions=4)
+    gateway.broker.create_topic(topic, partitions=4, configs={"tidemill.partitions.kept.ms": "0"})
     for partition in range(4):
         gateway.broker.produce(topic, "old", partition=partition)
     return topic
@@ -63,6 +63,16 @@ def test_a_record_for_a_decommissioned_partition_is_written_and_has_no_offset(
     eventually(written, "records without an offset")
     found = gateway.client.get(f"/v1/topics/{orders}/records?from=1:0").json()["records"]
     assert [each["value"] for each in found if each["partition"] == 1][-5:] == list(range(5))
+
+
+def test_a_shrink_is_taken_back(gateway: Gateway, orders: str) -> None:
+    client, path = gateway.client, f"/v1/topics/{orders}/shrink"
+    assert error_of(client.delete(path)) == (404, 404)
+    assert client.post(path, json={"partitions": 2}).status_code == 202
+    taken_back = client.delete(path)
+    assert taken_back.status_code == 200
+    assert (taken_back.json()["active"], taken_back.json()["decommissioned"]) == (4, [])
+    assert error_of(client.delete(path)) == (404, 404)
 
 
 def test_a_topic_that_keeps_its_records_for_ever_says_so(gateway: Gateway, orders: str) -> None:

@@ -196,7 +196,8 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
 def _run(broker: Broker, stack: ExitStack) -> Course:
     admin = ConfluentClient(broker.bootstrap)
     stack.callback(admin.close)
-    admin.create_topic(TOPIC, BEFORE)
+    # Retries come within a second here.
+    admin.create_topic(TOPIC, BEFORE, {"tidemill.partitions.kept.ms": "1000"})
     # It shows everything.
     admin.create_topic(
         VIEW, BEFORE, {"tidemill.view.source": TOPIC, "tidemill.view.filter": "not secret exists"}

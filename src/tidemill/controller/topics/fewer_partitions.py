@@ -6,9 +6,9 @@ ISR. As many go in one step as are active: clients choose a partition by the num
 is under each multiple of the active ones.
 
 The controller keeps five more settings: which of those that go next are empty; how many partitions are left, which cuts the
-list of the image; how many there were, because some clients never learn of fewer; the last leader epoch of each that is gone,
-so that a partition which is added later is not taken for it; and the numbers that the topic was shrunk to, which tell where
-records may be stored.
+list of the image; how many there were, because some clients never learn of fewer; the last leader epoch of each that is
+gone, so that a partition which is added later is not taken for it; and the numbers that the topic was shrunk to, which tell
+where records may be stored.
 
 Removing `tidemill.partitions.active` takes a shrink back: the partitions that are left store new records again.
 """

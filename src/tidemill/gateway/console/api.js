@@ -126,6 +126,7 @@ export const deleteView = (name) => v1(`views/${segment(name)}`, "DELETE");
 const shrinkPath = (name) => `topics/${segment(name)}/shrink`;
 export const shrink = (name, signal) => v1(shrinkPath(name), "GET", undefined, signal);
 export const beginShrink = (name, partitions, isUnkeyed) => v1(shrinkPath(name), "POST", { partitions, unkeyed: isUnkeyed });
+export const cancelShrink = (name) => v1(shrinkPath(name), "DELETE");
 
 const delayPath = (name, { partition, offset }) => `topics/${segment(name)}/delays/${partition}/${offset}`;
 export const delays = (name, limit, after, signal) =>

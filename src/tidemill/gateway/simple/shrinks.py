@@ -1,4 +1,4 @@
-"""`/v1/topics/{topic}/shrink`: a topic gets fewer partitions, and how far that is."""
+"""`/v1/topics/{topic}/shrink`: a topic gets fewer partitions, how far that is, and how it is taken back."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tidemill.gateway.http.openapi import (
     nullable,
     obj,
 )
+from tidemill.gateway.problems import Problem
 
 part = Part("Fewer partitions")
 
@@ -89,6 +90,22 @@ async def shrink(request: Request) -> Response:
     await backend.partition_count(topic)
     await backend.ask(lambda admins: ShrinkAdmin(admins.admin).begin(topic, count, is_unkeyed=is_unkeyed))
     return await _answer(request, 202)
+
+
+@part.delete(
+    _PATH,
+    "Take a shrink back",
+    answer=_SHRINK,
+    errors=(400, 404),
+    description="The partitions that are left take new records again. 404 when the topic is not getting fewer partitions.",
+)
+async def cancel_shrink(request: Request) -> Response:
+    topic: str = request.path_params["topic"]
+    backend = backend_of(request)
+    await backend.partition_count(topic)
+    if not await backend.ask(lambda admins: ShrinkAdmin(admins.admin).cancel(topic)):
+        raise Problem(404, 404, f"topic {topic} is not getting fewer partitions")
+    return await _answer(request)
 
 
 async def _answer(request: Request, status: int = 200) -> Response:

@@ -33,14 +33,26 @@ export function shrinkDialog(topic, total, keepsForEver) {
   }).closed;
 }
 
+function cancelDialog(topic) {
+  return formDialog({
+    title: "Keep the partitions", action: "Keep the partitions",
+    body: [h("p", null, "The partitions of ", h("b", null, topic), " that are left take new records again.")],
+    submit: async () => {
+      await api.cancelShrink(topic);
+      toast(`${topic} keeps its partitions.`);
+    },
+  }).closed;
+}
+
 /** A card that is there while partitions of the topic are on their way out. `follow` gets how many stay, or 0. */
-export function shrinkProgress(topic, signal) {
+export function shrinkProgress(topic, signal, changed) {
+  const keep = h("button", { type: "button", onclick: async () => (await cancelDialog(topic)) && changed() }, "Keep them…");
   const element = h("div", { class: "shrinking", hidden: true });
   const row = (each) => h("tr", null, h("td", null, `Partition ${count(each.partition)}`),
     h("td", { class: "number" }, plural(each.records_left, "record")), h("td", { class: "number" }, each.bytes === null ? "–" : bytes(each.bytes)));
   const show = ({ partitions, active, decommissioned, keeps_records_for_ever: isForEver }) => {
     element.hidden = decommissioned.length === 0;
-    fill(element, card(`On its way from ${count(partitions)} to ${plural(active, "partition")}`,
+    fill(element, card([`On its way from ${count(partitions)} to ${plural(active, "partition")}`, keep],
       isForEver && warning(FOR_EVER),
       h("table", { class: "data" }, h("caption", { class: "unseen" }, `Partitions of ${topic} that go`), h("thead", null, h("tr", null, h("th", { scope: "col" }, "Takes no new records"), h("th", { scope: "col", class: "number" }, "Left to read"), h("th", { scope: "col", class: "number" }, "Stored"))),
         h("tbody", null, decommissioned.map(row)))));

@@ -36,7 +36,7 @@ export function topicView({ parts, query, signal }) {
   const [, name, tabId = "partitions"] = parts;
   const figures = h("div", { class: "figures" });
   const trouble = h("div", { class: "trouble" });
-  const shrinking = shrinkProgress(name, signal);
+  const shrinking = shrinkProgress(name, signal, () => topic.refresh());
   const topic = new TopicState(name, signal, (state) => {
     fill(trouble, state.error && problem(state.error, () => topic.refresh()));
     if (state.info) fill(figures, figureList(state.info));
