@@ -58,6 +58,10 @@ class KeyedProducer(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def partition_count(self) -> int | None:
+        """How many partitions the client knows; None for one that never learns of fewer."""
+        return None
+
 
 class ConfluentKeyed(KeyedProducer):
     name = "confluent-kafka"
@@ -132,6 +136,9 @@ class AiokafkaKeyed(KeyedProducer):
             raise ClientError(getattr(refused, "errno", -1), repr(refused)) from None
         self._sent.clear()
 
+    def partition_count(self) -> int:
+        return len(self._producer.client.cluster.partitions_for_topic(self.topic))
+
     def close(self) -> None:
         self._run(self._producer.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -163,6 +170,9 @@ class KafkaPythonKeyed(KeyedProducer):
             except kafka.errors.KafkaError as refused:
                 raise ClientError(getattr(refused, "errno", -1), repr(refused)) from None
         self._sent.clear()
+
+    def partition_count(self) -> int:
+        return len(self._producer.partitions_for(self.topic))
 
     def close(self) -> None:
         self._producer.close(timeout=LIMIT_S)
@@ -209,6 +219,7 @@ class Feed:
         self.name = kind.name
         self.rounds = 0
         self.failure: Exception | None = None
+        self._producer: KeyedProducer | None = None
         self._kind, self._bootstrap, self._topic = kind, bootstrap, topic
         self._keys = [f"{kind.name}-{number}" for number in range(keys)]
         self._is_stopping = threading.Event()
@@ -246,6 +257,14 @@ class Feed:
         self._is_paused.clear()
         self._is_to_pause.clear()
 
+    def await_partitions(self, count: int) -> None:
+        """Waits until the paused client knows so many partitions, if it ever will."""
+        producer = self._producer
+        assert producer is not None
+        eventually(
+            lambda: producer.partition_count() in (None, count), f"{self.name} knows of {count} partitions"
+        )
+
     def stop(self) -> None:
         self._is_stopping.set()
         self._is_to_pause.clear()
@@ -255,7 +274,7 @@ class Feed:
 
     def _run(self) -> None:
         try:
-            producer = self._kind(self._bootstrap, self._topic)
+            producer = self._producer = self._kind(self._bootstrap, self._topic)
             try:
                 self._loop(producer)
                 producer.flush()

@@ -217,8 +217,9 @@ def _run(broker: Broker, stack: ExitStack) -> Course:
     for partition, log in enumerate(gone, start=AFTER):
         assert admin.delete_records(TOPIC, partition, len(log)) == len(log)
     eventually(lambda: len(admin.partitions(TOPIC)) == AFTER, "the removal of the partitions", 60)
-    # Some clients know of fewer partitions by now, and some never will.
+    # Some clients never learn of fewer partitions. Others would hold back what they have for one that is gone.
     for feed in feeds:
+        feed.await_partitions(AFTER)
         feed.resume()
     for feed in feeds:
         feed.go_on()

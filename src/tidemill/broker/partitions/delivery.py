@@ -192,6 +192,8 @@ class DelayedDelivery:
 
         `InvalidBatch`, also as long as the log was not replayed to its end.
         """
+        if not self._config.tidemill_delays_enable:
+            return
         body = yield from records_in_steps(batch, header)
         if not may_hold_requests(body):
             return

@@ -51,7 +51,6 @@ from tidemill.protocol.records import (
     build_batch,
     check_produced,
     header_at,
-    restamp,
     stamp_append_time,
 )
 from tidemill.protocol.steps import NotAtOnce, Steps, run_first_step
@@ -269,16 +268,8 @@ class Appender:
         def inspect() -> Steps[Inspected]:
             # A batch without a valid header is refused by `append`.
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=is_passed_on)
-            plain, _ = taken_over(header)
-            check_produced(plain)
-            wall_ms = self._host.wall_ms()
-            if not self._rules.looks_inside(header, wall_ms):
-                return data, header
-            found = yield from self._rules.inspect(data, plain, wall_ms)
-            if plain is not header:
-                # `append` reads there how the batch was passed on.
-                restamp(data, header_at(data)._replace(base_offset=header.base_offset))
-            if self.passing_on is not None and self._config.tidemill_delays_enable and self.check_passed_on:
+            found = yield from self._rules.inspect_received(data, header, self._host.wall_ms())
+            if self.passing_on is not None and self.check_passed_on is not None:
                 yield from self.check_passed_on(*found)
             return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from tidemill.broker.partitions.shrinking.passing_on import is_passed_on_batch
+from tidemill.broker.partitions.shrinking.passing_on import is_passed_on_batch, taken_over
 from tidemill.config import TopicConfig
 from tidemill.delays.requests import Cancel, Limits, inspect, may_hold_requests, meaning_of
 from tidemill.errors import ErrorCode
@@ -28,6 +28,7 @@ from tidemill.protocol.records import (
     InvalidBatch,
     Record,
     assemble,
+    check_produced,
     header_at,
     iterate_decompressed,
     restamp,
@@ -139,6 +140,17 @@ class ProduceRules:
             not self.rewrites_timestamps
             and not _NO_TIMESTAMP <= header.max_timestamp <= wall_ms + self._after_max_ms
         )
+
+    def inspect_received(self, data: memoryview, header: BatchHeader, wall_ms: int) -> Steps[Inspected]:
+        """As `inspect`, where that is needed. `data` keeps the base offset of a batch that was passed on."""
+        plain, _ = taken_over(header)
+        check_produced(plain)
+        if not self.looks_inside(header, wall_ms):
+            return data, header
+        found = yield from self.inspect(data, plain, wall_ms)
+        if plain is not header:
+            restamp(data, header_at(data)._replace(base_offset=header.base_offset))
+        return found
 
     def inspect(self, data: memoryview, header: BatchHeader, wall_ms: int) -> Steps[Inspected]:
         """Check the records; returns the batch as it is to be stored. `InvalidBatch` or `ProtocolError` when refused."""
