@@ -105,9 +105,7 @@ class Replicas:
         self._log_manager = LogManager(config, platform, data_dir, syncer, self.partitions)
         self._fetchers = Fetchers(config.replication, channels, self)
         self._isr_changes = IsrChanges(config.node_id, broker_epoch, ask)
-        transfers = BatchTransfers(
-            channels, lambda: self.image, self.address_of, self._loop.call_soon, self.metrics.topic
-        )
+        transfers = BatchTransfers(channels, self, self._loop.call_soon)
         self.pass_on = transfers.pass_on
         self.ask_stored = transfers.ask_stored
         self._is_closing = False

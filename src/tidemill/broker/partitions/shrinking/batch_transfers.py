@@ -6,8 +6,9 @@ This broker may lead them itself. Batch and question take the same way then, ove
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from tidemill.broker.metrics.registry import TopicCounts
+from tidemill.broker.metrics.registry import Metrics
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.shrinking.passing_on import Settle
@@ -35,20 +36,26 @@ _TIMEOUT_S = 30.0
 _NO_ACKS, _LEADER_ACKS = 0, 1
 
 
+class TransferHost(Protocol):
+    """What transfers need of the broker."""
+
+    metrics: Metrics
+
+    @property
+    def image(self) -> MetadataImage | None: ...
+    def address_of(self, broker_id: int) -> Address | None: ...
+
+
 class BatchTransfers:
     def __init__(
         self,
         channels: Channels,
-        image: Callable[[], MetadataImage | None],
-        address_of: Callable[[int], Address | None],
+        host: TransferHost,
         call_soon: Callable[..., object],
-        counts_of: Callable[[str], TopicCounts],
     ) -> None:
         self._channels = channels
-        self._image = image
-        self._address_of = address_of
+        self._host = host
         self._call_soon = call_soon
-        self._counts_of = counts_of
 
     def pass_on(
         self,
@@ -72,7 +79,7 @@ class BatchTransfers:
 
         def on_body(version: int, body: memoryview) -> None:
             result = _result(decode(ProduceResponse, version, bytes(body)), index)
-            self._counts_of(topic).batches_passed_on += not result.error
+            self._host.metrics.topic(topic).batches_passed_on += not result.error
             settle(result)
 
         request = ProduceRequest(
@@ -114,11 +121,11 @@ class BatchTransfers:
         self._channels.to(address, "passing-on").call(request, on_body, fail, timeout_s=_TIMEOUT_S)
 
     def _leader_of(self, tp: TopicPartition) -> tuple[TopicImage | None, Address | None]:
-        image = self._image()
+        image = self._host.image
         topic = None if image is None else image.topics_by_name.get(tp.topic)
         has_it = topic is not None and tp.partition < len(topic.partitions)
         leader = topic.partitions[tp.partition].leader if topic is not None and has_it else NO_BROKER
-        return topic, None if leader == NO_BROKER else self._address_of(leader)
+        return topic, None if leader == NO_BROKER else self._host.address_of(leader)
 
 
 def _result(response: ProduceResponse, index: int) -> ProduceResult:
