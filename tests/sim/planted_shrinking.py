@@ -160,11 +160,6 @@ def a_snapshot_hides_a_removal(replace: Replace) -> None:
 
 
 SHRINKING_BUGS: tuple[Bug, ...] = (
-    Bug(
-        "a retry is not looked for in the decommissioned log",
-        a_retry_is_not_looked_for_in_the_decommissioned_log,
-        plan=SHRINKING,
-    ),
     Bug("a follower drops the named partition", a_follower_drops_the_named_partition, plan=SHRINKING),
     Bug(
         "a marker does not reach the partition that stores",
