@@ -40,7 +40,7 @@ from tests.wire.connection import Connection, ConnectionClosedError
 
 IS_SECURED = os.environ.get("TIDEMILL_CLUSTER_SECURED", "") not in ("", "0")
 IS_APACHE_KAFKA = os.environ.get("TIDEMILL_CLUSTER_OF") == "apache-kafka"
-START_LIMIT_S = 180.0 if IS_APACHE_KAFKA else 60.0
+START_LIMIT_S = 180.0
 STOP_LIMIT_S = 45.0
 ASK_LIMIT_S = 5.0
 LOG_TAIL_LINES = 60

@@ -77,7 +77,8 @@ def test_transactions_outlive_leaders_and_coordinators(
     monkeypatch.setattr(TransactionCoordinator, "is_new", is_new)
     name = f"transactional-{is_new}"
     with ClusterOfClient(cluster.bootstrap, timeout_s=60.0) as client:
-        with TransactionalProducer(client, name) as producer:
+        # Longer than leaders take to be replaced on a busy machine.
+        with TransactionalProducer(client, name, transaction_timeout_ms=600_000) as producer:
             producer.init()
             producer.begin()
             lost = write(cluster, producer, f"{name}-aborted")

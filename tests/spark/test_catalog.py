@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from tests.brokers import RunningBroker
 from tests.spark import sinks
 from tests.spark.conftest import Fed, Feed
+from tests.spark.streams import ended
 from tidemill.client.admin.topics import Admin
 from tidemill.spark.session import failure_line
 
@@ -100,8 +101,8 @@ def test_a_table_is_a_stream_too(
     admin.create_topic(topic, partition_count=1)
     feed(topic, [Fed(b"one", b"k")])
     create("orders", subscribe=topic, startingOffsets="earliest")
-    query = spark.readStream.table("orders").writeStream.format("noop").trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    writer = spark.readStream.table("orders").writeStream.format("noop").trigger(availableNow=True)
+    query = ended(writer.start)
     assert sum(each["numInputRows"] for each in query.recentProgress) == 1
 
 

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.brokers import RunningBroker, eventually
 from tests.spark.conftest import Fed, Feed
+from tests.spark.streams import ended
 from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.errors import TidemillError
@@ -42,9 +43,7 @@ class Job:
         return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start(str(self.output))
 
     def run_available(self, more: Mapping[str, str] | None = None) -> StreamingQuery:
-        query = self.start(more, availableNow=True)
-        assert query.awaitTermination(120), "the query did not end"
-        return query
+        return ended(lambda: self.start(more, availableNow=True))
 
     def rows(self) -> list[tuple[int, int]]:
         """Duplicates included."""
