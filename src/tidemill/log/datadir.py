@@ -34,6 +34,7 @@ _DELETED_SUFFIX = "-delete"
 _STRAY_SUFFIX = "-stray"
 _BROKER_EPOCH = re.compile(rb'"brokerEpoch":\s*"(-?\d+)"')
 _PARTITION_FOLDER = re.compile(r"(?P<topic>[\w.-]+)-(?P<partition>0|[1-9]\d*)", re.ASCII)
+_REMOVED_EPOCH = re.compile(rb"^removed_epoch: (\d{1,10})$", re.MULTILINE)
 _METADATA_START = "version: 0\ntopic_id: "
 # An id has 22 bytes in `partition.metadata`. A file with more wrong bytes than this names another topic.
 _DAMAGED_BYTES_MAX = 4
@@ -223,22 +224,35 @@ class DataDir:
         path = f"{self.folder_of(tp)}/partition.metadata"
         if not self._files.exists(path):
             return False
-        found, right = self._files.read(path), _metadata_of(topic_id)
+        content, right = self._files.read(path), _metadata_of(topic_id)
+        found, rest = content[: len(right)], content[len(right) :]
         wrong_bytes = sum(one != other for one, other in itertools.zip_longest(found, right))
         if not 0 < wrong_bytes <= _DAMAGED_BYTES_MAX:
             return False
-        self._files.replace(path, right)
+        self._files.replace(path, right + rest)
         return True
 
-    def create_folder(self, tp: TopicPartition, topic_id: bytes) -> str:
-        """Create a partition's folder. The first sync of its log syncs the folder; no record is durable before that."""
+    def removed_epoch_of(self, tp: TopicPartition) -> int:
+        """The removed epoch under which a partition's folder was created; -1 when none is named."""
+        content = self._files.read(f"{self.folder_of(tp)}/partition.metadata")
+        named = _REMOVED_EPOCH.search(content)
+        return -1 if named is None else int(named[1])
+
+    def create_folder(self, tp: TopicPartition, topic_id: bytes, removed_epoch: int = -1) -> str:
+        """Create a partition's folder. The first sync of its log syncs the folder; no record is durable before that.
+
+        `removed_epoch` is the last leader epoch of a partition that had this number before; -1 when none had.
+        """
         folder = self.folder_of(tp)
-        if any(tp in offsets for offsets in self._noted) and not self._files.exists(folder):
-            # They belong to an older topic of this name and would hide the new topic's records (failure 21).
-            recovery_points, log_starts = map(dict, self._noted)
-            for offsets in (self.recovery_points, self.log_starts, recovery_points, log_starts):
+        if removed_epoch >= 0 or not self._files.exists(folder):
+            # They belong to an older topic or partition of this name and would hide the new one's records (failure 21).
+            for offsets in (self.recovery_points, self.log_starts, self.high_watermarks):
                 offsets.pop(tp, None)
-            self.write_checkpoints(recovery_points, log_starts)
+            if any(tp in offsets for offsets in self._noted):
+                recovery_points, log_starts = map(dict, self._noted)
+                for noted in (recovery_points, log_starts):
+                    noted.pop(tp, None)
+                self.write_checkpoints(recovery_points, log_starts)
         if self._first_dirty.pop(tp, None) is not None:
             # It belongs to an older topic of this name. With it, tombstones would be removed before the records that
             # they delete.
@@ -246,7 +260,7 @@ class DataDir:
         self._files.make_folder(folder)
         file = self._files.open(f"{folder}/partition.metadata", create=True)
         file.truncate(0)
-        file.write(_metadata_of(topic_id), 0)
+        file.write(_metadata_of(topic_id, removed_epoch), 0)
         return folder
 
     def mark_folder_deleted(self, tp: TopicPartition, topic_id: bytes) -> str:
@@ -300,9 +314,12 @@ def parse_checkpoint(path: str, content: bytes) -> dict[TopicPartition, int]:
     return offsets
 
 
-def _metadata_of(topic_id: bytes) -> bytes:
-    """The content of `partition.metadata`."""
-    return f"{_METADATA_START}{uuid_text(topic_id)}\n".encode()
+def _metadata_of(topic_id: bytes, removed_epoch: int = -1) -> bytes:
+    """The content of `partition.metadata`. Kafka reads its first two lines."""
+    content = f"{_METADATA_START}{uuid_text(topic_id)}\n"
+    if removed_epoch >= 0:
+        content += f"removed_epoch: {removed_epoch}\n"
+    return content.encode()
 
 
 def _is_torn(metadata: bytes) -> bool:

@@ -167,6 +167,32 @@ def test_failure_21_a_recreated_topic_does_not_inherit_checkpoints(disk: Simulat
     assert again.log_starts == {OTHER: 2}
 
 
+def test_failure_21_what_was_read_at_the_start_does_not_outlive_a_newer_checkpoint(
+    disk: SimulatedDisk,
+) -> None:
+    """The folder was gone at the start, so the checkpoints written since do not name the partition."""
+    disk_before = DataDir(disk, "/data", 1)
+    disk_before.write_checkpoints({TP: 17, OTHER: 9}, {TP: 5, OTHER: 2})
+    disk_before.write_high_watermarks({TP: 17})
+    data_dir = DataDir(disk.kill(), "/data", 1)
+    data_dir.write_checkpoints({OTHER: 9}, {OTHER: 2})
+    data_dir.create_folder(TP, ID)
+    assert TP not in {**data_dir.recovery_points, **data_dir.log_starts, **data_dir.high_watermarks}
+
+
+def test_folder_names_the_removed_epoch_under_which_it_was_created(disk: SimulatedDisk) -> None:
+    data_dir = DataDir(disk, "/data", 1)
+    path = f"{data_dir.create_folder(TP, ID, 4)}/partition.metadata"
+    assert (data_dir.topic_id_of(TP), data_dir.removed_epoch_of(TP)) == (ID, 4)
+    damaged = bytearray(disk.read(path))
+    damaged[25] ^= 1
+    disk.replace(path, bytes(damaged))
+    assert data_dir.restore_topic_id(TP, ID)
+    assert (data_dir.topic_id_of(TP), data_dir.removed_epoch_of(TP)) == (ID, 4)
+    data_dir.create_folder(OTHER, ID)
+    assert data_dir.removed_epoch_of(OTHER) == -1
+
+
 def test_failure_21_a_checkpoint_that_is_written_late_does_not_bring_them_back(disk: SimulatedDisk) -> None:
     """A thread was about to write when the topic was deleted and made again."""
     data_dir = DataDir(disk, "/data", 1)

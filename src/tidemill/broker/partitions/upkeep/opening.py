@@ -46,16 +46,16 @@ def open_log(
         )
         found_id = None
     if found_id is None:
-        data_dir.create_folder(tp, topic_id)
+        data_dir.create_folder(tp, topic_id, removed_epoch)
     log = _open(platform, data_dir, tp, config, is_whole_checked=is_whole_checked)
-    if found_id is not None and 0 <= log.epochs.latest <= removed_epoch:
+    if found_id is not None and _is_of_removed(log, removed_epoch, data_dir.removed_epoch_of(tp)):
         # The partition was removed, and another one added under its number, while this broker was away.
         log.release()
         aside = data_dir.set_folder_aside(tp, topic_id)
         logger.warning(
             "%s is of a partition that was removed; it is set aside as %s", data_dir.folder_of(tp), aside
         )
-        data_dir.create_folder(tp, topic_id)
+        data_dir.create_folder(tp, topic_id, removed_epoch)
         log = _open(platform, data_dir, tp, config, is_whole_checked=is_whole_checked)
     if log.recovered_bytes_cut:
         logger.warning(
@@ -65,6 +65,12 @@ def open_log(
             log.log_end_offset,
         )
     return log
+
+
+def _is_of_removed(log: Log, removed_epoch: int, created_under: int) -> bool:
+    """Whether a log is of the partition that was removed. An empty one may have no epoch; then its folder decides."""
+    latest = log.epochs.latest
+    return latest <= removed_epoch and (latest >= 0 or created_under < removed_epoch)
 
 
 def _open(
