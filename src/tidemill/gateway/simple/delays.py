@@ -74,7 +74,11 @@ Times = part.schema("DelayTimes", obj({}, times.SCHEMAS, is_closed=True, minProp
             {**INTEGER, "minimum": 1, "maximum": _LIMIT_MAX},
             f"At most so many; {_LIMIT} without it.",
         ),
-        query("after", STRING, "Go on after a page: the `next` of its answer."),
+        query(
+            "after",
+            {**STRING, "pattern": "^[0-9]{1,9}:[0-9]{1,18}$"},
+            "Go on after a page: the `next` of its answer.",
+        ),
     ),
     description=(
         "Pages follow the partitions and their offsets. The messages of a page are sorted by the time they are due. "

@@ -16,8 +16,7 @@ export const GROUP_COLUMNS = [
   { id: "members", isMinor: true, label: "Members", isNumber: true, isSortable: true, width: "w-m", cell: ({ members }) => count(members) },
   { id: "topics", isMinor: true, label: "Topics", cell: ({ topics }) => (Array.isArray(topics) ? topics.join(", ") : count(topics)) },
   { id: "protocol", isMinor: true, label: "Assignor", width: "w-m", cell: ({ protocol, is_queue: isQueue }) => (isQueue ? badge("queue") : protocol || "–") },
-  { id: "in_flight", isMinor: true, label: "In flight", isNumber: true, isSortable: true, width: "w-m", hint: "Records of a queue that its members hold", cell: ({ is_queue: isQueue, in_flight: number }) => (isQueue ? count(number) : "") },
-  { id: "deliveries", isMinor: true, label: "Deliveries", width: "w-m", hint: DELIVERIES_HINT, cell: ({ deliveries }) => deliveries },
+  { id: "in_flight", isMinor: true, label: "In flight", isNumber: true, isSortable: true, width: "w-m", hint: "Records of a queue that its members hold", cell: ({ is_queue: isQueue, in_flight: number, deliveries }) => (isQueue ? h("span", { title: deliveries && `Deliveries: ${deliveries}` }, count(number)) : "") },
   { id: "coordinator", isMinor: true, label: "Coordinator", isNumber: true, isSortable: true, width: "w-m", hint: "The broker that coordinates the group", cell: ({ coordinator }) => (coordinator ?? "–") + "" },
   { id: "lag", label: "Lag", isNumber: true, isSortable: true, width: "w-m", hint: "Records that the group has not yet committed, or of a queue not done, over all partitions", cell: ({ lag }) => h("b", null, count(lag)) },
 ];
