@@ -53,6 +53,10 @@ _LONG = {
     "an update replaces the states",
     "a snapshot lacks the change that caused it",
     "the log is pruned with its last snapshot",
+    "delivered before their time",
+    "the start offset passes locked records",
+    "nothing is delivered after an election",
+    "answered before it is durable",
     *(bug.name for bug in SHRINKING_BUGS),
 }
 
