@@ -16,7 +16,7 @@ from typing import IO
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Nobody changes interfaces meanwhile."""
+    """Interfaces do not change meanwhile."""
     with _lock_file() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -24,7 +24,7 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def changing() -> Iterator[None]:
-    """Nobody minds meanwhile."""
+    """No test that depends on the interfaces runs meanwhile."""
     with _lock_file() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

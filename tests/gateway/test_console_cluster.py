@@ -78,7 +78,7 @@ def test_the_overview_counts_what_the_cluster_has(shown: httpx.Client, shop: InP
     assert overview["totals"]["bytes"] > 0
     assert overview["problems"] == []
     assert abs(overview["as_of_ms"] - time.time() * 1000) < 60_000
-    # Nobody tells the bytes without a status listener.
+    # Without a status listener the bytes are not known.
     assert overview["rates"]["bytes_in_per_s"] is None
 
 

@@ -120,7 +120,7 @@ def test_an_idle_instance_expires_and_leaves_its_group(gateway_broker: InProcess
 
         read_until(lambda: used.partitions() == {0, 1})
         assert error_of(idle.get("records")) == (404, 40403)
-        # Nobody knows whether the last answer was used, so it comes again.
+        # It is unknown whether the last answer was used, so it comes again.
         read_until(lambda: 1 in found)
         assert len(gateway_broker.members(idle.group)) == 1
 

@@ -130,7 +130,7 @@ class AiokafkaTransactions(TransactionalProducer):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._runner = asyncio.Runner()
-        # What its sender task leaves behind when a producer is fenced is told by the calls, too.
+        # The calls raise, too, what the sender task of a fenced producer leaves behind.
         self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
         self._producer: aiokafka.AIOKafkaProducer = self._run(self._start())
 

@@ -29,7 +29,7 @@ TOPIC = "orders"
 ORDERS = TopicPartition(TOPIC, 0)
 _LIMIT_S = 120.0
 _PAUSE_S_MAX = 0.6
-# Nobody but the course changes anything.
+# Only the course changes anything.
 _NEVER_S = 1e9
 
 ResponseT = TypeVar("ResponseT", bound=Response)

@@ -220,7 +220,7 @@ def test_retention_in_a_cluster(tidemill_cluster: InProcessCluster) -> None:
     leaders = [tidemill_cluster.leader_of("orders", number) for number in range(3)]
     tidemill_cluster.clock.advance(days=8)
     assert tidemill_cluster.records("orders") == []
-    # Nobody took anybody for dead.
+    # No member was taken for dead.
     assert [tidemill_cluster.leader_of("orders", number) for number in range(3)] == leaders
     assert all(len(tidemill_cluster.isr_of("orders", number)) == 3 for number in range(3))
 

@@ -25,7 +25,7 @@ def test_epoch_that_cannot_be_written_fences_nothing(make_world: MakeWorld) -> N
     assert host.partition().log is not None
     assert host.high_watermark == 0
     host.disk.heal()
-    # Nobody writes any more, and yet what stands in the log is synced and shown.
+    # There are no more writes, and yet what stands in the log is synced and shown.
     world.settle(_RETRY_S)
     assert host.high_watermark == 1
     assert host.values() == [b"kept"]

@@ -180,7 +180,7 @@ async def test_markers_during_a_request_share_the_next_one() -> None:
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.REQUEST_TIMED_OUT,
         ErrorCode.KAFKA_STORAGE_ERROR,
-        # Nobody should answer so; the transaction must end nevertheless.
+        # No broker should answer so; the transaction must end nevertheless.
         ErrorCode.UNKNOWN_SERVER_ERROR,
     ],
     ids=lambda answer: answer.name if answer else "silence",

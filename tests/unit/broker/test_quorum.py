@@ -182,7 +182,7 @@ async def test_a_leader_that_stops_hands_over_at_once() -> None:
     before = asyncio.get_running_loop().time()
     await leader.stop()
     await world.leader()
-    # Nobody had to wait for a timeout of 2 s to miss it.
+    # No voter had to wait for a timeout of 2 s to miss it.
     assert asyncio.get_running_loop().time() - before < 0.5
     await world.stop()
 

@@ -103,7 +103,7 @@ def script() -> Script:
 def test_a_correct_history_passes() -> None:
     life = script().began(0).wrote(0).wrote(1, P1).committed(0)
     life.began(1).wrote(2, P0, 1).asked(1, is_commit=False).ended(1, is_commit=False)
-    life.began(2).wrote(3, P0, 2).asked(2)  # nobody knows
+    life.began(2).wrote(3, P0, 2).asked(2)  # the outcome is unknown
     life.initialised(5, 1)
     for tp, message, offset in ((P0, 0, 0), (P1, 1, 0), (P0, 3, 4)):
         life.read(message, offset, tp)

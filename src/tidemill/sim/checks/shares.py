@@ -56,7 +56,7 @@ class FetchSent:
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswered:
-    """The response of a fetch arrived. Without this event it may have delivered records that nobody saw."""
+    """The response of a fetch arrived. Without this event it may have delivered records that no member saw."""
 
     at_s: float
     fetch_id: str
