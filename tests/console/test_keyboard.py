@@ -14,7 +14,29 @@ def press(console: ConsolePage, *keys: str) -> None:
         console.page.keyboard.press(key)
 
 
+def stop_the_clock(console: ConsolePage) -> None:
+    """Key presses are as far apart as the test says, however busy the machine is."""
+    console.page.clock.install(time=0)
+    console.page.clock.pause_at(1000)
+
+
+def test_second_key_of_a_sequence_does_not_count_after_a_pause(console: ConsolePage) -> None:
+    stop_the_clock(console)
+    console.go("overview")
+    press(console, "g")
+    console.page.clock.run_for(1100)
+    press(console, "b")
+    expect(console.heading).to_have_text("Brokers")
+    press(console, "g")
+    console.page.clock.run_for(1300)
+    press(console, "t", "g", "v")
+    expect(console.heading).to_have_text("Views")
+    console.page.go_back()
+    expect(console.heading).to_have_text("Brokers")
+
+
 def test_places_are_two_keys_away(console: ConsolePage) -> None:
+    stop_the_clock(console)
     console.go("overview")
     for key, title in (
         ("b", "Brokers"),

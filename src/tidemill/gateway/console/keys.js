@@ -4,7 +4,7 @@
 const SEQUENCE_MS = 1200;
 const bindings = new Map();
 let prefix = null;
-let prefixTimer = null;
+let prefixAt = 0;
 
 /** `keys` is what is pressed: "c", "?", or "g t". */
 export function bind(keys, label, action, signal = null) {
@@ -21,26 +21,22 @@ function isTyping(target) {
   return target.closest?.("input, textarea, select, [contenteditable]") !== null && !target.matches?.("input[type=checkbox]");
 }
 
-function forget() {
-  prefix = null;
-  clearTimeout(prefixTimer);
-}
-
 export function listen() {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
     // The space bar presses what has the focus.
     if (event.key === " " && event.target.closest?.("button, input[type=checkbox]")) return;
     if (isTyping(event.target) || document.querySelector("dialog[open]")) return;
-    const keys = prefix ? `${prefix} ${event.key}` : event.key;
-    const binding = bindings.get(keys);
-    forget();
+    // By the time of the key, not by a timer: a busy page handles keys later than they are pressed.
+    const isSequence = prefix !== null && event.timeStamp - prefixAt <= SEQUENCE_MS;
+    const binding = bindings.get(isSequence ? `${prefix} ${event.key}` : event.key);
+    prefix = null;
     if (binding) {
       event.preventDefault();
       binding.action();
     } else if ([...bindings.keys()].some((known) => known.startsWith(`${event.key} `))) {
       prefix = event.key;
-      prefixTimer = setTimeout(forget, SEQUENCE_MS);
+      prefixAt = event.timeStamp;
     }
   });
 }
