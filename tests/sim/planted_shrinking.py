@@ -12,11 +12,11 @@ from tests.unit.broker.replica_world import World
 from tests.unit.controller import test_fewer_partitions as controllers
 from tests.unit.controller.test_fewer_partitions import four_partitions
 from tidemill.broker.coordinators import marker_writer
-from tidemill.broker.partitions import hosted_topic, replicas
+from tidemill.broker.partitions import replicas
 from tidemill.broker.partitions.appending import appender
 from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.leadership import Leadership
-from tidemill.broker.partitions.shrinking import passing_on
+from tidemill.broker.partitions.shrinking import passing_on, places
 from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere
 from tidemill.controller import configs, difference
 from tidemill.controller.image import TopicImage
@@ -135,7 +135,7 @@ def late_batches_of_a_partition_that_is_back_are_stored(replace: Replace) -> Non
         config = self.topic_config(topic)
         count = len(self.image.topics_by_name[topic].partitions)
         divisors = config.tidemill_partitions_divisors
-        found = hosted_topic.storing_partition(index, count, config)
+        found = places.storing_partition(index, count, config)
         return index % int(divisors[-1]) if divisors else found
 
     replace(replicas.Replicas, "storing_partition", storing_partition)

@@ -161,20 +161,20 @@ def test_what_is_stored_for_another_partition_is_final_before_it_is_told(world: 
     shrink(world)
     world.settle()
 
-    def stored(leader_epoch: int) -> object:
+    def stored(metadata_end: int) -> object:
         replicas: Replicas = world[1].replicas
-        return replicas.stored_finally(world[1].partition(0), 1, leader_epoch)
+        return replicas.stored_finally(world[1].partition(0), 1, metadata_end)
 
     # It still stores more.
-    assert stored(1) is None
+    assert stored(world.image.end_offset) is None
     world.publish(
         setting(PARTITIONS_ACTIVE, None),
         PartitionChangeRecord(partition_id=1, topic_id=TOPIC_ID, leader=1),
     )
     world.settle()
-    assert stored(2) == []
-    # It does not know of the leader that asks.
-    assert stored(3) is None
+    assert stored(world.image.end_offset) == []
+    # It does not know all that the broker knows which asks.
+    assert stored(world.image.end_offset + 1) is None
 
 
 # -- retries, sequences and order ----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_sequence_goes_on_from_the_decommissioned_log_and_back(world: World) -
     assert send(world, 1, 1, index=0) == (ErrorCode.NONE, 3)
     take_back(world)
     world.settle()
-    assert [send(world, 1, sequence) for sequence in (1, 2)] == [STORED, STORED]
+    assert [send(world, 1, sequence) for sequence in (2, 1, 2)] == [STORED, STORED, STORED]
     assert send(world, 1, 4)[0] is not ErrorCode.NONE
     assert send(world, 1, 3) == (ErrorCode.NONE, 2)
     assert (ends(world, 0), ends(world, 1)) == ([4, 4, 4], [3, 3, 3])
@@ -283,6 +283,68 @@ def test_a_batch_that_arrives_after_the_shrink_was_taken_back_is_not_stored(worl
     world.settle()
     assert send(world, 1, 0)[0] is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert ends(world, 0) == [0, 0, 0]
+
+
+# -- a partition that is gone --------------------------------------------------------------------------------
+
+
+GONE = 5
+
+
+def shrunk_to(world: World, *divisors: int) -> None:
+    """The topic has had six partitions, and was shrunk to these numbers one after the other."""
+    world.publish(
+        setting(PARTITIONS_FORMER, str(GONE + 1)),
+        setting(PARTITIONS_DIVISORS, ",".join(map(str, divisors))),
+    )
+    world.settle()
+
+
+def send_to_gone(world: World, *sequences: int) -> list[tuple[ErrorCode, int]]:
+    return [send(world, 1, sequence, index=GONE) for sequence in sequences]
+
+
+def test_a_producer_of_a_partition_that_is_gone_goes_on_through_shrinks_to_different_numbers(
+    world: World,
+) -> None:
+    """Each of two partitions stores a part of its sequence. An old part must not be taken for the end of it."""
+    shrunk_to(world, 1)
+    assert send_to_gone(world, 0, 1) == [STORED] * 2
+    shrunk_to(world, 1, 2)
+    # The first one is a retry.
+    assert send_to_gone(world, 1, 2) == [STORED] * 2
+    assert send_to_gone(world, 4)[0][0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    shrunk_to(world, 2, 1)
+    assert send_to_gone(world, 1, 2, 3, 4) == [STORED] * 4
+    world.until(lambda: ends(world, 0) == [4, 4, 4], "copies on all brokers")
+    # One was there before the topic got fewer partitions.
+    assert ends(world, 1) == [2, 2, 2]
+
+
+def test_a_producer_of_a_partition_that_is_gone_goes_on_behind_a_log_that_is_gone(world: World) -> None:
+    shrunk_to(world, 1)
+    assert send_to_gone(world, 0) == [STORED]
+    shrunk_to(world, 3, 1)
+    assert send_to_gone(world, 7) == [STORED]
+    assert [code for code, _ in send_to_gone(world, 9, 6)] == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 2
+    assert send_to_gone(world, 8, 7) == [STORED] * 2
+    assert ends(world, 0) == [3, 3, 3]
+
+
+def test_a_batch_for_a_partition_that_is_gone_does_not_overtake_one_that_was_refused(world: World) -> None:
+    """The first batch of a producer may leave a gap there, so the broker itself must keep the order."""
+    shrunk_to(world, 1)
+    assert send_to_gone(world, 0) == [STORED]
+    shrunk_to(world, 1, 2)
+    # Refused until the other partition has answered; the second one comes after that answer.
+    first = ask(world, 1, 1, index=GONE)
+    world.until(lambda: first.is_there, "a refusal")
+    world.settle(0.1)
+    second = ask(world, 1, 2, index=GONE)
+    world.until(lambda: second.is_there, "an answer")
+    codes = [produced(answer).error_code for answer in (first, second)]
+    assert codes == [ErrorCode.NOT_ENOUGH_REPLICAS] * 2
+    assert send_to_gone(world, 1, 2) == [STORED] * 2
 
 
 # -- disappearing --------------------------------------------------------------------------------------------

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
-from tidemill.broker.partitions.shrinking.passing_on import PassingOnHost
+from tidemill.broker.partitions.shrinking.former_partition import FormerPartition, FormerPartitionHost
+from tidemill.broker.partitions.shrinking.places import storing_partition
 from tidemill.config import TopicConfig
 from tidemill.types import TopicPartition
-
-
-def storing_partition(index: int, count: int, config: TopicConfig) -> int:
-    """The partition that stores what producers send to a partition of a topic that has `count`.
-
-    It is the partition itself, unless it is decommissioned or gone. The records of one that is gone go where they went last.
-    """
-    if index < count:
-        active = config.tidemill_partitions_active
-        return index % active if 0 < active <= index else index
-    divisors = config.tidemill_partitions_divisors
-    return index % int(divisors[-1]) if divisors and index < config.tidemill_partitions_former else index
 
 
 class HostedTopic(dict[int, Partition]):
@@ -34,14 +22,22 @@ class HostedTopic(dict[int, Partition]):
         self._former: dict[int, FormerPartition] = {}
 
     def former_partition(
-        self, index: int, count: int, config: TopicConfig, host: PassingOnHost
+        self, index: int, count: int, config: TopicConfig, host: FormerPartitionHost
     ) -> FormerPartition | None:
         """The partition that the topic had at `index`, now that it has `count`; None when it never had one there."""
-        target = storing_partition(index, count, config)
-        if target == index or index < count:
+        if index < count or storing_partition(index, count, config) == index:
             return None
         former = self._former.get(index)
-        if former is None or former.target != target:
-            former = FormerPartition(TopicPartition(self.name, index), target, config, host)
-            self._former[index] = former
+        if former is None:
+            former = self._former[index] = FormerPartition(
+                TopicPartition(self.name, index), count, config, host
+            )
         return former
+
+    def configure_former(self, count: int, config: TopicConfig) -> None:
+        """Follow a change of the topic."""
+        for index, former in list(self._former.items()):
+            if index < count or storing_partition(index, count, config) == index:
+                self._former.pop(index).close()
+            else:
+                former.configure(count, config)

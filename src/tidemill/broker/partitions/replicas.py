@@ -27,11 +27,12 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.appending.refusals import EarlyRefusals
 from tidemill.broker.partitions.fetchers import Fetchers
-from tidemill.broker.partitions.hosted_topic import HostedTopic, storing_partition
+from tidemill.broker.partitions.hosted_topic import HostedTopic
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
+from tidemill.broker.partitions.shrinking.places import storing_partition
 from tidemill.broker.partitions.shrinking.retirement import retirements
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, stored_for
 from tidemill.broker.partitions.succession import Succession
@@ -261,8 +262,12 @@ class Replicas:
                 continue
             config = self.topic_config(topic.name)
             self._note_delays(topic, config)
-            for partition in self.by_name.get(topic.name, {}).values():
+            hosted = self.by_name.get(topic.name)
+            if hosted is None:
+                continue
+            for partition in hosted.values():
                 partition.configure(config)
+            hosted.configure_former(len(topic.partitions), config)
 
     def topic_config(self, name: str) -> TopicConfig:
         """The configuration in force for a topic; equal overrides share one object."""
@@ -509,14 +514,13 @@ class Replicas:
         count = len(self.image.topics_by_name[topic].partitions)
         return storing_partition(index, count, self.topic_config(topic))
 
-    def stored_finally(self, partition: Partition, named: int, leader_epoch: int) -> list[Stored] | None:
-        """What a partition stores for the partition `named`, which is led in `leader_epoch`.
+    def stored_finally(self, partition: Partition, named: int, metadata_end: int) -> list[Stored] | None:
+        """What a partition stores for the partition `named`, by metadata that is not older than `metadata_end`.
 
         None unless this broker leads it, all of that is committed, and the metadata says that no more is stored for it.
         """
-        other = self._image_of((partition.name.topic, named))
         log = partition.leadership.writable_log
-        if log is None or other is None or other.leader_epoch < leader_epoch:
+        if log is None or self.image is None or self.image.end_offset < metadata_end:
             return None
         if self.storing_partition(partition.name.topic, named) == partition.index:
             return None

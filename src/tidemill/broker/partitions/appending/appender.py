@@ -34,6 +34,7 @@ from tidemill.broker.partitions.shrinking.passing_on import (
     stored_before,
     taken_over,
 )
+from tidemill.broker.partitions.shrinking.places import storing_partitions
 from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere, StoredElsewhereHost
 from tidemill.config import TopicConfig
 from tidemill.coordinator.shard import Writer
@@ -141,8 +142,7 @@ class Appender:
         if self.passing_on is None and target != index:
             self.passing_on = PassingOn(self._name, target, self._host, self._refusals)
             self._inspecting += 1
-        divisors = map(int, config.tidemill_partitions_divisors)
-        origins = {index % divisor for divisor in divisors if divisor <= index} - {target}
+        origins = storing_partitions(index, config) - {target}
         if origins != set(self._origins):
             self._origins = tuple(sorted(origins))
             self._look_elsewhere()
@@ -288,13 +288,13 @@ class Appender:
                 if error is not None:
                     raise error
                 duplicate, first_sequence = self._stored_elsewhere(found[1])
-            except _NotKnownYet:
-                reason = f"partitions {list(self._origins)} may store records of {self._name}, and did not answer yet"
-                settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, reason))
+            except _NotKnownYet as unknown:
+                settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, str(unknown)))
                 return
             except (InvalidBatch, ProtocolError) as refused:
                 error, duplicate, first_sequence = refused, None, None
             if duplicate is not None:
+                self._refusals.forget(found[1])
                 # An offset of another partition would be wrong for this one.
                 settled(ProduceResult(self._name.partition, ErrorCode.NONE, -found[1].record_count))
                 return
@@ -324,8 +324,8 @@ class Appender:
         if elsewhere is None or header.producer_id < 0 or header.attributes & NAMED_PARTITION:
             return None, None
         if not elsewhere.is_known:
-            elsewhere.ask(self._leadership.leader_epoch)
-            raise _NotKnownYet
+            elsewhere.ask()
+            raise _NotKnownYet(elsewhere.not_known)
         return elsewhere.find(header)
 
     def _forget_elsewhere(self, header: BatchHeader | None) -> None:
@@ -365,9 +365,8 @@ class Appender:
                 first_sequence = later_sequence(first_elsewhere, first_sequence)
             if duplicate is None:
                 self._check_committed(log, header)
-        except _NotKnownYet:
-            reason = f"{self._name} is not committed up to its end yet"
-            settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, reason))
+        except _NotKnownYet as unknown:
+            settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, str(unknown)))
             return
         except InvalidBatch as refused:
             settled(self._refused(refused.code, refused.reason, log.log_start_offset, refused.record_errors))
@@ -389,7 +388,7 @@ class Appender:
             and state.batches
             and state.batches[-1].last_offset >= self._reader.high_watermark
         ):
-            raise _NotKnownYet
+            raise _NotKnownYet(f"{self._name} is not committed up to its end yet")
 
     def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
         """One of two brokers does not know yet that the number of partitions has changed."""

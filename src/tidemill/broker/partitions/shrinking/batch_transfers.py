@@ -97,14 +97,15 @@ class BatchTransfers:
         )
         self._channels.to(address, "passing-on").call(request, on_body, fail, timeout_s=_TIMEOUT_S)
 
-    def ask_stored(self, storing: TopicPartition, named: int, leader_epoch: int, answered: Answered) -> None:
-        """Ask the leader of `storing` what it stores for the partition `named`, which is led in `leader_epoch`.
+    def ask_stored(self, storing: TopicPartition, named: int, answered: Answered) -> None:
+        """Ask the leader of `storing` what it stores for the partition `named`, by metadata not older than this broker's.
 
         `answered` is called once, later; with None when there is no answer.
         """
         topic, index = storing
+        image = self._host.image
         _, address = self._leader_of(storing)
-        if address is None:
+        if address is None or image is None:
             self._call_soon(answered, None)
             return
 
@@ -117,7 +118,7 @@ class BatchTransfers:
         def fail(_reason: str) -> None:
             answered(None)
 
-        request = to_request(topic, Question(index, named, leader_epoch))
+        request = to_request(topic, Question(index, named, image.end_offset))
         self._channels.to(address, "passing-on").call(request, on_body, fail, timeout_s=_TIMEOUT_S)
 
     def _leader_of(self, tp: TopicPartition) -> tuple[TopicImage | None, Address | None]:

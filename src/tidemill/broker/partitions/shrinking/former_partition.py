@@ -2,36 +2,71 @@
 
 Some clients never learn that a topic has fewer partitions, and go on for as long as they live. The broker that they know
 as the leader serves them. It has no log of the partition any more: the sequence of a producer is known where its records
-are.
+are. After shrinks to different numbers these are several partitions, and the latest of them is right.
+
+Records of the partition may have been stored in logs that are gone, its own among them. So the first batch of a producer
+may leave a gap behind what is known. From then on the partition that stores them finds gaps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, Protocol
 
 from tidemill.broker.partitions.appending.guards import Guard
 from tidemill.broker.partitions.appending.produce_rules import ProduceRules
 from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import PassingOn, PassingOnHost
+from tidemill.broker.partitions.shrinking.places import storing_partition, storing_partitions
+from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere, StoredElsewhereHost
 from tidemill.config import TopicConfig
+from tidemill.errors import ErrorCode
+from tidemill.log.producer_state.producers import later_sequence
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import BatchHeader, InvalidBatch, check_produced
 from tidemill.protocol.steps import NotAtOnce
 from tidemill.types import TopicPartition
 
+# The producers whose sequences are known to go on. One that is forgotten may leave a gap again.
+_PRODUCERS_MAX = 1_000
+
+
+class FormerPartitionHost(PassingOnHost, StoredElsewhereHost, Protocol):
+    """What a former partition needs of the broker."""
+
 
 class FormerPartition:
     """It takes batches as the `Appender` of a partition does."""
 
-    __slots__ = ("_passing_on", "_rules", "index", "name", "target")
+    __slots__ = ("_elsewhere", "_going_on", "_host", "_passing_on", "_refusals", "_rules", "index", "name")
 
-    def __init__(self, name: TopicPartition, target: int, config: TopicConfig, host: PassingOnHost) -> None:
+    def __init__(
+        self, name: TopicPartition, count: int, config: TopicConfig, host: FormerPartitionHost
+    ) -> None:
         self.name = name
         self.index = name.partition
-        self.target = target
-        self._rules = ProduceRules(name.topic, config)
-        self._passing_on = PassingOn(name, target, host, Refusals())
+        self._host = host
+        self._refusals = Refusals()
+        self._passing_on: PassingOn | None = None
+        self.configure(count, config)
+
+    def configure(self, count: int, config: TopicConfig) -> None:
+        """Follow a change of the topic, which has `count` partitions: what was known of other partitions may be old."""
+        self._rules = ProduceRules(self.name.topic, config)
+        target = storing_partition(self.index, count, config)
+        if self._passing_on is None or self._passing_on.target != target:
+            if self._passing_on is not None:
+                self._passing_on.close()
+            self._passing_on = PassingOn(self.name, target, self._host, self._refusals)
+        others = {each for each in storing_partitions(self.index, config) if each < count} - {target}
+        self._elsewhere = StoredElsewhere(self.name, tuple(sorted(others)), self._host)
+        self._going_on: dict[int, None] = {}
+
+    def close(self) -> None:
+        """The topic has a partition under this number again, or is gone."""
+        if self._passing_on is not None:
+            self._passing_on.close()
 
     @property
     def appender(self) -> FormerPartition:
@@ -63,12 +98,57 @@ class FormerPartition:
         transactional_id: str | None = None,
         is_passed_on: bool = False,  # noqa: ARG002
     ) -> None:
+        assert self._passing_on is not None
         try:
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=False)
             check_produced(header)
+            if header.producer_id < 0:
+                self._passing_on.submit(header, data, acks, transactional_id, None, settled)
+                return
+            self._check_may_be_next(header)
+            duplicate, next_elsewhere = self._elsewhere.find(header)
         except InvalidBatch as error:
             settled(
                 ProduceResult(self.index, error.code, message=error.reason, record_errors=error.record_errors)
             )
             return
-        self._passing_on.submit(header, data, acks, transactional_id, None, settled)
+        if duplicate is not None:
+            self._refusals.forget(header)
+            settled(ProduceResult(self.index, ErrorCode.NONE, -header.record_count))
+            return
+        first_sequence = next_elsewhere
+        if header.producer_id not in self._going_on:
+            first_sequence = later_sequence(header.base_sequence, next_elsewhere)
+            self._goes_on(header.producer_id)
+        passed_on = partial(self._passed_on, self._passing_on, header, settled)
+        self._passing_on.submit(header, data, acks, transactional_id, first_sequence, passed_on)
+
+    def _check_may_be_next(self, header: BatchHeader) -> None:
+        """Raise `InvalidBatch` while an earlier batch of the producer is to come, or other partitions are being asked."""
+        refused = self._refusals.before(header, self._host.steady_ms())
+        if refused is not None:
+            raise InvalidBatch(refused, f"an earlier batch of producer {header.producer_id} comes first")
+        if not self._elsewhere.is_known:
+            self._elsewhere.ask()
+            self._refusals.note(header, ErrorCode.NOT_ENOUGH_REPLICAS, self._host.steady_ms())
+            raise InvalidBatch(ErrorCode.NOT_ENOUGH_REPLICAS, self._elsewhere.not_known)
+
+    def _goes_on(self, producer_id: int) -> None:
+        self._going_on[producer_id] = None
+        if len(self._going_on) > _PRODUCERS_MAX:
+            del self._going_on[next(iter(self._going_on))]
+
+    def _passed_on(
+        self,
+        passing_on: PassingOn,
+        header: BatchHeader,
+        settled: Callable[[ProduceResult], None],
+        result: ProduceResult,
+    ) -> None:
+        if passing_on is self._passing_on:
+            if result.error:
+                # Its retry may be the first one again.
+                self._going_on.pop(header.producer_id, None)
+            else:
+                self._elsewhere.went_on(header)
+        settled(result)

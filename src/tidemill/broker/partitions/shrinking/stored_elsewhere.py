@@ -2,14 +2,15 @@
 
 A partition that was decommissioned stores new records again, or passes them on to another partition than before, or is a
 new one under an old number. The sequences of producers went on in another log meanwhile. Its leader asks the leaders of the
-partitions that may have stored its batches, once, before it takes the first batch of an idempotent producer.
+partitions that may have stored its batches, once, before it takes the first batch of an idempotent producer. A broker that
+serves a partition which is gone does the same.
 
 Their answer stays true: each has replied with what is committed, and knows from its metadata that it stores nothing more for
 this partition. A batch that is on its way there is refused.
 
-The question is a DescribeProducers with indexes that no client sends. Besides the storing partition it has two negative
-ones: the partition that producers named, and the leader epoch that the storing leader must know of. The answer has a
-producer for each batch, with its base sequence as the coordinator epoch and its base offset as the start of a transaction.
+The question is a DescribeProducers with indexes that no client sends. Besides the storing partition it has negative ones:
+the partition that producers named, and how far the storing leader must know the metadata. The answer has a producer for each
+batch, with its base sequence as the coordinator epoch and its base offset as the start of a transaction.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ Answered = Callable[[Iterable[Stored] | None], None]
 
 
 class StoredElsewhereHost(Protocol):
-    def ask_stored(self, storing: TopicPartition, named: int, leader_epoch: int, answered: Answered) -> None:
-        """Ask the leader of `storing` what it stores for the partition `named`, which is led in `leader_epoch`.
+    def ask_stored(self, storing: TopicPartition, named: int, answered: Answered) -> None:
+        """Ask the leader of `storing` what it stores for the partition `named`, by metadata not older than this broker's.
 
         `answered` is called once, later; with None when there is no answer.
         """
 
 
 class StoredElsewhere:
-    """What other partitions store for one partition, while this broker leads it."""
+    """What other partitions store for one partition, while this broker leads it or serves its producers."""
 
-    __slots__ = ("_asked", "_host", "_name", "_producers", "_unknown", "origins")
+    __slots__ = ("_asked", "_host", "_name", "_producers", "_unknown", "_went_on", "origins")
 
     def __init__(self, name: TopicPartition, origins: tuple[int, ...], host: StoredElsewhereHost) -> None:
         self._name = name
@@ -64,6 +65,13 @@ class StoredElsewhere:
         self._unknown = set(origins)
         self._asked: set[int] = set()
         self._producers: dict[int, Stored] = {}
+        # How many batches of each of them were stored since.
+        self._went_on: dict[int, int] = {}
+
+    @property
+    def not_known(self) -> str:
+        """Why a batch has to wait."""
+        return f"partitions {list(self.origins)} may store records of {self._name}, and did not answer yet"
 
     @property
     def is_known(self) -> bool:
@@ -73,14 +81,12 @@ class StoredElsewhere:
     def is_empty(self) -> bool:
         return not self._unknown and not self._producers
 
-    def ask(self, leader_epoch: int) -> None:
+    def ask(self) -> None:
         """Ask those that have not answered, unless that is under way."""
         for origin in sorted(self._unknown - self._asked):
             self._asked.add(origin)
             storing = TopicPartition(self._name.topic, origin)
-            self._host.ask_stored(
-                storing, self._name.partition, leader_epoch, partial(self._answered, origin)
-            )
+            self._host.ask_stored(storing, self._name.partition, partial(self._answered, origin))
 
     def _answered(self, origin: int, stored: Iterable[Stored] | None) -> None:
         self._asked.discard(origin)
@@ -121,6 +127,15 @@ class StoredElsewhere:
         ):
             del self._producers[state.producer_id]
 
+    def went_on(self, header: BatchHeader) -> None:
+        """A batch was stored elsewhere again. Forget a producer whose retries all refer to such batches by now."""
+        producer_id = header.producer_id
+        if producer_id not in self._producers:
+            return
+        count = self._went_on[producer_id] = self._went_on.get(producer_id, 0) + 1
+        if count == BATCHES_REMEMBERED:
+            del self._producers[producer_id], self._went_on[producer_id]
+
 
 def _is_later(one: Stored, other: Stored) -> bool:
     if one.epoch != other.epoch:
@@ -144,24 +159,29 @@ def stored_for(producers: Producers, named: int) -> list[Stored]:
 # -- on the wire ---------------------------------------------------------------------------------------------
 
 
+# A metadata offset has more bits than the index of a partition.
+_INDEXES = 1 << 31
+
+
 class Question(NamedTuple):
-    """What a partition stores for the partition `named`, which is led in `leader_epoch`."""
+    """What a partition stores for the partition `named`, by metadata that is not older than `metadata_end`."""
 
     storing: int
     named: int
-    leader_epoch: int
+    metadata_end: int
 
 
 def to_request(topic: str, question: Question) -> DescribeProducersRequest:
-    indexes = [question.storing, ~question.named, ~question.leader_epoch]
+    high, low = divmod(question.metadata_end, _INDEXES)
+    indexes = [question.storing, ~question.named, ~high, ~low]
     return DescribeProducersRequest(topics=[TopicRequest(name=topic, partition_indexes=indexes)])
 
 
 def question_in(indexes: Sequence[int]) -> Question | None:
     """The question in the indexes of a DescribeProducers; None when they are those of partitions."""
-    if len(indexes) != 3 or indexes[1] >= 0 or indexes[2] >= 0:
+    if len(indexes) != 4 or max(indexes[1:]) >= 0:
         return None
-    return Question(indexes[0], ~indexes[1], ~indexes[2])
+    return Question(indexes[0], ~indexes[1], ~indexes[2] * _INDEXES + ~indexes[3])
 
 
 def to_described(stored: Iterable[Stored]) -> list[DescribedProducer]:

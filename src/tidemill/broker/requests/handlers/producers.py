@@ -62,7 +62,7 @@ def _stored_for(broker: Broker, topic: str, question: Question) -> DescribeProdu
     partition, error = broker.replicas.find((topic, question.storing))
     response = PartitionResponse(partition_index=question.storing, error_code=error)
     if partition is not None:
-        stored = broker.replicas.stored_finally(partition, question.named, question.leader_epoch)
+        stored = broker.replicas.stored_finally(partition, question.named, question.metadata_end)
         if stored is None:
             response.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         else:
