@@ -92,6 +92,20 @@ class _Seen:
     aborted_seen: int = -1
 
 
+def _is_unchanged(partition: Partition, seen: _Seen) -> bool:
+    """Whether the partition has not changed since the last check, as is nearly always the case."""
+    # Asked for every partition after every turn: attributes, not properties.
+    reader, leader = partition.reader, partition.leadership.machine
+    log = reader.log
+    return (
+        seen.log is log
+        and log is not None
+        and seen.log_end == log.log_end_offset
+        and seen.high_watermark == reader.high_watermark
+        and (leader is None or (leader.leader_epoch == seen.led_epoch and leader.isr == seen.isr))
+    )
+
+
 class Invariants:
     """The checks and their ledgers."""
 
@@ -123,25 +137,16 @@ class Invariants:
             self._check_quorum(machine, process, quorum)
         replicas = getattr(node, "_replicas", None)
         if replicas is not None:
-            for partition in replicas.partitions():
-                if not self._is_unchanged(partition):
-                    self._check_replica(machine, process, partition)
+            looked_at = self._looked_at
+            for hosted in replicas.by_name.values():
+                for partition in hosted.values():
+                    seen = looked_at.get(partition)
+                    if seen is None or not _is_unchanged(partition, seen):
+                        self._check_replica(machine, process, partition)
 
     @staticmethod
     def _is_silent(quorum: Quorum) -> bool:
         return quorum._has_failed or quorum.is_waiting_for_space
-
-    def _is_unchanged(self, partition: Partition) -> bool:
-        """Whether the partition has not changed since the last check, as is nearly always the case."""
-        seen, log, leader = self._looked_at.get(partition), partition.log, partition.leader
-        return (
-            seen is not None
-            and seen.log is log
-            and log is not None
-            and seen.log_end == log.log_end_offset
-            and seen.high_watermark == partition.high_watermark
-            and (leader is None or (leader.leader_epoch == seen.led_epoch and leader.isr == seen.isr))
-        )
 
     def committed_metadata_end(self) -> int:
         """The end of the metadata that any node has known to be committed."""
