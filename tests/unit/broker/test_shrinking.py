@@ -324,11 +324,26 @@ def test_a_producer_of_a_partition_that_is_gone_goes_on_through_shrinks_to_diffe
 def test_a_producer_of_a_partition_that_is_gone_goes_on_behind_a_log_that_is_gone(world: World) -> None:
     shrunk_to(world, 1)
     assert send_to_gone(world, 0) == [STORED]
+    shrunk_to(world, 1, 3)
+    # Its third partition took sequences 1 to 6, and is gone.
     shrunk_to(world, 3, 1)
     assert send_to_gone(world, 7) == [STORED]
     assert [code for code, _ in send_to_gone(world, 9, 6)] == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 2
     assert send_to_gone(world, 8, 7) == [STORED] * 2
     assert ends(world, 0) == [3, 3, 3]
+
+
+def test_a_producer_goes_on_in_a_new_partition_behind_a_log_that_is_gone(world: World) -> None:
+    """Another partition had its number before, and some sequences that were sent to that one are gone."""
+    shrunk_to(world, 1)
+    shrink(world)
+    world.settle()
+    assert send(world, 1, 0) == STORED
+    take_back(world)
+    world.settle()
+    assert send(world, 1, 7) == (ErrorCode.NONE, 1)
+    assert all(send(world, 1, each)[0] is not ErrorCode.NONE for each in (9, 6))
+    assert send(world, 1, 8) == (ErrorCode.NONE, 2)
 
 
 def test_a_batch_for_a_partition_that_is_gone_does_not_overtake_one_that_was_refused(world: World) -> None:

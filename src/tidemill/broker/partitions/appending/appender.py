@@ -301,6 +301,9 @@ class Appender:
             if self.passing_on is not None:
                 self._pass_on(self.passing_on, found, error, acks, transactional_id, first_sequence, settled)
                 return
+            log = self._leadership.writable_log
+            if first_sequence is not None and log is not None and self._may_leave_gap(log, found[1]):
+                first_sequence = later_sequence(found[1].base_sequence, first_sequence)
             settled(
                 self.append(
                     data,
@@ -378,7 +381,21 @@ class Appender:
             end_offset = duplicate.last_offset + 1
             settled(self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks))
             return
-        passing_on.submit(header, data, acks, transactional_id, first_sequence, settled)
+        passing_on.submit(
+            header,
+            data,
+            acks,
+            transactional_id,
+            first_sequence,
+            settled,
+            may_leave_gap=self._may_leave_gap(log, header),
+        )
+
+    def _may_leave_gap(self, log: Log, header: BatchHeader) -> bool:
+        """Whether the batches before this one may be in a log that is gone: another partition had this number before."""
+        state = log.producers.get(header.producer_id)
+        is_known = state is not None and state.epoch >= header.producer_epoch
+        return not is_known and self._name.partition < self._config.tidemill_partitions_former
 
     def _check_committed(self, log: Log, header: BatchHeader) -> None:
         """A batch must not be stored elsewhere before those that it follows are sure to stay in this log."""

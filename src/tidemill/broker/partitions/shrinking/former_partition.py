@@ -11,7 +11,6 @@ may leave a gap behind what is known. From then on the partition that stores the
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NoReturn, Protocol
 
 from tidemill.broker.partitions.appending.guards import Guard
@@ -22,14 +21,11 @@ from tidemill.broker.partitions.shrinking.places import storing_partition, stori
 from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere, StoredElsewhereHost
 from tidemill.config import TopicConfig
 from tidemill.errors import ErrorCode
-from tidemill.log.producer_state.producers import later_sequence
+from tidemill.log.producer_state.producers import AppendedBatch
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import BatchHeader, InvalidBatch, check_produced
 from tidemill.protocol.steps import NotAtOnce
 from tidemill.types import TopicPartition
-
-# The producers whose sequences are known to go on. One that is forgotten may leave a gap again.
-_PRODUCERS_MAX = 1_000
 
 
 class FormerPartitionHost(PassingOnHost, StoredElsewhereHost, Protocol):
@@ -39,7 +35,7 @@ class FormerPartitionHost(PassingOnHost, StoredElsewhereHost, Protocol):
 class FormerPartition:
     """It takes batches as the `Appender` of a partition does."""
 
-    __slots__ = ("_elsewhere", "_going_on", "_host", "_passing_on", "_refusals", "_rules", "index", "name")
+    __slots__ = ("_elsewhere", "_host", "_passing_on", "_refusals", "_rules", "index", "name")
 
     def __init__(
         self, name: TopicPartition, count: int, config: TopicConfig, host: FormerPartitionHost
@@ -61,7 +57,6 @@ class FormerPartition:
             self._passing_on = PassingOn(self.name, target, self._host, self._refusals)
         others = {each for each in storing_partitions(self.index, config) if each < count} - {target}
         self._elsewhere = StoredElsewhere(self.name, tuple(sorted(others)), self._host)
-        self._going_on: dict[int, None] = {}
 
     def close(self) -> None:
         """The topic has a partition under this number again, or is gone."""
@@ -102,11 +97,7 @@ class FormerPartition:
         try:
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=False)
             check_produced(header)
-            if header.producer_id < 0:
-                self._passing_on.submit(header, data, acks, transactional_id, None, settled)
-                return
-            self._check_may_be_next(header)
-            duplicate, next_elsewhere = self._elsewhere.find(header)
+            duplicate, first_sequence = self._stored_elsewhere(header)
         except InvalidBatch as error:
             settled(
                 ProduceResult(self.index, error.code, message=error.reason, record_errors=error.record_errors)
@@ -116,39 +107,16 @@ class FormerPartition:
             self._refusals.forget(header)
             settled(ProduceResult(self.index, ErrorCode.NONE, -header.record_count))
             return
-        first_sequence = next_elsewhere
-        if header.producer_id not in self._going_on:
-            first_sequence = later_sequence(header.base_sequence, next_elsewhere)
-            self._goes_on(header.producer_id)
-        passed_on = partial(self._passed_on, self._passing_on, header, settled)
-        self._passing_on.submit(header, data, acks, transactional_id, first_sequence, passed_on)
+        self._passing_on.submit(
+            header, data, acks, transactional_id, first_sequence, settled, may_leave_gap=True
+        )
 
-    def _check_may_be_next(self, header: BatchHeader) -> None:
-        """Raise `InvalidBatch` while an earlier batch of the producer is to come, or other partitions are being asked."""
-        refused = self._refusals.before(header, self._host.steady_ms())
-        if refused is not None:
-            raise InvalidBatch(refused, f"an earlier batch of producer {header.producer_id} comes first")
+    def _stored_elsewhere(self, header: BatchHeader) -> tuple[AppendedBatch | None, int | None]:
+        """The batch of another partition that this one repeats, and the sequence that follows what is stored there."""
+        if header.producer_id < 0:
+            return None, None
         if not self._elsewhere.is_known:
             self._elsewhere.ask()
             self._refusals.note(header, ErrorCode.NOT_ENOUGH_REPLICAS, self._host.steady_ms())
             raise InvalidBatch(ErrorCode.NOT_ENOUGH_REPLICAS, self._elsewhere.not_known)
-
-    def _goes_on(self, producer_id: int) -> None:
-        self._going_on[producer_id] = None
-        if len(self._going_on) > _PRODUCERS_MAX:
-            del self._going_on[next(iter(self._going_on))]
-
-    def _passed_on(
-        self,
-        passing_on: PassingOn,
-        header: BatchHeader,
-        settled: Callable[[ProduceResult], None],
-        result: ProduceResult,
-    ) -> None:
-        if passing_on is self._passing_on:
-            if result.error:
-                # Its retry may be the first one again.
-                self._going_on.pop(header.producer_id, None)
-            else:
-                self._elsewhere.went_on(header)
-        settled(result)
+        return self._elsewhere.find(header)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.errors import ErrorCode
-from tidemill.log.producer_state.producers import AppendedBatch, Producers, next_sequence
+from tidemill.log.producer_state.producers import AppendedBatch, Producers, later_sequence, next_sequence
 from tidemill.protocol.produce import ProduceResult
 from tidemill.protocol.records import NAMED_PARTITION, BatchHeader, restamp, with_named_partition
 from tidemill.types import TopicPartition
@@ -23,6 +23,7 @@ _WAITING_BYTES_MAX = 64 << 20
 # How long nothing was sent to a partition that is removed, and how long such a pause is waited for.
 _QUIET_MS = 5_000
 _QUIET_AWAITED_MS = 60_000
+_PRODUCERS_MAX = 1_000
 # The upper half of the base offset of a batch that was passed on. The lower half is the sequence, or that any may be first.
 _PASSED_ON = 0x7064_0018
 _ANY_SEQUENCE = 0xFFFF_FFFF
@@ -51,6 +52,7 @@ class _Waiting(NamedTuple):
     acks: int
     transactional_id: str | None
     first_sequence: int | None
+    may_leave_gap: bool
     settle: Settle
 
 
@@ -58,6 +60,7 @@ class PassingOn:
     __slots__ = (
         "_began_ms",
         "_empty_since_ms",
+        "_going_on",
         "_host",
         "_is_closed",
         "_name",
@@ -76,6 +79,8 @@ class PassingOn:
         # The first one is under way.
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
+        # The producers whose latest batches are known to be in the target, and their epochs.
+        self._going_on: dict[int, int] = {}
         self._is_closed = False
         self._began_ms = self._used_ms = host.steady_ms()
         self._empty_since_ms: int | None = None
@@ -104,20 +109,31 @@ class PassingOn:
         transactional_id: str | None,
         first_sequence: int | None,
         settle: Settle,
+        *,
+        may_leave_gap: bool,
     ) -> None:
-        """Pass a checked batch on. `first_sequence` is the one that follows the producer's last one in this log."""
+        """Pass a checked batch on. `first_sequence` is the one that follows the producer's last one in other logs.
+
+        `may_leave_gap` says that later ones were perhaps stored in a log that is gone.
+        """
         self._used_ms = self._host.steady_ms()
         if self._waiting_bytes + len(batch) > _WAITING_BYTES_MAX:
             self._refuse(
                 header, ErrorCode.NOT_ENOUGH_REPLICAS, f"too many batches wait for {self._name}", settle
             )
             return
+        if self._going_on.get(header.producer_id) == header.producer_epoch:
+            first_sequence, may_leave_gap = None, False
+        elif may_leave_gap:
+            first_sequence = later_sequence(header.base_sequence, first_sequence)
         marked = header._replace(
             base_offset=_PASSED_ON << 32 | (_ANY_SEQUENCE if first_sequence is None else first_sequence),
             attributes=with_named_partition(header.attributes, self._name.partition),
         )
         restamp(batch, marked)
-        self._waiting.append(_Waiting(header, batch, acks, transactional_id, first_sequence, settle))
+        self._waiting.append(
+            _Waiting(header, batch, acks, transactional_id, first_sequence, may_leave_gap, settle)
+        )
         self._waiting_bytes += len(batch)
         if len(self._waiting) == 1:
             self._send()
@@ -135,8 +151,9 @@ class PassingOn:
         self._host.pass_on(target, first.batch, first.acks, first.transactional_id, self._settled)
 
     def _refused_before(self, waiting: _Waiting) -> ErrorCode | None:
-        """A producer that is not known in this log may start with any sequence there, but not behind a refused batch."""
-        if waiting.first_sequence is not None or waiting.header.producer_id < 0:
+        """A producer that is not known in other logs may start with any sequence, but not behind a refused batch."""
+        is_stated = waiting.first_sequence is not None and not waiting.may_leave_gap
+        if is_stated or waiting.header.producer_id < 0:
             return None
         return self._refusals.before(waiting.header, self._host.steady_ms())
 
@@ -152,12 +169,24 @@ class PassingOn:
             self._refuse(waiting.header, code, result.message or code.message, waiting.settle)
         else:
             self._refusals.forget(waiting.header)
+            self._note_going_on(waiting.header, waiting.first_sequence)
             # An offset of the target would be wrong for the partition that the producer named. Some clients count from the
             # base offset on, so that -1 would give the second record offset 0: every record gets a negative one.
             no_offset = -waiting.header.record_count
             waiting.settle(result._replace(partition=self._name.partition, base_offset=no_offset))
         if self._waiting and not self._is_closed:
             self._send()
+
+    def _note_going_on(self, header: BatchHeader, first_sequence: int | None) -> None:
+        """The target has a batch. It is the latest one of the producer, unless it was the retry of an older one."""
+        if (
+            header.producer_id < 0
+            or later_sequence(header.base_sequence, first_sequence) != header.base_sequence
+        ):
+            return
+        self._going_on[header.producer_id] = header.producer_epoch
+        if len(self._going_on) > _PRODUCERS_MAX:
+            del self._going_on[next(iter(self._going_on))]
 
     def _refuse(self, header: BatchHeader, code: ErrorCode, message: str, settle: Settle) -> None:
         if code.retriable:

@@ -56,7 +56,7 @@ class StoredElsewhereHost(Protocol):
 class StoredElsewhere:
     """What other partitions store for one partition, while this broker leads it or serves its producers."""
 
-    __slots__ = ("_asked", "_host", "_name", "_producers", "_unknown", "_went_on", "origins")
+    __slots__ = ("_asked", "_host", "_name", "_producers", "_unknown", "origins")
 
     def __init__(self, name: TopicPartition, origins: tuple[int, ...], host: StoredElsewhereHost) -> None:
         self._name = name
@@ -65,8 +65,6 @@ class StoredElsewhere:
         self._unknown = set(origins)
         self._asked: set[int] = set()
         self._producers: dict[int, Stored] = {}
-        # How many batches of each of them were stored since.
-        self._went_on: dict[int, int] = {}
 
     @property
     def not_known(self) -> str:
@@ -126,15 +124,6 @@ class StoredElsewhere:
             is_full and _follows(state.batches[0].base_sequence, next_sequence(stored.batches))
         ):
             del self._producers[state.producer_id]
-
-    def went_on(self, header: BatchHeader) -> None:
-        """A batch was stored elsewhere again. Forget a producer whose retries all refer to such batches by now."""
-        producer_id = header.producer_id
-        if producer_id not in self._producers:
-            return
-        count = self._went_on[producer_id] = self._went_on.get(producer_id, 0) + 1
-        if count == BATCHES_REMEMBERED:
-            del self._producers[producer_id], self._went_on[producer_id]
 
 
 def _is_later(one: Stored, other: Stored) -> bool:
