@@ -18,6 +18,8 @@ class OpenTransactions:
     """The transactions of one log."""
 
     end_offset: int = 0
+    # Where the reading began. Of transactions that began earlier, only the ends can be seen.
+    start_offset: int = 0
     # The first offset of each producer's open transaction.
     open: dict[int, int] = field(default_factory=dict)
     # (producer, first offset, marker offset), in the order of the markers.
