@@ -96,17 +96,9 @@ def the_leader_epoch_stays(replace: Replace) -> None:
 
 
 def several_batches_are_under_way(replace: Replace) -> None:
-    def submit(
-        self: passing_on.PassingOn,
-        header: BatchHeader,
-        batch: memoryview,
-        acks: int,
-        transactional_id: str | None,
-        first_sequence: int | None,
-        settle: passing_on.Settle,
-    ) -> None:
+    def submit(self: passing_on.PassingOn, *batch: Any, **how: Any) -> None:
         one = passing_on.PassingOn(self._name, self.target, self._host, Refusals())
-        original(one, header, batch, acks, transactional_id, first_sequence, settle)
+        original(one, *batch, **how)
 
     original = passing_on.PassingOn.submit
     replace(passing_on.PassingOn, "submit", submit)
@@ -151,7 +143,7 @@ def a_partition_goes_before_retries_are_over(replace: Replace) -> None:
 
 
 def what_is_not_committed_is_continued_elsewhere(replace: Replace) -> None:
-    replace(appender.Appender, "_check_committed", lambda _self, _log, _header: None)
+    replace(appender, "is_committed", lambda _producers, _header, _high_watermark: True)
 
 
 def a_snapshot_hides_a_removal(replace: Replace) -> None:

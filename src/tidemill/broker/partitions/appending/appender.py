@@ -31,6 +31,8 @@ from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.broker.partitions.shrinking.passing_on import (
     PassingOn,
     PassingOnHost,
+    is_committed,
+    knows_epoch,
     stored_before,
     taken_over,
 )
@@ -301,8 +303,7 @@ class Appender:
             if self.passing_on is not None:
                 self._pass_on(self.passing_on, found, error, acks, transactional_id, first_sequence, settled)
                 return
-            log = self._leadership.writable_log
-            if first_sequence is not None and log is not None and self._may_leave_gap(log, found[1]):
+            if first_sequence is not None and self._may_leave_gap(found[1]):
                 first_sequence = later_sequence(found[1].base_sequence, first_sequence)
             settled(
                 self.append(
@@ -366,8 +367,8 @@ class Appender:
             duplicate, first_sequence = stored_before(log.producers, header)
             if first_elsewhere is not None:
                 first_sequence = later_sequence(first_elsewhere, first_sequence)
-            if duplicate is None:
-                self._check_committed(log, header)
+            if duplicate is None and not is_committed(log.producers, header, self._reader.high_watermark):
+                raise _NotKnownYet(f"{self._name} is not committed up to its end yet")
         except _NotKnownYet as unknown:
             settled(self._refused_for_now(data, ErrorCode.NOT_ENOUGH_REPLICAS, str(unknown)))
             return
@@ -381,31 +382,16 @@ class Appender:
             end_offset = duplicate.last_offset + 1
             settled(self._accepted(log, duplicate.base_offset, end_offset, duplicate.timestamp, acks))
             return
+        may_leave_gap = self._may_leave_gap(header)
         passing_on.submit(
-            header,
-            data,
-            acks,
-            transactional_id,
-            first_sequence,
-            settled,
-            may_leave_gap=self._may_leave_gap(log, header),
+            header, data, acks, transactional_id, first_sequence, settled, may_leave_gap=may_leave_gap
         )
 
-    def _may_leave_gap(self, log: Log, header: BatchHeader) -> bool:
-        """Whether the batches before this one may be in a log that is gone: another partition had this number before."""
-        state = log.producers.get(header.producer_id)
-        is_known = state is not None and state.epoch >= header.producer_epoch
-        return not is_known and self._name.partition < self._config.tidemill_partitions_former
-
-    def _check_committed(self, log: Log, header: BatchHeader) -> None:
-        """A batch must not be stored elsewhere before those that it follows are sure to stay in this log."""
-        state = log.producers.get(header.producer_id) if header.producer_id >= 0 else None
-        if (
-            state is not None
-            and state.batches
-            and state.batches[-1].last_offset >= self._reader.high_watermark
-        ):
-            raise _NotKnownYet(f"{self._name} is not committed up to its end yet")
+    def _may_leave_gap(self, header: BatchHeader) -> bool:
+        """Whether the log of another partition with this number, which is gone, may have had the batches before this one."""
+        log = self._leadership.writable_log
+        was_removed = self._name.partition < self._config.tidemill_partitions_former
+        return was_removed and log is not None and not knows_epoch(log.producers, header)
 
     def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
         """One of two brokers does not know yet that the number of partitions has changed."""

@@ -224,6 +224,18 @@ def stored_before(producers: Producers, header: BatchHeader) -> tuple[AppendedBa
     return None, next_sequence(state.batches) if state.batches else None
 
 
+def is_committed(producers: Producers, header: BatchHeader, high_watermark: int) -> bool:
+    """Whether the batches that a batch follows are sure to stay in this log: only then may it be stored elsewhere."""
+    state = producers.get(header.producer_id) if header.producer_id >= 0 else None
+    return state is None or not state.batches or state.batches[-1].last_offset < high_watermark
+
+
+def knows_epoch(producers: Producers, header: BatchHeader) -> bool:
+    """Whether a log has the sequence of a producer, in the epoch of its batch."""
+    state = producers.get(header.producer_id)
+    return state is not None and state.epoch >= header.producer_epoch
+
+
 def taken_over(header: BatchHeader) -> tuple[BatchHeader, int | None]:
     """The header as a producer's, and the sequence that is next by the log of the partition that passed the batch on."""
     if not header.attributes & NAMED_PARTITION:
