@@ -10,6 +10,7 @@ Interrupts reach this process and all that it starts (`_take_interrupts`), howev
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -55,6 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if repeated is not None:
         raise pytest.UsageError(f"several tests have the id {repeated}; xdist would run one of them")
     items.sort(key=lambda item: scheduling.rank_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Takes all that was collected out of the garbage collector's sight.
+
+    A worker has imported every test file: 800,000 objects, through which each full collection went for half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # Optional: environments for one version of Spark have no xdist.

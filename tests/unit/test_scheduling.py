@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.scheduling import _SLOWEST_FIRST, _WITHOUT_SESSION, SPARK_SESSION, rank_of, repeated_id, unit_of
+from tests.scheduling import (
+    _SLOWEST_FIRST,
+    _WITHOUT_SESSION,
+    SIMULATOR,
+    SPARK_SESSION,
+    rank_of,
+    repeated_id,
+    unit_of,
+)
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -20,6 +28,17 @@ def test_no_file_outside_the_unit_uses_the_session() -> None:
     for name in _WITHOUT_SESSION:
         text = (TESTS / "spark" / name).read_text()
         assert not re.search(r"\b(spark: SparkSession|read: Read)\b", text), name
+
+
+def test_each_test_of_the_simulator_is_a_unit() -> None:
+    first, second = f"{SIMULATOR}/test_world.py::test_x[1]", f"{SIMULATOR}/test_world.py::test_x[a::b]"
+    assert unit_of(first) == first
+    assert unit_of(second) == second
+
+
+def test_no_file_of_the_simulator_has_fixtures_to_share() -> None:
+    for path in (TESTS.parent / SIMULATOR).glob("*.py"):
+        assert not re.search(r"fixture\([^)]*scope=", path.read_text()), path.name
 
 
 def test_slow_folders_come_first_and_unit_tests_last() -> None:
