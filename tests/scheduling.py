@@ -1,10 +1,11 @@
 """Divides the tests among the workers of pytest-xdist, so that a run is short.
 
-A worker takes one file after the other (`--dist loadfile`), because fixtures of a module are then made once. Three things
+A worker takes one file after the other (`--dist loadfile`), because fixtures of a module are then made once. Four things
 differ from xdist's own order:
 
 * The files that use the Spark session are one unit. A session is a JVM that needs a minute to get warm, and three of them
   would share two cores.
+* The console's tests are one unit, with one browser, broker and gateway: to start them costs as much as two tests.
 * Each test of the simulator is a unit. These files are long and have no fixtures that their tests could share.
 * Folders whose tests start processes come first, and plain unit tests last. Otherwise the slowest files, which have few
   tests, would begin when everything else is done, and one worker would run alone at the end.
@@ -18,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 SPARK_SESSION = "tests/spark"
+CONSOLE = "tests/console"
 SIMULATOR = "tests/sim"
 # Files in tests/spark that start drivers of their own, or need no Spark.
 _WITHOUT_SESSION = {
@@ -32,11 +34,11 @@ _WITHOUT_SESSION = {
 }
 _SLOWEST_FIRST = (
     "spark",
-    "sim",
+    "console",
     "cluster",
     "cli",
+    "sim",
     "testing",
-    "console",
     "docs",
     "examples",
     "interop",
@@ -45,10 +47,12 @@ _SLOWEST_FIRST = (
 
 
 def unit_of(node_id: str) -> str:
-    """The unit that one worker runs without interruption: a file, a test of the simulator, or the whole Spark session."""
+    """The unit that one worker runs without interruption: a file, a test of the simulator, or a whole folder."""
     path = PurePosixPath(node_id.partition("::")[0])
     if path.parent.as_posix() == SIMULATOR:
         return node_id
+    if path.parent.as_posix() == CONSOLE:
+        return CONSOLE
     if path.parent.as_posix() == SPARK_SESSION and path.name not in _WITHOUT_SESSION:
         return SPARK_SESSION
     return path.as_posix()

@@ -1,9 +1,9 @@
 """A real browser before a real gateway before a real broker.
 
 Chromium is Debian's (`apt install chromium`) or the one that TIDEMILL_CHROMIUM names; without it these tests are skipped.
-The broker and the gateway are shared: tests use topics and groups of their own. `console` is a page in a context of its own;
-at the end of each test nothing may stand in the browser's console that the test did not announce, and nothing may have been
-asked of any other host.
+Broker, gateway and browser are shared by the whole folder, which one worker runs: tests use topics and groups of their own.
+`console` is a page in a context of its own; at the end of each test nothing may stand in the browser's console that the test
+did not announce, and nothing may have been asked of any other host.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Gateway:
         self._server = self._thread = None
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     data_dir = tmp_path_factory.mktemp("console") / "data"
     settings = {"tidemill.status.listener": "127.0.0.1:0", "group.initial.rebalance.delay.ms": "0"}
@@ -88,7 +88,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def gateway(kafka: Broker) -> Iterator[Gateway]:
     gateway = Gateway(kafka.bootstrap, tuple(_STATUS.findall(kafka.printed)[:1]))
     gateway.start()
@@ -96,15 +96,22 @@ def gateway(kafka: Broker) -> Iterator[Gateway]:
     gateway.stop()
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
     path = _chromium()
     if path is None:
         pytest.skip("needs Chromium: apt install chromium")
-    with interfaces.kept(), sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def chromium(browser: Browser) -> Iterator[Browser]:
+    """The browser, while no test changes the network interfaces. Such tests have their turn between two modules."""
+    with interfaces.kept():
+        yield browser
 
 
 class ConsolePage:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.scheduling import (
     _SLOWEST_FIRST,
     _WITHOUT_SESSION,
+    CONSOLE,
     SIMULATOR,
     SPARK_SESSION,
     rank_of,
@@ -30,6 +31,14 @@ def test_no_file_outside_the_unit_uses_the_session() -> None:
         assert not re.search(r"\b(spark: SparkSession|read: Read)\b", text), name
 
 
+def test_files_of_the_console_are_one_unit() -> None:
+    assert (
+        unit_of("tests/console/test_live.py::test_x")
+        == unit_of("tests/console/test_lists.py::test_x")
+        == CONSOLE
+    )
+
+
 def test_each_test_of_the_simulator_is_a_unit() -> None:
     first, second = f"{SIMULATOR}/test_world.py::test_x[1]", f"{SIMULATOR}/test_world.py::test_x[a::b]"
     assert unit_of(first) == first
@@ -43,8 +52,8 @@ def test_no_file_of_the_simulator_has_fixtures_to_share() -> None:
 
 def test_slow_folders_come_first_and_unit_tests_last() -> None:
     assert {folder for folder in _SLOWEST_FIRST if not (TESTS / folder).is_dir()} == set()
-    ordered = ["tests/spark/test_sink_batch.py", "tests/spark/test_python.py", "tests/sim/test_world.py"]
-    ordered += ["tests/wire/test_order.py", "tests/unit/test_tidy.py"]
+    ordered = ["tests/spark/test_sink_batch.py", "tests/spark/test_python.py", "tests/console/test_live.py"]
+    ordered += ["tests/sim/test_world.py", "tests/wire/test_order.py", "tests/unit/test_tidy.py"]
     assert sorted({*ordered}, key=rank_of) == ordered
 
 
