@@ -57,11 +57,15 @@ _LONG = {
     "the start offset passes locked records",
     "nothing is delivered after an election",
     "answered before it is durable",
+    "records are given up one delivery early",
     *(bug.name for bug in SHRINKING_BUGS),
 }
+# Those whose course waits longest for what does not come.
+_LONG_COURSES = {"a new coordinator forgets who took over", "a new coordinator forgets what was decided"}
 
 
 def test_there_are_enough_bugs_and_each_has_a_name() -> None:
+    assert not _LONG_COURSES - {bug.name for bug, _ in SCRIPTED}
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 16
     assert len({bug.name for bug in TRANSACTION_BUGS}) == len(TRANSACTION_BUGS) >= 6
     assert len({bug.name for bug in TWO_PHASE_BUGS}) == len(TWO_PHASE_BUGS) >= 4
@@ -79,6 +83,11 @@ def _violations(bug: Bug, seed: int) -> list[str]:
 
 def _as_parameter(bug: Bug) -> object:
     return pytest.param(bug, id=bug.name, marks=[pytest.mark.long] if bug.name in _LONG else [])
+
+
+def _as_course_parameter(bug: Bug, course: Callable[[], None]) -> object:
+    marks = [pytest.mark.long] if bug.name in _LONG_COURSES else []
+    return pytest.param(bug, course, id=bug.name, marks=marks)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +177,7 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("bug", "course"), SCRIPTED, ids=[bug.name for bug, _ in SCRIPTED])
+@pytest.mark.parametrize(("bug", "course"), [_as_course_parameter(bug, course) for bug, course in SCRIPTED])
 def test_a_planted_bug_is_found_by_its_course(bug: Bug, course: Callable[[], None]) -> None:
     with planted(bug), pytest.raises(AssertionError):
         course()

@@ -14,9 +14,10 @@ from tests.brokers import KEEPS_EVERYTHING, Broker, eventually
 from tests.wire.connection import Connection
 from tests.wire.fuzz.campaign import QUICK_GROUPS, Campaign, Size
 from tests.wire.fuzz.frames import FrameMaker
-from tests.wire.fuzz.schemas import Api, all_apis
+from tests.wire.fuzz.schemas import all_apis
 from tests.wire.fuzz.values import Pools
 from tests.wire.fuzz.watchdog import Watchdog, target_of_broker
+from tests.wire.messages import API_KEYS
 
 SEED = 20_260
 FRAMES = 4_000
@@ -31,14 +32,18 @@ def test_some_thousand_frames_of_all_apis_do_no_harm(start: Callable[..., Broker
     assert campaign.ledger.done >= FRAMES
 
 
-@pytest.mark.parametrize("api", all_apis(), ids=lambda api: f"{api.name}-v{api.version}")
-def test_kio_reads_back_what_the_fuzzer_calls_valid(api: Api) -> None:
+@pytest.mark.parametrize("name", sorted(API_KEYS))
+def test_kio_reads_back_what_the_fuzzer_calls_valid(name: str) -> None:
+    # By name, since every worker collects this test, and to read all schemas takes it two seconds.
     maker = FrameMaker(SEED, Pools())
-    read = entity_reader(load_request_schema(api.key, api.version))
-    for number in range(3):
-        body = maker.valid_body(api, random.Random(number))
-        _, size = read(body, 0)
-        assert size == len(body)
+    versions = [api for api in all_apis() if api.name == name]
+    assert versions
+    for api in versions:
+        read = entity_reader(load_request_schema(api.key, api.version))
+        for number in range(3):
+            body = maker.valid_body(api, random.Random(number))
+            _, size = read(body, 0)
+            assert size == len(body), f"version {api.version}"
 
 
 def test_a_frame_is_a_function_of_its_seed_and_number() -> None:
