@@ -7,10 +7,10 @@ without records waits for the last write that it could have seen, or goes out at
 A decision may answer other requests than the one at hand, and may leave that one for later. Tokens are opaque numbers;
 `respond` is called exactly once for each.
 
-When an append fails, nothing of it is replayed, its replies turn into the error, and `on_failed` lets the machine take back
-its soft state. When the leadership is lost or a commit fails, the machine is void: every request that waits gets the
-error, and the next leader builds a new machine from the log. Records that were appended may be committed nevertheless, so
-that error means an unknown outcome.
+When an append fails, nothing of it is replayed, its replies turn into the error, and `on_failed` lets the machine take
+back its soft state. When the leadership is lost or a commit fails, the machine is void. Every request that waits gets
+the error, and the next leader builds a new machine from the log. Records that were appended may be committed
+nevertheless, so that error means an unknown outcome.
 
 The runtime waits for nothing and knows no kind of log. The owner of the log calls `committed` when the commit position has
 advanced, `fail` when the log is lost, and `tick` when `deadline_ms` has come.

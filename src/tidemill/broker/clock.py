@@ -25,8 +25,8 @@ class Clock:
     """Both clocks of a process. Each has one origin, so times from different parts of the broker can be compared.
 
     `wall_ms` is for timestamps and retention. `steady_ms` starts at wall time and then advances with the event loop's
-    clock, so it cannot jump. Deadlines and ages are steady: a wall clock that jumps an hour forward would end every
-    session of a group member at once, and one that jumps back would keep dead members for an hour.
+    clock, so it cannot jump. Deadlines and ages are steady. A wall clock that jumps an hour forward would end every
+    session of a group member at once. One that jumps back would keep dead members for an hour.
 
     Waits that an event loop ends by itself (`call_at`, `timeout`) use the loop's own seconds.
     """

@@ -1,8 +1,8 @@
 """Publishes each committed metadata image to the partitions and coordinators of this broker.
 
 Changes are applied in the order of the log. A small one is applied before `publish` returns. One that opens hundreds of
-logs is cut into slices, between which the loop serves heartbeats, votes and clients; otherwise a node that creates many
-partitions would look dead to its peers. Later changes queue behind it.
+logs is cut into slices, and between these the loop serves heartbeats, votes and clients. Otherwise a node that creates
+many partitions would look dead to its peers. Later changes queue behind it.
 """
 
 from __future__ import annotations

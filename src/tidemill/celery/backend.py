@@ -1,7 +1,7 @@
 """Topics, groups, publishing and the table of bindings: the blocking calls of one kombu connection.
 
 Calls may come from any thread; they take turns. A forked process must not write to the sockets of its parent, nor keep
-them open: the broker ends a share session with its connection, and a child that holds it would keep the locks of a
+them open. The broker ends a share session with its connection, so a child that holds it would keep the locks of a
 parent that was killed. So every socket is closed in the child.
 """
 

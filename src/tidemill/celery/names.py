@@ -1,8 +1,8 @@
 """Which topics and groups queues and exchanges have. No I/O.
 
-A name that Kafka allows for a topic is kept. Any other, one that is too long, and one that would be taken for another
-kind of topic is cut, cleaned and marked with a hash, so that different queues never share a topic. A virtual host other
-than `/` is a prefix.
+A name that Kafka allows for a topic is kept. Any other name is cut, cleaned and marked with a hash, so that different
+queues never share a topic. So is one that is too long, or that would be taken for another kind of topic. A virtual host
+other than `/` is a prefix.
 
     orders                  the queue `orders`, and its share group
     orders.priority-9       its messages of priority 9

@@ -1,7 +1,7 @@
 """Decides which objects of a store may be removed: those that no record of the cluster refers to.
 
 Objects are listed first, then records are read, so an object that comes meanwhile is never a candidate. An object is a
-candidate only when its grace period is over. That period begins at the end of the date in its key: until then another
+candidate only when its grace period is over. That period begins at the end of the date in its key. Until then another
 producer may find the object in the store and send a record that refers to it. A reference is recognised by its hash
 alone, so a store that is known under several names, or a claim that does not parse, cannot cost an object.
 

@@ -1,12 +1,12 @@
 """The raw batches of one range of one partition's offsets, as fast as a connection gives them.
 
-`fetch_range` owns a connection to the leader, and is done with it when it ends, fails or is closed. Always one request
-is under way: as soon as an answer has arrived and its batches' headers tell where the next one begins, that is asked
-for, so the broker's answer fills the socket while the caller decodes. There is no thread. Records are never copied:
-what a caller gets are views into the buffer that the socket filled, and a buffer is used again when no view of it is left.
+`fetch_range` owns a connection to the leader, and is done with it when it ends, fails or is closed. One request is
+always under way. As soon as the headers of a response's batches show where the next one begins, that is requested. So
+the broker's response fills the socket while the caller decodes. There is no thread. Records are never copied: what a
+caller gets are views into the buffer that the socket filled, and a buffer is used again when no view of it is left.
 
-What is given: whole batches whose CRC-32C is right, in order, from the one that holds `start_offset` to the one that
-holds the last offset before `end_offset`; the first and the last may hold records outside of the range. Control batches
+The caller gets whole batches with a right CRC-32C, in order, from the one that holds `start_offset` to the one that
+holds the last offset before `end_offset`. The first and the last may hold records outside of the range. Control batches
 are left out, and with `read_committed` those of aborted transactions. `next_offset` passes over all that was left out.
 
 When the leader moves or its connection breaks, the range goes on from where it was, by the rules of `Cluster.retrying`.

@@ -1,8 +1,8 @@
 """Configuration: every key once in a table, text parsed into typed frozen dataclasses, no I/O.
 
-`definitions` defines what a key is; `keys` holds the tables; `layers` finds the value in force; `topics` and `broker`
-build the typed results; `describe` reports the source of each value to clients. The caller reads files, the command
-line and the environment.
+`definitions` defines what a key is, and `keys` holds the tables. `layers` finds the value in force; `topics` and
+`broker` build the typed results. `describe` reports the source of each value to clients. The caller reads files, the
+command line and the environment.
 """
 
 from tidemill.config.broker.broker import (

@@ -5,13 +5,13 @@ present image and turns a request into records and a reply. `expire` makes the d
 `replay` changes the image, so the same records always give the same image.
 
 The sessions of brokers are soft state (sessions.py). They last as long as this controller is active; a new one gives
-every broker a fresh session. The controller's own node is one process. A registration with its id, before any heartbeat of
-an earlier incarnation, can only come from that node after a restart, so it need not wait for a session to end.
+every broker a fresh session. The controller's own node is one process. A registration with its id, before any heartbeat
+of an earlier incarnation, can only come from that node after a restart. So it need not wait for a session to end.
 
-Without a request the controller fences brokers whose sessions have expired, gives partitions back to their preferred
-leaders, elects leaders for offline partitions of topics that allow unclean elections, and gives internal topics more
-replicas when brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred leader counts as
-imbalanced, whatever `leader.imbalance.per.broker.percentage` says.
+Without a request the controller fences brokers whose sessions have expired, and gives partitions back to their
+preferred leaders. It elects leaders for offline partitions of topics that allow unclean elections, and gives internal
+topics more replicas when brokers join. As in Kafka's KRaft mode, every partition that is not led by its preferred
+leader counts as imbalanced, whatever `leader.imbalance.per.broker.percentage` says.
 """
 
 from __future__ import annotations
@@ -218,8 +218,8 @@ class Controller:
     def _is_taken(self, request: broker_api.BrokerRegistrationRequest, steady_ms: int) -> bool:
         """Whether an earlier incarnation must be taken for alive. One that is leaving is not waited for.
 
-        Nor is one whose data directories the new one has: a directory has one owner at a time, so the old process is gone
-        and there is no need to wait for its session to end.
+        Nor is one whose data directories the new one has. A directory has one owner at a time, so the old process is
+        gone, and its session need not end first.
         """
         broker_id = BrokerId(request.broker_id)
         registered = self.image.brokers.get(broker_id)

@@ -1,7 +1,7 @@
 """Named timers of one machine. They are soft state: a new machine starts its own.
 
-Setting a timer again moves it. Every heartbeat does so, and moving a timer to a later time costs one dictionary write:
-its heap entry stays where it is and is put back when it comes up too early. Timers that are due together run in the
+Setting a timer again moves it. Every heartbeat does so, and moving a timer to a later time costs one dictionary write.
+Its heap entry stays where it is and is put back when it comes up too early. Timers that are due together run in the
 order in which they were set.
 """
 

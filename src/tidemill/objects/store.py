@@ -1,8 +1,8 @@
 """What an object store does for us: put if absent, open, list and delete.
 
 Objects have keys of path parts with slashes, and never change. All calls block; callers choose the thread. A store
-raises `StoreError` and nothing else: `ObjectNotFound` for an object that is not there, `ObjectRefused` for one that
-must not be read, `StoreUnavailable` when the store gives no answer or does not let us in.
+raises `StoreError` and nothing else. `ObjectNotFound` stands for a missing object, `ObjectRefused` for one that must
+not be read. `StoreUnavailable` means that the store gave no answer or refused the access.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 - lz4: the LZ4 frame format. Blocks are independent of each other: the Java client refuses linked ones.
 - zstd: one frame when written, any number when read.
 
-Decompression never yields more than the caller's limit, nor allocates much more than what the data really
-decompresses to: the output buffer starts at a guess and grows towards the limit, so neither a bomb nor a
-forged length costs memory. Everything that does not decompress is a `DecompressionFailed`.
+Decompression never yields more than the caller's limit, nor allocates much more than what the data really decompresses
+to. The output buffer starts at a guess and grows towards the limit. So neither a bomb nor a forged length costs memory.
+Everything that does not decompress is a `DecompressionFailed`.
 """
 
 from __future__ import annotations

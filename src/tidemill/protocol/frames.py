@@ -1,12 +1,11 @@
 """Frames: a four-byte length, a header, a body.
 
-A request header is parsed by hand, since it is on the path of every request. Version 2 of it (flexible) is
-version 1 followed by tagged fields; its client id stays a classic string. Which of the two is sent follows
-from the API's first flexible version; an API key that we do not know is read as version 1, enough to answer
-with its correlation id.
+A request header is parsed by hand, since it is on the path of every request. Version 2 of it (flexible) is version 1
+followed by tagged fields; its client id stays a classic string. Which of the two is sent follows from the API's first
+flexible version. A header with an unknown API key is read as version 1, enough to answer with its correlation id.
 
-ApiVersions is how a client finds out what we understand, so it must work before that is known: a version
-newer than ours is read as far as the client id, and its response header is always version 0.
+A client finds out by ApiVersions what we understand, so that API must work before this is known. A version newer than
+ours is read as far as the client id, and the response header is always version 0.
 """
 
 from __future__ import annotations

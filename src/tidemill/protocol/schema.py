@@ -4,12 +4,11 @@ A message class names its API key, the versions its declaration covers and the f
 
     class FetchRequest(Request, api_key=1, versions=(4, 18), flexible=12): ...
 
-One class serves all versions. A field that a version lacks is left at its default by `decode` and silently
-left out by `encode`, so that a handler fills in one response and old clients get what they can understand.
-A null where the version allows none is a bug of ours and a `ValueError`; bytes that do not parse are the
-peer's, and always a `ProtocolError`.
+One class serves all versions. A field that a version lacks is left at its default by `decode` and silently left out by
+`encode`. So a handler fills in one response, and old clients get what they can understand. A null where the version
+allows none is a bug of ours and a `ValueError`; bytes that do not parse are the peer's, and always a `ProtocolError`.
 
-Codecs are compiled on first use per (class, version), see codegen.py. The vocabulary of declarations is in
+Codecs are compiled on first use per (class, version), see `codegen/`. The vocabulary of declarations is in
 declarations.py and re-exported here, so that message modules import from one place.
 """
 

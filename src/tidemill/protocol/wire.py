@@ -1,12 +1,11 @@
 """The primitive types of the Kafka protocol, over any bytes-like buffer.
 
-A reader takes `(buffer, position)` and returns `(value, next position)`; a writer appends to a
-`bytearray`. Whatever the bytes are, a reader either returns a value of its type or raises `ProtocolError`:
-lengths are checked against what is left in the buffer before anything is allocated, so a peer cannot make
-us reserve memory for data it never sent.
+A reader takes `(buffer, position)` and returns `(value, next position)`; a writer appends to a `bytearray`. Whatever
+the bytes are, a reader either returns a value of its type or raises `ProtocolError`. Lengths are checked against what
+is left in the buffer before anything is allocated. So a peer cannot make us reserve memory for data it never sent.
 
-Generated codecs (codegen.py) inline the short forms and call in here for the long ones; frames.py and code
-that walks bytes by hand use these functions directly.
+Generated codecs (`codegen/`) inline the short forms and call in here for the long ones; frames.py and code that walks
+bytes by hand use these functions directly.
 """
 
 from __future__ import annotations

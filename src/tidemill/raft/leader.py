@@ -1,8 +1,8 @@
 """The leader's rules: announcing its epoch, counting replicas, and resigning.
 
-It starts its epoch with a leader change record. The high watermark advances only over records of its own epoch, and
-all earlier ones with it: a leader that never saw an earlier record could still overwrite it on a majority (Raft
-§5.4.2). Until that first record is committed the leader does not serve (`ActivateLeader`).
+It starts its epoch with a leader change record. The high watermark advances only over records of its own epoch, and all
+earlier ones with it. A leader that never saw an earlier record could still overwrite it on a majority (Raft §5.4.2).
+Until that first record is committed the leader does not serve (`ActivateLeader`).
 
 Followers pull. When the follower's log is a prefix of the leader's, the fetch offset is what it has on disk. Otherwise
 the response holds the point of divergence, or a snapshot when the log no longer reaches back that far. A fetch without

@@ -1,7 +1,7 @@
 """The leader's view of the replicas' logs, and the arithmetic of majorities.
 
 A fetch offset means that everything below it is on the replica's disk and equals the leader's log. The latest fetch
-counts, even when it is lower than an earlier one: the next fetch corrects a delayed request, and a replica that lost
+counts, even when it is lower than an earlier one. The next fetch corrects a delayed request, and a replica that lost
 its log must not count with its old offset. The leader counts with its *synced* end only, and only while it is a voter.
 
 This module never decides whether an offset may be committed; `leader.py` does, by epoch.

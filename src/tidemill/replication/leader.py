@@ -3,15 +3,15 @@
 Each event is a method that returns effects; only these methods change the machine. It never touches the log: events carry
 the log's end.
 
-The high watermark is the smallest log end of the *maximal* ISR: the larger of the ISR that the controller has committed and
-the one that was proposed to it, because either may hold. A replica that is about to join counts too. The high watermark
-never goes back, and it stands still while fewer replicas are in sync than `min.insync.replicas` (KIP-966): a replica
-outside of the ISR may then still be elected, and has everything that was committed. A new leader begins with the high
-watermark that it had as a follower, which does not move until the whole ISR has fetched.
+The high watermark is the smallest log end of the *maximal* ISR. That is the larger of the ISR that the controller has
+committed and the one that was proposed to it, because either may hold. A replica that is about to join counts too. The
+high watermark never goes back. It stands still while fewer replicas are in sync than `min.insync.replicas` (KIP-966).
+So a replica outside of the ISR that may then be elected has everything that was committed. A new leader begins with the
+high watermark that it had as a follower, which does not move until the whole ISR has fetched.
 
 A follower leaves the ISR when it has not been at the log's end for `replica.lag.time.max.ms`. It returns when it has
-reached the high watermark *and* the start of this leader epoch, and the controller's image says that the broker is alive
-in the very incarnation that fetched: a replica that came back empty is not the one that was in sync before.
+reached the high watermark *and* the start of this leader epoch, and its broker is alive in the incarnation that
+fetched, by the controller's image. A replica that came back empty is not the one that was in sync before.
 
 One proposal is in flight at a time. After an answer that leaves open whether the proposal was applied, the machine stays
 with the larger ISR and waits for the image, which settles it.

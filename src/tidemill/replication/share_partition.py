@@ -31,8 +31,8 @@ from tidemill.replication.share_ranges import DeliveryState, InFlight, Range
 # The fewest deliveries after which a record is kept apart from others.
 _ISOLATED_SINCE_MIN = 2
 _NEVER_MS = 1 << 62
-# How many ranges there may be for each record that may be locked: what is done behind a record that stays locked
-# takes memory too, here and at the share coordinator.
+# How many ranges there may be for each record that may be locked. Done records behind one that stays locked take memory
+# too, here and at the share coordinator.
 _RANGES_PER_LOCK = 4
 _GIVEN_UP = (DeliveryState.ARCHIVING, DeliveryState.ARCHIVED)
 

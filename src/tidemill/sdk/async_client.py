@@ -277,9 +277,9 @@ class AsyncClient:
     ) -> AsyncPublication:
         """Hand over one record; await what is returned for its `Delivery`. Without awaiting, `flush` raises the failure.
 
-        In a topic with `tidemill.delays.enable=true` it is hidden until it is due: after `delay` (seconds, a timedelta or a
-        text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later record with the same
-        key and `schedule_id` takes its place; `cancel` takes it back.
+        In a topic with `tidemill.delays.enable=true` it is hidden until it is due. That is after `delay` (seconds, a
+        timedelta or a text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later
+        record with the same key and `schedule_id` takes its place; `cancel` takes it back.
         """
         headers = delay_headers(headers, delay, deliver_at, cron, time_zone, schedule_id)
         record = NewRecord(value, key, headers, partition, timestamp_ms)

@@ -95,9 +95,9 @@ class Client:
     ) -> Publication:
         """Hand over one record; `.result()` waits for its `Delivery`. Waits itself only for room in the queue.
 
-        In a topic with `tidemill.delays.enable=true` it is hidden until it is due: after `delay` (seconds, a timedelta or a
-        text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later record with the same
-        key and `schedule_id` takes its place; `cancel` takes it back.
+        In a topic with `tidemill.delays.enable=true` it is hidden until it is due. That is after `delay` (seconds, a
+        timedelta or a text such as "15m"), at `deliver_at`, or each time that `cron` says, in `time_zone`. A later
+        record with the same key and `schedule_id` takes its place; `cancel` takes it back.
         """
         headers = delay_headers(headers, delay, deliver_at, cron, time_zone, schedule_id)
         record = NewRecord(value, key, headers, partition, timestamp_ms)

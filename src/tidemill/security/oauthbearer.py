@@ -1,8 +1,8 @@
 """SASL OAUTHBEARER (RFC 7628): the client presents a signed JSON Web Token (RFC 7519).
 
-A token is believed for its signature alone. The order of the checks matters: the algorithm must be in the allow-list
-before a key is looked for, the key must be of the algorithm's kind, and claims are read only from what was verified.
-So `alg=none`, an HMAC made with a public key, and a token without a signature fail before anything in them counts.
+A token is believed for its signature alone. The order of the checks matters. The algorithm must be in the allow-list
+before a key is looked for, and the key must be of the algorithm's kind. Claims are read only from what was verified. So
+`alg=none`, an HMAC made with a public key, and a token without a signature fail before anything in them counts.
 
 Keys come as the text of a JWKS document (RFC 7517); the caller reads it from a file or a URL. The signature is
 verified by `cryptography`, the extra `[security]`, which is imported when keys are parsed.

@@ -8,9 +8,9 @@
 The server keeps a salt, a stored key and a server key; the proof cannot be computed from them. Each side signs
 everything that was said, both nonces included, so a recorded login cannot be repeated.
 
-A user that does not exist gets a salt too, made from its name and `decoy_key`, and fails at the proof: its answers
-cost the same and read the same as a wrong password. The key is secret, or the salts could be recognised. All nodes need
-the same one, or the salts would differ from node to node.
+A user that does not exist gets a salt too, made from its name and `decoy_key`, and fails at the proof. Its answers cost
+the same and read the same as those for a wrong password. The key is secret, or the salts could be recognised. All nodes
+need the same one, or the salts would differ from node to node.
 
 As in Kafka, names and passwords are used as they are written, in UTF-8, without SASLprep; in names `,` is `=2C` and
 `=` is `=3D`. Channel binding is not supported.

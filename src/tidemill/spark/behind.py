@@ -1,8 +1,8 @@
 """How far a streaming query is behind, from the progress that Spark reports of it.
 
 Spark's own Kafka source puts `minOffsetsBehindLatest`, `avgOffsetsBehindLatest` and `maxOffsetsBehindLatest` into the
-`metrics` of its progress. A Python source has no way to do that (PySpark 4.3 asks it for its latest offsets and no more),
-but the progress has the offsets, and these numbers follow from them.
+`metrics` of its progress. A Python source has no way to do that: PySpark 4.3 requests its latest offsets and no more.
+But the progress has the offsets, and these numbers follow from them.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
 """A table of Spark's catalog: `CREATE TABLE t USING tidemill OPTIONS (…)`, and how its options come back to the source.
 
-**What Spark gives.** When a table is created, the source is asked for its columns and gets the options, each as it is and
-again under `option.`, among properties of Spark's own (`provider`, `owner`, `path`, …). When the table is read or inserted
-into, the source gets no options at all (PySpark 4.3), only the columns as the catalog keeps them. So the columns carry
-the options, in the metadata of `offset`; secrets stay out, because metadata goes into whatever is made of the table.
+**What Spark gives.** When a table is created, Spark requests the source's columns and passes it the options. Each comes
+as it is and again under `option.`, among properties of Spark's own (`provider`, `owner`, `path`, …). When the table is
+read or inserted into, the source gets no options at all (PySpark 4.3), only the columns as the catalog keeps them. So
+the columns carry the options, in the metadata of `offset`; secrets stay out, because metadata goes into whatever is
+made of the table.
 
 **What that means for INSERT.** Spark gives the rows the metadata of the table that they go to, unless they have its very
 columns already: rows of `SELECT * FROM other` come with the options of `other`. They also come with offsets. A row that is
 inserted has none, since the broker decides on it, so a row with an offset is refused before it can go to the wrong topic.
 
-**Two directions, one definition.** The options of a table are those of the source and of the sink together. A definition
-with `topic` is written to, and then options of the sink are accepted by the source; one that says what to read is read,
-and then options of the source are accepted by the sink. Without `topic` rows go to the one topic of `subscribe`; where that
-names several, to the topic that the row has in its column. A temporary view has its options at hand, and the same rules.
+**Two directions, one definition.** The options of a table are those of the source and of the sink together. A
+definition with `topic` is written to, and then the source accepts options of the sink. One that says what to read is
+read, and then the sink accepts options of the source. Without `topic` rows go to the one topic of `subscribe`; where
+that names several, to the topic that the row has in its column. A temporary view has its options at hand, and the same
+rules.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Settings of Kafka's Java clients that change no result here, and the warning that says so.
 
-A job that comes from Spark's own connector brings its tuning along. The source and the sink talk to brokers with a client
-of their own, so these settings have nothing to tune: the job runs, and each setting is named once in the log of the driver.
-A setting that would change which records are read or written is not here: the source and the sink know it or refuse it.
+A job that comes from Spark's own connector brings its tuning along. The source and the sink talk to brokers with a
+client of their own, so these settings have nothing to tune. The job runs, and each setting is named once in the log of
+the driver. A setting that would change which records are read or written is not here: the source and the sink know it
+or refuse it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Spark session for a command: everything that has to be right before it starts, and failures as one line.
 
-Owned here: finding Java and the packages of `tidemill[spark]`, or saying in a line how to get them; the Python that
-Spark's workers run; the JVM's process, whose whole output goes to a log file, so that the terminal belongs to the
-command; and the translation of what Spark raises (`failure_line`). The trace of a failure is appended to the same log.
+It finds Java and the packages of `tidemill[spark]`, or says in a line how to get them. It chooses the Python that Spark's
+workers run. It owns the JVM's process, whose whole output goes to a log file, so that the terminal belongs to the
+command. It translates what Spark raises (`failure_line`); the trace of a failure is appended to the same log.
 
 Rules: the user's environment and --conf win over every default here. Ctrl-C reaches Python only: the JVM ignores it, and
 the caller that runs a query stops it. Nothing of pyspark is imported before a session is asked for.

@@ -1,14 +1,14 @@
 """A user's own pipeline: a file with a function `pipeline(source)` that takes one DataFrame and returns another.
 
-The file knows nothing of topics, checkpoints or sessions: those are options of the command, and the same function works
-on a batch in a notebook, in a test, and in Spark's declarative pipelines. It may also have `add_arguments(parser)` for
+The file knows nothing of topics, checkpoints or sessions: those are options of the command. The same function works on
+a batch in a notebook, in a test, and in Spark's declarative pipelines. It may also have `add_arguments(parser)` for
 options of its own, which the function then takes as its second parameter. What it returns is written as Spark's Kafka
 sink would: columns key, value, headers, topic, partition. A result without a column `value` is written as JSON of all
 columns that have no such meaning.
 
 The file is run inside the session, since what stands at its top, such as a `@udf`, may need one. Before that it is only
 parsed: for its first line, and for whether it has the function. The exception is a file with `add_arguments`, which is
-asked for before a session starts; if the file cannot be run then, its own options are parsed inside the session instead.
+called before a session starts. If the file cannot be run then, its own options are parsed inside the session instead.
 
 What is wrong with a file is one line that names the file and the line; the trace goes to the log.
 """

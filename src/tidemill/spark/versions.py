@@ -99,12 +99,12 @@ def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
 class _UnlimitedStreamReader(DataSourceStreamReader):
     """A reader of Spark 4.2 for versions that call `latestOffset` without an argument.
 
-    The start is known nevertheless. A batch that was planned is finished before Spark asks how far the next one goes;
-    a query that is started again plans an empty range first, at the end of its last batch (Spark does that for readers
-    which prefetch); and one that has planned nothing is new.
+    The start is known nevertheless. A batch that was planned is finished before Spark requests the end of the next one.
+    A query that is started again plans an empty range first, at the end of its last batch (Spark does that for readers
+    which prefetch). One that has planned nothing is new.
 
-    Limits are refused. These versions run a query with the trigger AvailableNow as one batch, and do not tell the reader
-    that this is its trigger: with a limit such a query would leave the rest without a word.
+    Limits are refused. These versions run a query with the trigger AvailableNow as one batch, and the reader does not
+    learn its trigger. With a limit such a query would silently leave the rest.
     """
 
     def __init__(self, reader: DataSourceStreamReader) -> None:

@@ -5,8 +5,8 @@
         code_under_test(bootstrap_servers=broker.bootstrap)
         assert [record.value for record in broker.records("orders")] == [b"..."]
 
-It is the production node, so settings are Kafka's broker configuration. A few differ from Kafka's defaults, all of them so
-that a test neither waits nor is disturbed when time moves; `DEFAULTS` has them, and whatever a test sets comes first.
+It is the production node, so settings are Kafka's broker configuration. A few differ from Kafka's defaults, so that a
+test neither waits nor is disturbed when time moves. `DEFAULTS` has them, and whatever a test sets comes first.
 
 The data is in a folder of its own, removed at the end. The port is kept over `stop`, `crash` and `restart`.
 """

@@ -1,7 +1,7 @@
 """Producer ids for this broker's clients, handed out from blocks that the controller allocates.
 
-Blocks make ids unique in the whole cluster without asking the controller for each; the rest of a block is lost when the
-broker stops, which costs nothing: there are 2^63 ids.
+Blocks make ids unique in the whole cluster without a request to the controller for each. The rest of a block is lost
+when the broker stops, which costs nothing: there are 2^63 ids.
 
 A coordinator decides at once or not at all, so `take` does not wait. The next block is fetched before this one ends; when
 there is nothing to take, as at the start, `stock` waits for a block.

@@ -1,9 +1,9 @@
 """The coordinator runtime: one shard for each partition of an internal topic that this broker leads.
 
-It creates the topic on the first FindCoordinator, finds the shard of a key, loads shards from their partitions, passes them
-the commit position and the time, and carries answers back to the requests that wait. The machines in `coordinator/` decide;
-`groups.py` and `transactions.py` say which. The clock of the shards is steady: their deadlines are points in time, which a
-change of the wall clock must not move.
+It creates the topic on the first FindCoordinator, finds the shard of a key, and loads shards from their partitions. It
+passes them the high watermark and the time, and their answers to the requests that wait. The machines in `coordinator/`
+decide; `groups.py` and `transactions.py` say which. The clock of the shards is steady: their deadlines are points in
+time, which a change of the wall clock must not move.
 
 A shard loads in slices between requests; until it is done it answers COORDINATOR_LOAD_IN_PROGRESS. It replays everything
 up to the log's end, committed or not: the log is the leader's, so none of it is truncated while this broker leads. A shard

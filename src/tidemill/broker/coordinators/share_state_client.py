@@ -151,8 +151,8 @@ class ShareStateClient:
     async def write(self, key: SharePartitionKey, change: ShareStateChange) -> None:
         """Returns when the change is durable.
 
-        Of two states of an offset the one with the larger delivery count stays, then the one with the larger delivery
-        state (available 0, acknowledged 2, archived 4), whichever was written later. The start offset never moves
+        Of two states of an offset the one with the larger delivery count stays, whichever was written later. With equal
+        counts the larger delivery state stays (available 0, acknowledged 2, archived 4). The start offset never moves
         back. So writes under way may pass each other.
         """
         entry = api.WriteShareGroupStatePartitionData(

@@ -1,9 +1,9 @@
 """Work on the loop that takes long, one piece at a time and a step at a time.
 
-What looks into records may have to look into very many of them (a batch of some kilobytes can hold a hundred thousand), in
-Python, which a thread would do at the loop's expense. So the loop itself does it, in steps with a turn of the loop between
-two of them, and only one piece at a time: requests that have nothing to do with it wait for one step at most. Only
-what does not hold the interpreter, decompression, goes to a thread; one at a time bounds the memory, too.
+A batch of some kilobytes can hold a hundred thousand records. Looking into them is Python, so a thread would take the
+interpreter from the loop. So the loop itself does it, in steps with a turn of the loop between two of them, and only
+one piece at a time. Other requests wait for one step at most. Only what does not hold the interpreter, decompression,
+goes to a thread; one at a time bounds the memory, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Up to where a log was synced, written down with every sync, so that damage can be told from a torn tail.
 
-Two small files, written in turn, each with a number and a checksum: a power failure tears at most the one that is
-being written, and the other says what held before. A truncation lowers the point first, on the event loop; a sync in a
-thread that began before it may not raise it again, so each write names the generation in which its sync began.
+There are two small files, written in turn, each with a number and a checksum. A power failure tears at most the one
+that is being written, and the other has the state before. A truncation lowers the point first, on the event loop. A
+sync that began in a thread before must not raise it again, so each write names the generation in which its sync began.
 """
 
 from __future__ import annotations

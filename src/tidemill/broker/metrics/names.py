@@ -1,10 +1,10 @@
 """The names of everything that a node shows at /metrics: the whole list, as tables.
 
-Three families, as public dashboards know them: `kafka_server_*`, `kafka_network_*`, `kafka_controller_*`, `kafka_cluster_*`,
-`kafka_log_*` and `kafka_coordinator_*` are what the JMX exporter's rules for KRaft make of a Kafka broker's beans,
-`kafka_topic_*`, `kafka_consumergroup_*` and `kafka_broker*` are those of the widespread exporter of offsets and lag, and
-what no Kafka has begins with `tidemill_`. The reference in the docs is written from these tables, and the dashboard and
-the alerts in deploy/ are checked against them. A counter's name stands here without `_total`.
+There are three families, as public dashboards know them. `kafka_server_*`, `kafka_network_*`, `kafka_controller_*`,
+`kafka_cluster_*`, `kafka_log_*` and `kafka_coordinator_*` are what the JMX exporter's rules for KRaft make of a Kafka
+broker's beans. `kafka_topic_*`, `kafka_consumergroup_*` and `kafka_broker*` are those of the widespread exporter of
+offsets and lag. What no Kafka has begins with `tidemill_`. The reference in the docs is written from these tables, and
+the dashboard and the alerts in deploy/ are checked against them. A counter's name stands here without `_total`.
 """
 
 from __future__ import annotations

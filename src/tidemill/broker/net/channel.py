@@ -1,10 +1,10 @@
 """Requests to one other node, over one link at a time.
 
-Requests go out in the order in which they were made, many at a time; the peer answers in that order, so the oldest is
-always the one that is answered next. Each link begins with an ApiVersions request, which settles the version of every
-later one; an API that the peer does not list is asked at our own highest version, since a node serves other nodes more
-than it advertises to clients. Where the listener asks for a login, that is next (`link_security.py`); while it lasts, and
-while it is renewed, requests wait.
+Requests go out in the order in which they were made, many at a time. The peer answers in that order, so the next
+response is always that of the oldest request. Each link begins with an ApiVersions request, which settles the version
+of every later one. A request of an API that the peer does not list has our own highest version: a node serves other
+nodes more than it advertises to clients. Where the listener asks for a login, that is next (`link_security.py`); while
+it lasts, and while it is renewed, requests wait.
 
 Whatever happens, each request gets exactly one callback. A link that is lost fails all that is outstanding: the peer
 may or may not have acted on it. The next request opens a new link, after a pause that grows while opening fails. A

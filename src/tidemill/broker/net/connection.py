@@ -4,8 +4,8 @@ Works on a raw non-blocking socket with the loop's `add_reader`/`add_writer`, so
 frame's own place and sends file slices by `sendfile`; transports would copy both.
 
 Receiving. A frame is handed on as a view of the connection's `ReceiveBuffer` and must not be kept: once `dispatch`
-returns, the bytes are overwritten. The socket is read only while the buffer holds no whole frame, so there is always room
-for more, and a read of no bytes means the end of the stream.
+returns, the bytes are overwritten. The socket is read only while the buffer holds no whole frame. So there is always
+room for more, and a read of no bytes means the end of the stream.
 
 Sending. Each request takes a `Reply` slot in a queue. A slot may be filled later (a parked fetch, a produce that waits
 for the disk); nothing overtakes it. When too many replies wait, reading stops until the client has taken some: a slow

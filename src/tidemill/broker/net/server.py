@@ -4,9 +4,9 @@ Owns every `Connection`: accepts it, counts it (`max.connections`, `max.connecti
 idle for `connections.max.idle.ms`, closes it at shutdown. Running out of file descriptors pauses accepting for a
 moment instead of spinning; the clients wait in the kernel's backlog.
 
-On a listener with TLS a connection begins when the handshake is done (`tls.py`), and on one with SASL it is held to small
-frames until the peer has logged in. Until then it is one of the `Setups`, which are bounded. The files of certificates are
-looked at by housekeeping, in a thread.
+On a listener with TLS a connection begins when the handshake is done (`tls.py`). On one with SASL it is held to small
+frames until the peer has logged in. Until then it is one of the `Setups`, which are bounded. The files of certificates
+are looked at by housekeeping, in a thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Connections whose peers are not authenticated yet: bounded in number and in time.
 
-A peer is in here from accept until its TLS handshake is done, and on a listener with SASL until it has logged in. When too
-many are in here, the oldest of the address that has most of them goes: a peer that means it is done within milliseconds, so
-ten thousand that hold half a handshake only push each other out.
+A peer is in here from accept until its TLS handshake is done, and on a listener with SASL until it has logged in. When
+there are too many, the oldest of the address that has most of them is closed. An honest peer is done within
+milliseconds, so ten thousand that hold half a handshake only displace each other.
 """
 
 from __future__ import annotations

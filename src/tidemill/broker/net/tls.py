@@ -1,9 +1,10 @@
 """TLS on raw sockets: the handshake, and the connection of a client behind it.
 
 The handshake's arithmetic takes a millisecond or more, so it runs in a few threads; OpenSSL lets go of the interpreter
-meanwhile. What follows is on the loop, as without TLS: records are decrypted into the frame's own place, and file slices are
-read and encrypted in chunks, for a millisecond at most before others have their turn. `tls_socket.py` has the socket. Where
-the kernel encrypts (kernel TLS), OpenSSL works on the descriptor instead, and slices go out by `sendfile`.
+meanwhile. What follows is on the loop, as without TLS. Records are decrypted into the frame's own place. File slices
+are read and encrypted in chunks, for a millisecond at most before others have their turn. `tls_socket.py` has the
+socket. Where the kernel encrypts (kernel TLS), OpenSSL works on the descriptor instead, and slices go out by
+`sendfile`.
 
 OpenSSL may hold bytes that it has decrypted already. No event of the socket announces those, so `pending` is read before
 waiting. A write that did not fit must be repeated with the same bytes: `_chunk` keeps them.

@@ -26,8 +26,9 @@ class Succession:
     def is_deserted(self, partition: Partition) -> bool:
         """Whether another broker may lead the partition by now, without the metadata having reached this one.
 
-        Either proves that this broker led it until lately: the metadata is known up to then, or every other member of
-        the ISR, of which a new leader would be one, followed it then. A sole member of the ISR cannot have been replaced.
+        One of two proves that this broker led it until lately: the metadata is known up to then, or every other member
+        of the ISR followed it then. A new leader would be one of these. A sole member of the ISR cannot have been
+        replaced.
         """
         image = partition.image
         if image is None or len(image.isr) < 2:

@@ -10,8 +10,8 @@
 In the last case every other server will find this node. Without the answer of all of them nothing begins: the one that is
 silent may be what is left of a quorum. A replica that has lost its log begins nothing either.
 
-A quorum that did not come from the configuration keeps its voters in its log (kraft.version 1), and a controller outside
-of it asks to be let in once it has caught up. One that was a voter and was removed stays outside until it is restarted.
+A quorum that did not come from the configuration keeps its voters in its log (kraft.version 1). A controller outside of
+it sends AddRaftVoter once it has caught up. One that was a voter and was removed stays outside until it is restarted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """This broker's membership of the cluster: it registers, sends heartbeats, and takes its leave.
 
-A registration begins a broker epoch. The broker asks to be unfenced with its heartbeats, which also say how far it follows
-the metadata: the controller lets it lead and be in sync once it knows everything up to its own registration. From then
-on a heartbeat every `broker.heartbeat.interval.ms` keeps its session. A broker whose id another process has registered
-since, or which was removed from the cluster, stops.
+A registration begins a broker epoch. The broker requests to be unfenced with its heartbeats, which also say how far it
+follows the metadata. The controller lets it lead and be in sync once it knows everything up to its own registration.
+From then on a heartbeat every `broker.heartbeat.interval.ms` keeps its session. A broker whose id another process has
+registered since, or which was removed from the cluster, stops.
 
 A controlled shutdown repeats its request until the controller has moved every leadership away, or no controller answers.
 

@@ -6,9 +6,9 @@ voted since when. The derived is rebuilt from the batches at every start, so not
 Where things begin: the two newest snapshots are kept, and the log reaches back to the end of the older one; to 0, as long
 as there is only one. So a snapshot that turns out to be damaged is made up for by the one before it and the log.
 
-Durability: every sync also writes down how far the log is durable (recovery_point.py), before the machine is stepped. A log
-that ends before that point was damaged, not torn, and is refused (`MetadataDamaged`). A fetched snapshot replaces the whole
-log; see quorum_snapshots.py for how that survives a crash.
+Durability: every sync also writes down how far the log is durable (recovery_point.py), before the machine is stepped. A
+log that ends before that point was damaged, not torn, and is refused (`MetadataDamaged`). A fetched snapshot replaces
+the whole log; see snapshots.py for how that survives a crash.
 
 A replica that has lost its metadata, and has others to get it from, sets what is left aside and starts over. The file
 `incomplete` says so until it has everything again: until then it may not vote (see raft/state.py).

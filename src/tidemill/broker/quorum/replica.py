@@ -1,14 +1,14 @@
 """Carries out the effects of the quorum's machine: on the log, the disk, the peers and the listener.
 
-One event at a time: the machine is stepped, its effects are carried out in their order, then the listener gets the
-results, and only then the next event has its turn. Events that arrive meanwhile wait in a queue. A vote and an installed
+Events are handled one at a time. The machine is stepped, its effects are carried out in their order, and the listener
+gets the results. Then comes the next event. Events that arrive meanwhile wait in a queue. A vote and an installed
 snapshot are on disk before the next effect; the log is synced by the `Syncer`, whose completion is an event. The
 machine's time is the loop's, which cannot jump (failure 28).
 
 The active controller's records are written *before* the machine gets the event: a full disk is then an error of the
 caller, and the machine's state stays as it was. A follower that cannot write what it fetched waits a while and fetches
-again. A vote or an epoch for which there is no space waits, and with it every later effect and event: to its peers the
-replica is slow, and the broker beside it keeps serving what it has. Anything else that fails on the disk, or a bug in the
+again. A vote or an epoch for which there is no space waits, and with it every later effect and event. To its peers the
+replica is slow; the broker beside it keeps serving what it has. Anything else that fails on the disk, or a bug in the
 machine, is the end: half of an event's effects is no state to go on from.
 """
 

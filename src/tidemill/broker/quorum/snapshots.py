@@ -5,8 +5,8 @@ voters; batches of records; a control batch with the footer. Earlier versions wr
 read. Every batch has its checksum, and without its footer a snapshot is not whole: a damaged one is found when it is
 read, never believed, and set aside.
 
-A snapshot appears under its name when it is durable. One that was fetched from the leader replaces the log, which is
-more than one step: it first gets the name `….installing`, and a start that finds such a file finishes the job.
+A snapshot appears under its name when it is durable. One that was fetched from the leader replaces the log, in more
+than one step. It first gets the name `….installing`, and a start that finds such a file finishes the job.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ register with `@serves_raw` and read the frame themselves.
 Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and announces only those. An API
 out of scope is answered like one that does not exist.
 
-Whatever a client sends, it gets the protocol's own answer: an API that is not served gets UNSUPPORTED_VERSION in the layout
-the client can read, a bug in a handler gets UNKNOWN_SERVER_ERROR and a traceback in the log. The error stands in each entry
-where the response has no other place for it. Bytes that cannot be understood close the connection, and so does a failure
-that no response can tell: silence or an empty response would read as a success.
+Whatever a client sends, it gets the protocol's own answer. An API that is not served gets UNSUPPORTED_VERSION in a
+layout that the client can read. A bug in a handler gets UNKNOWN_SERVER_ERROR, and a traceback in the log. The error
+stands in each entry where the response has no other place for it. Bytes that cannot be understood close the connection,
+and so does a failure that no response can tell: silence or an empty response would read as a success.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A node's metrics page, in Prometheus' text format: what it counted, and what it is at this moment.
 
-The names are in `metric_names.py`. What grows with the cluster is written by `metric_rows.py` in turns with the event loop.
-The rest, a few hundred lines, is taken from the loop at once (`Snapshot`) and given its text by `prometheus_client` in a
-thread, which also asks the disk how full it is and the kernel what the process uses.
+The names are in `metrics/names.py`. What grows with the cluster is written by `rows.py` in turns with the event loop.
+The rest, a few hundred lines, is taken from the loop at once (`Snapshot`). `prometheus_client` writes its text in a
+thread, which also reads how full the disk is and what the process uses.
 """
 
 from __future__ import annotations

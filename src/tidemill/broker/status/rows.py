@@ -1,9 +1,9 @@
 """The part of the metrics that grows with the cluster, as text: a row for each topic, replica, and group's partition.
 
-A node may have thousands of partitions, which is tens of thousands of lines. They are written here, straight from what the
-loop knows and in turns with it, because both other ways cost its clients more: a thread would compete for the interpreter
-for a good part of a second, and a snapshot for a later text is as long as the text. Everything else, which does not grow,
-is in `exposition.py`.
+A node may have thousands of partitions, which is tens of thousands of lines. They are written here, straight from what
+the loop knows and in turns with it. Both other ways cost its clients more. A thread would compete for the interpreter
+for a good part of a second, and a snapshot for a later text is as long as the text. Everything else, which does not
+grow, is in `exposition.py`.
 
 A list of what to visit is taken at the beginning; what comes or goes between two turns is in the next text. Between looking
 at a partition and writing its row there is no turn.

@@ -1,8 +1,9 @@
 """Lists, replays and purges the letters of a dead-letter topic. `tidemill.dead_letters` has the conventions and rules.
 
-What was replayed is remembered as offsets of the group `tidemill-dead-letters-TOPIC` in the dead-letter topic. Letters that
-were replayed out of order stand in the metadata of the commit, as ranges. Letters and marks are one transaction under a
-transactional id of the same name: a replay that is killed leaves both or neither, and of two at a time one is fenced.
+What was replayed is remembered as offsets of the group `tidemill-dead-letters-TOPIC` in the dead-letter topic. Letters
+that were replayed out of order stand in the metadata of the commit, as ranges. Letters and marks are one transaction
+under a transactional id of the same name. A replay that is killed leaves both or neither, and of two at a time one is
+fenced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Consumer lag: the one computation for the command line, the gateway, the console and the brokers' metrics.
 
 A group has to read every partition of the topics that it reads, also those for which nothing is committed yet. Only its
-members know where they would begin there. From outside, all of the partition is unread: so the lag never rises because a
-consumer makes progress, and a group that has just begun is not shown as if it had caught up.
+members know where they would begin there. From outside, all of the partition is unread. So the lag never rises because
+a consumer makes progress, and a group that has just begun is not shown as if it had caught up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lists and describes transactions, and finds and aborts hanging ones, for operators.
 
-Two parties know of a transaction: its coordinator, by transactional id, and the leader of each partition that it wrote to,
-by producer id. A transaction hangs when a leader has it open and its coordinator does not know of it: then no coordinator
-sends the marker that ends it, and `read_committed` readers of that partition wait for ever. `abort` sends that marker.
+Two parties know of a transaction: its coordinator, by transactional id, and the leader of each partition that it wrote
+to, by producer id. A transaction hangs when a leader has it open and its coordinator does not know of it. Then no
+coordinator sends the marker that ends it, and `read_committed` readers of that partition wait for ever. `abort` sends
+that marker.
 """
 
 from __future__ import annotations

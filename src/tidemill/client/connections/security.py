@@ -1,8 +1,8 @@
 """How a client's connections are secured, by the option names of Kafka's clients.
 
-`SecurityOptions.parse` takes the `security.*`, `ssl.*` and `sasl.*` options of Apache Kafka's Java client, and the names
-that librdkafka has for the same things; an option that is not known here is refused by its name, never ignored, with
-what to do instead. What it returns is plain values, so it can be sent to another process; passwords and keys are in no
+`SecurityOptions.parse` takes the `security.*`, `ssl.*` and `sasl.*` options of Apache Kafka's Java client, and the
+names that librdkafka has for the same things. An unknown option is never ignored: it is refused by its name, with what
+to do instead. What it returns is plain values, so it can be sent to another process; passwords and keys are in no
 `repr` and no error.
 
     security.protocol                  PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL

@@ -5,9 +5,10 @@ often it is sent. So a broker recognises a batch that it has already, and one th
 
 Each partition has a queue of what is not acknowledged, in order. While all goes well batches are sent ahead, up to
 `REQUESTS_IN_FLIGHT` requests a broker, each with at most one batch of a partition: so many a broker remembers. At the
-first failure that may pass (a leader that moved, a lost connection) sending ahead stops: the answers that are under way
-are taken, the leaders are looked up anew, and the queues are sent again from their heads, one batch at a time, until
-they are empty. Then it goes on as before. Nothing is skipped, so nothing is reordered, and sequences exclude duplicates.
+first failure that may pass (a leader that moved, a lost connection) sending ahead stops. The responses under way are
+taken, and the leaders are looked up anew. Then the queues are sent again from their heads, one batch at a time, until
+they are empty. Then it goes on as before. Nothing is skipped, so nothing is reordered, and sequences exclude
+duplicates.
 
 Every wait is bounded: an answer by the cluster's timeout, the delivery of a batch by `delivery_timeout_s`.
 Errors that do not pass are raised at once; the producer cannot be used any more.

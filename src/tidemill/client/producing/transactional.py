@@ -77,8 +77,9 @@ def stable_offsets(
 ) -> dict[TopicPartition, CommittedOffset]:
     """What the group has committed for these partitions or, with None, for all.
 
-    Waits for transactions that are about to change it; for all, only for those that change what is committed already: a
-    broker does not list a partition whose first offset is pending. After `init` nothing of that transactional id is pending.
+    Waits for transactions that are about to change it. For all partitions, it waits only for those that change a
+    committed offset: a broker does not list a partition whose first offset is pending. After `init` nothing of that
+    transactional id is pending.
     """
     indexes: dict[str, list[int]] = {}
     for name, index in partitions or ():

@@ -1,9 +1,8 @@
 """AlterPartition (56): a leader proposes the ISR of its partitions.
 
 A proposal carries the epochs that the leader knows. One with older epochs than the controller's is refused. So is one
-that names a replica which may not be in sync: its broker is fenced, is shutting down, or has registered again since
-its last fetch (KIP-903) and may have returned with an empty disk. Newer epochs mean that the controller is out of
-date.
+that names a replica which may not be in sync. Its broker is fenced, is shutting down, or has registered again since its
+last fetch (KIP-903) and may have returned with an empty disk. Newer epochs mean that the controller is out of date.
 
 The leader of a decommissioned partition that is empty proposes an empty ISR: the partition is removed (decision 18).
 """

@@ -1,14 +1,17 @@
 """Decisions about topics that get fewer partitions (decision 18).
 
 `tidemill.partitions.active` says how many partitions store new records. The others are decommissioned: each passes its
-records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an empty
-ISR. As many go in one step as are active: clients choose a partition by the number that they see, and a key stays where it
-is under each multiple of the active ones.
+records on, and is removed when it is empty, the highest first. Its leader proposes that with AlterPartition and an
+empty ISR. As many go in one step as are active. Clients choose a partition by the number that they see, and a key stays
+where it is under each multiple of the active ones.
 
-The controller keeps five more settings: which of those that go next are empty; how many partitions are left, which cuts the
-list of the image; how many there were, because some clients never learn of fewer; the last leader epoch of each that is
-gone, so that a partition which is added later is not taken for it; and the numbers that the topic was shrunk to, which tell
-where records may be stored.
+The controller keeps five more settings of such a topic:
+
+- which of the partitions that go next are empty;
+- how many partitions are left, which cuts the list of the image;
+- how many there were, because some clients never learn of fewer;
+- the last leader epoch of each partition that is gone, so that one which is added later is not taken for it;
+- the numbers that the topic was shrunk to, which tell where records may be stored.
 
 Removing `tidemill.partitions.active` takes a shrink back: the partitions that are left store new records again.
 """

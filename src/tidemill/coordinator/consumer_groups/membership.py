@@ -7,8 +7,8 @@ computes the target assignment if that is behind the group epoch. It moves the m
 Target assignments are computed at most once in `group.consumer.assignment.interval.ms` (KIP-1263): of many members
 that start together the first gets all partitions, and one more assignment divides them among all members.
 
-Timers: `session` removes a member without heartbeats, `rebalance` one that does not give up revoked partitions in
-time, `regex` resolves the group's regular expressions right after the request that requires it.
+There are three timers. `session` removes a member without heartbeats, `rebalance` one that does not give up revoked
+partitions in time. `regex` resolves the group's regular expressions right after the request that requires it.
 """
 
 from __future__ import annotations

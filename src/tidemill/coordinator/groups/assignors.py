@@ -7,8 +7,8 @@ than its share.
 
 - `uniform` balances the number of partitions per member. When all subscribe to the same topics no two members differ by
   more than one, and no fewer partitions could have moved. Otherwise no single move could make the loads more even.
-- `range` shares out each topic by itself, in ranges, and treats topics with as many partitions and the same subscribers
-  alike: partition n of each goes to the same member, so that they can be joined.
+- `range` shares out each topic by itself, in ranges. Topics with as many partitions and the same subscribers are
+  treated alike: partition n of each goes to the same member, so that they can be joined.
 
 The result depends on nothing but the arguments and their order: nothing here iterates over a set of topics or
 members.

@@ -1,7 +1,7 @@
 """What consumer groups (KIP-848) and share groups (KIP-932) have in common (Kafka: ModernGroup).
 
-The coordinator computes the assignment of such a group. The *group epoch* grows whenever that must be done again, the
-*assignment epoch* is the group epoch of the target assignment, and a *member epoch* is the assignment epoch that a member
+The coordinator computes the assignment of such a group. The *group epoch* grows whenever that must be done again. The
+*assignment epoch* is the group epoch of the target assignment. A *member epoch* is the assignment epoch that a member
 has reached. Each part of a group is one record; the kinds of groups differ in the types of these records.
 """
 

@@ -1,8 +1,8 @@
 """Committed offsets: commit, fetch, delete and expire.
 
-An offset belongs to a group, a topic and a partition, and holds the id that the topic had. A topic that was
-deleted and created again under its name has another id, so an offset of the old one is never served for the new one,
-even if its tombstone is still to be written.
+An offset belongs to a group, a topic and a partition, and holds the id that the topic had. A topic that was deleted and
+created again under its name has another id. So an offset of the old one is never served for the new one, even if its
+tombstone is still to be written.
 
 Retention: the offsets of a group with members stay, except those of topics that no member consumes. The offsets of an
 empty group expire `offsets.retention.minutes` after it became empty, those of a simple consumer that long after the

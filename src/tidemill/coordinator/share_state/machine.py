@@ -9,8 +9,8 @@ Three rules are stricter than those of Kafka 4.3, so that a request that is sent
 
 * The start offset never moves back. Below it the delivery states are forgotten, so records would be delivered again.
 * Initialising again with the same state epoch and the same or no start offset changes nothing.
-* What a replaced coordinator could get wrong is answered when a commit has proved that this one leads: a read writes
-  its leader epoch, and what finds no state writes a tombstone.
+* What a replaced coordinator could get wrong is answered when a commit has proved that this one leads. A read writes
+  its leader epoch, and a request that finds no state writes a tombstone.
 """
 
 from __future__ import annotations

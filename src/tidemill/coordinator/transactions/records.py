@@ -1,9 +1,9 @@
 """The records of the transactions machine in `__transaction_state`: the whole state of a transactional id, or a
 tombstone.
 
-The formats are Kafka's. Version 1 of the value carries, in tagged fields, what version 2 of transactions
-needs: the producer ids before and after, the epoch of the one after (KIP-939), and the client's version.
-The cluster's `transaction.version` decides which version is written.
+The formats are Kafka's. Version 1 of the value carries in tagged fields what version 2 of transactions needs. These are
+the producer ids before and after, the epoch of the one after (KIP-939), and the client's version. The cluster's
+`transaction.version` decides which version is written.
 """
 
 from __future__ import annotations

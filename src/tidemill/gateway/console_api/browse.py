@@ -1,8 +1,8 @@
 """Messages of a topic: from an offset or a time on, or the last ones; all, or those with a key or a text in them.
 
-Partitions are read side by side and merged by timestamp: what comes out is in the order of time as far as the
-partitions are, and always in the order of each partition. Forward, each partition is read from its position on;
-backward, in ever larger steps before it, because a log can only be read forward.
+Partitions are read side by side and merged by timestamp. The result is in the order of time as far as the partitions
+are, and always in the order of each partition. Forward, each partition is read from its position on; backward, in ever
+larger steps before it, because a log can only be read forward.
 
 A question is bounded by the records it wants, those it looks at (`max_scan`), the bytes it shows and the time it takes.
 Where it stopped is in the answer: `next` goes on, `previous` goes back, and with `is_complete` nothing was left.

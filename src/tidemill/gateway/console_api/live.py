@@ -1,10 +1,10 @@
 """Sends server-sent events: the overview of the cluster, and any other stream of events.
 
 `EventStream` sends what an async generator of events yields. It holds one event at a time and waits until the
-connection takes it, so a browser that does not read costs one event and no more; after `STALLED_S` it is disconnected.
-It ends when the client does, when the generator does, or when the gateway stops (`Streams.close`), and the generator is
-closed in every case before the request is over. Comments are sent while there are no events, so that proxies keep
-the connection and a client that is gone is noticed.
+connection takes it. So a browser that does not read costs one event and no more, and after `STALLED_S` it is
+disconnected. It ends when the client does, when the generator does, or when the gateway stops (`Streams.close`), and
+the generator is closed in every case before the request is over. Comments are sent while there are no events, so that
+proxies keep the connection and a client that is gone is noticed.
 
 `Streams` counts them: beyond `STREAMS_MAX` a caller is refused.
 

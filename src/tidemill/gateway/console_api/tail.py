@@ -1,8 +1,9 @@
 """What is written to a topic from now on, as server-sent events.
 
-A tail reads without waiting, at most ten times a second, and less often the longer a reading takes (`_SHARE` of its time):
-so it neither holds a thread of the backend nor the broker's loop. An event has at most `_ITEMS_MAX` records. Of what
-came in faster than it can be shown, the rest is counted as `skipped`; a tail that falls behind goes on near the end.
+A tail reads without waiting, at most ten times a second, and less often the longer a reading takes (`_SHARE` of its
+time). So it holds neither a thread of the backend nor the broker's loop. An event has at most `_ITEMS_MAX` records. Of
+what came in faster than it can be shown, the rest is counted as `skipped`; a tail that falls behind goes on near the
+end.
 """
 
 from __future__ import annotations

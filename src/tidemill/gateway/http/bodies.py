@@ -295,8 +295,8 @@ async def _chunks(request: Request, progress: _Progress) -> AsyncIterator[bytes]
 class _Splitter:
     """Finds the documents in bytes that come in pieces.
 
-    Those that are there as a whole are parsed where they begin. From the first one that cannot be, the end is looked for by
-    its brackets, every byte once: either it has not come yet, or the parser says what is wrong with it.
+    Those that are there as a whole are parsed where they begin. From the first one that cannot be, the end is found by
+    its brackets, every byte once. Either it has not come yet, or the parser says what is wrong with it.
     """
 
     def __init__(self, limit_bytes: int) -> None:

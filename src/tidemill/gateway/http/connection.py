@@ -10,9 +10,9 @@
 - An absolute request target replaces the Host header (RFC 9112, 3.2.2).
 - A refusal never comes before, or into, the answer to an earlier request of the connection.
 - Beyond `connections_max` connections, the one whose client has been silent longest is closed for a new one.
-- A response that is sent while the request's body still comes in (413, 415, 408 and so on) is followed by a time in which
-  the rest is read and thrown away, `_LINGER_S` at most; then the connection is closed. Closing at once could take the
-  response with it, reading on for ever would cost.
+- A response may be sent while the request's body still comes in (413, 415, 408 and so on). The rest is then read and
+  thrown away for `_LINGER_S` at most, and the connection is closed. Closing at once could take the response with it,
+  reading on for ever would cost.
 """
 
 from __future__ import annotations

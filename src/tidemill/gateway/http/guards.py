@@ -1,8 +1,8 @@
 """Checks every request before its route: origin, principal and load. Pure ASGI, so that streams pass through.
 
 **Browsers.** A page of any site may make a browser send requests to 127.0.0.1. So a request that changes something is
-refused (403) when its `Origin` is not the gateway's own or one of `allow_origins`, and so is a cross-site one that has
-no Origin. While the gateway listens on a loopback address, a `Host` that is a name other than localhost is refused as
+refused (403) when its `Origin` is not the gateway's own or one of `allow_origins`. So is a cross-site one that has no
+Origin. While the gateway listens on a loopback address, a `Host` that is a name other than localhost is refused as
 well: DNS rebinding looks like that here.
 
 **Callers.** `Settings.authenticate` decides about every request except `/healthz`; `scope["principal"]` has its result.

@@ -1,6 +1,6 @@
 """How a route declares itself, and the OpenAPI 3.1 document made of that.
 
-A part of the API (`v3.py`, `v2.py`, ...) makes one `Part` and declares each operation where it is written:
+A part of the API (`rest_v3`, `rest_v2`, ...) makes one `Part` and declares each operation where it is written:
 
     part = Part("Topics (v3)")
 
@@ -173,7 +173,7 @@ class Part:
     """The operations of one tag, in the order of their declaration.
 
     With `is_negotiated`, a caller whose Accept header has none of the answer's media types is refused (406) before the
-    handler is called; a part that chooses among its media types itself leaves it out.
+    handler is called. A part that chooses among its media types itself leaves it out.
     """
 
     def __init__(self, tag: str, *, is_negotiated: bool = False) -> None:

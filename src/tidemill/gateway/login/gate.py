@@ -10,8 +10,8 @@ The scope then has the caller's `access` and `session_id`. Without any, or with 
 challenge is Basic for programs; to a page of the console it is Bearer, since a browser would open a dialog of its own for
 Basic.
 
-A browser sends its cookie whatever page asks. So a request by cookie has to come from a page of the gateway's own origin, by
-`Origin` or `Sec-Fetch-Site`, and a change has to carry the session's token in `X-CSRF-Token` as well.
+A browser sends its cookie whatever page asks. So a request by cookie has to come from a page of the gateway's own
+origin, by `Origin` or `Sec-Fetch-Site`. A change has to carry the session's token in `X-CSRF-Token` as well.
 
 What a browser needs before there is a session is open: the console's files, the documents, and the log-in itself.
 """

@@ -3,8 +3,8 @@
 A session's id is random. What a caller holds is the id with a signature by a secret that is made when the gateway starts,
 so a restart ends all sessions. User and password stay in the gateway's memory and are in neither.
 
-A session ends when it was not used for a while, after a fixed time in any case, when it is revoked, and when there is no
-more room: the one that was unused longest goes first, of the same user if that user has too many.
+A session ends when it was not used for a while, after a fixed time in any case, and when it is revoked. When there is
+no more room, the one that was unused longest ends, of the same user if that user has too many.
 
 A cookie is sent by the browser whatever page asks, so a change by cookie needs `csrf_token` as well, which only the
 gateway's own pages can read. A cookie is no bearer token and the reverse.

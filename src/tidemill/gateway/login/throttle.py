@@ -1,9 +1,9 @@
 """Slows down password guessing. Pure: the clock is passed in, and nothing waits here.
 
 Failed log-ins are counted by address and by user. An attempt waits longer the more of them there were, `wait_s_max` at
-most; it is never refused for their number alone, so no user can be locked out by others. What bounds the rate of guesses
-is how many attempts may wait or be tried at the same time: in all, from one address, and for one user from one address.
-Beyond that an attempt is refused at once.
+most; it is never refused for their number alone, so no user can be locked out by others. The rate of guesses is bounded
+by the number of attempts that may wait or be tried at the same time: in all, from one address, and for one user from
+one address. Beyond that an attempt is refused at once.
 
 A user that has logged in from an address is known there. Failures of others slow such a user down no more, until guesses
 with that name come from that very address.

@@ -2,7 +2,7 @@
 
 A record is in one of three places: it waits; it is in the one answer that is being sent (a `Batch`); or it was
 answered. Only answered records count for a commit. An answer that did not reach its caller is given back, and its
-records wait again, before all others and in their order: that is what makes a broken connection harmless.
+records wait again, before all others and in their order. So a broken connection is harmless.
 
 A partition that is revoked, sought or unassigned is forgotten here, and an answer that was under way at that time
 changes nothing for it any more. Without I/O and without locks: it belongs to its instance's thread.

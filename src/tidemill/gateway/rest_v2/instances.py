@@ -3,7 +3,7 @@
 An instance is a consumer that lives in this gateway (`instance.py`, `registry.py`); the requests here say what
 it reads, read, seek, and commit. What a caller can rely on:
 
-* Records that were read but not answered completely are read again by the next request: a caller that goes away while
+* Records that were read but not answered completely are read again by the next request. A caller that goes away while
   it waits, or in the middle of an answer, loses nothing.
 * Nothing is committed that was not answered. With `auto.commit.enable` a request for records commits what earlier
   ones have answered.

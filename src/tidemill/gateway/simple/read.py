@@ -7,8 +7,8 @@ positions to begin with.
 With `wait_ms` a request that finds nothing waits for records. It fetches repeatedly without waiting in a thread or
 at a broker, so long polls cost little and never take the threads of other requests.
 
-A record comes in the shape that `produce` takes (`records.py`): a value that is JSON as JSON, as it stands in
-the log; other UTF-8 with `"format": "text"`; anything else in base64 with `"format": "binary"`. Only what is
+A record comes in the shape that `produce` takes (`records.py`). A value that is JSON comes as JSON, as it stands in the
+log, and other UTF-8 with `"format": "text"`. Anything else comes in base64 with `"format": "binary"`. Only what is
 committed is read.
 """
 

@@ -1,7 +1,7 @@
 """`Workers`: the members of share groups that live in this gateway, each for one caller, and when they end.
 
-A worker fetches while a request for jobs waits, and not otherwise: a record that lay here would be locked for a caller that
-never asks for it, and each lock that ends counts as a delivery. What a fetch brings after its request has ended is for the
+A worker fetches only while a request for jobs waits. A record that lay here would be locked for a caller that never
+requests it, and each lock that ends counts as a delivery. What a fetch brings after its request has ended is for the
 next request.
 
 A worker ends when it is deleted, when it got no request for `instance_idle_s`, or with the gateway. It leaves its group in

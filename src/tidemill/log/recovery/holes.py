@@ -1,9 +1,9 @@
 """Holes between the segments of a compacted log: which were there before, and which are damage.
 
-Each segment that this code writes starts where its predecessor ends. This holds for a leader and for a follower: a
-roll takes the end of the last batch as the new base offset, also when the next fetched batch leaves a gap. It holds
-after a cleaning too, whose last batch marks the end of each new segment. Apache Kafka's cleaner may drop that batch,
-and a data directory may come from there.
+Each segment that this code writes starts where its predecessor ends. This holds for a leader and for a follower. A roll
+takes the end of the last batch as the new base offset, also when the next fetched batch leaves a gap. It holds after a
+cleaning too, whose last batch marks the end of each new segment. Apache Kafka's cleaner may drop that batch, and a data
+directory may come from there.
 
 So a compacted log has a mark: the file `tidemill-holes-end`, with a version line and an offset. Holes below the offset
 were there when this code first opened the log, and are accepted. A hole above it is a missing file. The mark outlives

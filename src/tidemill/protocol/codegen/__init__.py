@@ -1,9 +1,8 @@
 """Compiles a struct's declaration, for one version, into the Python source of a decoder and an encoder.
 
-The source is straight-line code for exactly that version: nested structs are inlined, absent fields become
-assignments of their defaults, and neighbouring fixed-size values (including the length byte or word of
-what comes next, and the usually empty tagged section) share one `struct` call. Nothing is looked up at run
-time.
+The source is straight-line code for exactly that version. Nested structs are inlined, and absent fields become
+assignments of their defaults. Neighbouring fixed-size values share one `struct` call, with the length byte or word of
+what comes next and the usually empty tagged section among them. Nothing is looked up at run time.
 
     decoder(buffer, p, end) -> (message, p)      encoder(message, out)
 

@@ -1,8 +1,7 @@
 """The source of decoders: `codec(buf, p, end) -> (message, p)`.
 
-Names in generated code: `p` position, `n` the last length read, `q` the end of a slice, and numbered by
-depth `n0` lengths, `a0` lists, `s0` list elements, `t0` nested structs, `c0 g0 e0` count, tag and end of
-tagged fields.
+Names in generated code: `p` position, `n` the last length read, `q` the end of a slice. Numbered by depth: `n0`
+lengths, `a0` lists, `s0` list elements, `t0` nested structs, `c0 g0 e0` count, tag and end of tagged fields.
 """
 
 from __future__ import annotations

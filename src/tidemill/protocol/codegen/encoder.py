@@ -1,7 +1,7 @@
 """The source of encoders: `codec(m, out)`.
 
-Names in generated code: `b` the last string or bytes, `n` the last length, and numbered by depth `a0` lists,
-`s0` list elements, `t0` nested structs, `f0_1` whether tag 1 is written, `o0` a tagged field's own buffer.
+Names in generated code: `b` the last string or bytes, `n` the last length. Numbered by depth: `a0` lists, `s0` list
+elements, `t0` nested structs, `f0_1` whether tag 1 is written, `o0` a tagged field's own buffer.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ There are three ways to stop. `crash` is a power failure and `kill` the death of
 keeps all writes. Both return a new disk, and the old one is dead. `stop_at` stops the process at an exact step: before
 it, or in the middle of a write. `every_cut_point` uses it to stop a scenario at every step.
 
-Faults: `free_bytes` limits the disk (a write that does not fit is cut short and then fails with ENOSPC), `fail` makes
-operations on matching paths raise, `flip_bit` damages stored bytes, and `on_step` is called before every step.
+It has three faults. `free_bytes` limits the disk: a write that does not fit is cut short and then fails with ENOSPC.
+`fail` makes operations on matching paths raise, and `flip_bit` damages stored bytes. `on_step` is called before every
+step.
 """
 
 from __future__ import annotations

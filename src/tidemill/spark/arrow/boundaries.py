@@ -5,7 +5,7 @@ the single part of decoding that is sequential, and a loop over records would co
 walked in many lanes at once: each batch begins a lane, and more of them begin where something within a batch looks
 like a record. All lanes take one step, then all the next, until each has come to where the following lane began.
 
-A lane whose start was no record is found out, because the lane before it does not end there: a first lane begins with
+A lane whose start was no record is found out, because the lane before it does not end there. A first lane begins with
 its batch, so it is right, and what begins where a right lane ends is right too. Then the walk is done once more without
 the wrong ones; where that does not help, and for few records, a loop does it.
 

@@ -5,10 +5,9 @@ says where each begins; from there every field of all records is read together, 
 the records in step. Keys and values are then gathered by Arrow: an array over that buffer whose odd elements are what
 lies between, of which the even ones are taken.
 
-All lengths are held against the record that they stand in before Arrow sees any of them: a record that does not end
+All lengths are compared with the record that they stand in before Arrow sees any of them. A record that does not end
 where its length says, or a field that does not fit its record, is a `ProtocolError` that names the partition and the
-batch. Record headers cost more than everything else, so they are read, and checked, only when that column is asked
-for.
+batch. Record headers cost more than everything else, so they are read, and checked, only when that column is asked for.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Rows of Arrow become the records of batches, with no Python object for a row.
 
 A record is a head (its length, deltas and the key's length), the key, the value's length, the value, and the headers.
-Heads and lengths are written as varints of all rows together; then Arrow joins the pieces row by row, so that its
+Heads and lengths are written as varints of all rows together. Then Arrow joins the pieces row by row, so that its
 result is the bytes of all records, end to end. Headers are joined in the same way first, header by header.
 
-Rows are cut into batches before that, by sizes that assume the longest deltas: a batch is never larger than it may
-be, except that of a single large record, and seldom a few bytes a record smaller. A batch holds rows of one part, such as a
-partition: all parts are encoded together, because the columns cost as much for few rows as for many. The producer adds
-the header, the checksum and the compression.
+Rows are cut into batches before that, by sizes that assume the longest deltas. A batch is never larger than it may be,
+except that of a single large record. It is seldom a few bytes a record smaller. A batch holds rows of one part, such as
+a partition: all parts are encoded together, because the columns cost as much for few rows as for many. The producer
+adds the header, the checksum and the compression.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ buffer. Reading them is the check of the records: a record must end exactly wher
 must lie within its record. What does not is `Damaged`, with the record's index. So a `Fields` may be used to gather
 from the buffer without another check.
 
-Headers are the exception. Their number is known, but what they hold is read by `read_headers`, because few ask for
-it: in step again, the first header of all records, then the second, and so on.
+Headers are the exception. Their number is known. What they hold is read by `read_headers`, because few queries need it:
+in step again, the first header of all records, then the second, and so on.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ in records take one byte, so that case is one gather and a table. Otherwise eigh
 as one number, and the ends of all varints are found by arithmetic. Only what takes nine or ten bytes (a timestamp
 delta of a million years) is read one by one.
 
-Readers never check where a record ends: they may look up to ten bytes past a position, so a buffer ends with
-`PADDING`, and their caller holds the positions that they return against what it knows.
+Readers never check where a record ends. They may look up to ten bytes past a position, so a buffer ends with `PADDING`.
+Their caller checks the positions that they return.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a pipeline is: a module of this package with the members of `Pipeline`, one command each.
 
 `tidemill pipeline run NAME` parses the pipeline's own options together with those that all have (see `connecting`),
-makes a session, calls `run`, shows what `run` tells `Progress` meanwhile, and prints the `Summary` that it returns, as
-text or as JSON. A pipeline prints nothing itself and raises `TidemillError` for what a user can put right.
+makes a session, and calls `run`. Meanwhile it shows what `run` passes to `Progress`. In the end it prints the `Summary`
+that `run` returns, as text or as JSON. A pipeline prints nothing itself and raises `TidemillError` for what a user can
+put right.
 
 A module imports pyspark, pyarrow and numpy inside its functions: its name, its summary and its options must be there
 without them. A pipeline that Ctrl-C stops returns its summary as usual; `Progress.is_interrupted` tells it and the command.

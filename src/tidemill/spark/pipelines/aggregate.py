@@ -1,10 +1,10 @@
 """`aggregate`: counts, sums, averages and extremes by windows of event time, as JSON records in another topic.
 
 The event time is the record's timestamp, or the JSON field that --time names. A window is final when the watermark, the
-newest event time less --watermark, has passed its end: it is then written once, and what comes later for it is dropped
+newest event time less --watermark, has passed its end. It is then written once, and what comes later for it is dropped
 and counted. Windows that are still open at the end of a run stay in the checkpoint, and the next run goes on with them.
-With --emit updates, a window is written whenever it has changed; its key stays the same, so that a compacted topic keeps
-the last.
+With --emit updates, a window is written whenever it has changed; its key stays the same, so that a compacted topic
+keeps the last.
 
 The key is JSON of the group and the window's start, the value JSON of the group, the window and the results.
 A record without an event time, or whose number is none, is left out of that result; the summary counts the former.

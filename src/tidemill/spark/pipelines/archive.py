@@ -1,11 +1,10 @@
 """`archive`: topics to Parquet, exactly once, in the layout of `tidemill.spark.source.archive`.
 
 A run claims the manifest of every partition, which stops any other archiver of the same root, and removes the files
-that a killed one left. Then it works in rounds: for each partition that has more committed records than the
-archive, one task reads from the archive's end on and writes chunks, about `--round-bytes` of them; when all tasks
-are done the manifests are replaced, and what they name counts from then on. A kill at any point leaves at most
-files that no manifest names. Ranges are archived up to the last stable offset, so no record of an open transaction is
-passed over.
+that a killed one left. Then it works in rounds. For each partition that has more committed records than the archive,
+one task reads from the archive's end on and writes chunks, about `--round-bytes` of them. When all tasks are done the
+manifests are replaced, and what they name counts from then on. A kill at any point leaves at most files that no
+manifest names. Ranges are archived up to the last stable offset, so no record of an open transaction is passed over.
 
 What is archived is shown as the committed offsets of a consumer group: its lag is what waits to be archived. Where
 retention was faster, the run ends and names the offsets; with --skip-lost the manifest says that they are lost, and

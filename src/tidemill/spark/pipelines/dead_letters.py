@@ -2,10 +2,10 @@
 
 By itself it only looks: letters by reason, those that no convention explains, the first few of all. With --republish,
 each letter goes through the user's `fix`, if one is given, and is published to the topic that its headers name or to
---to-topic (`tidemill.dead_letters` has the rules). That is a streaming query which ends when all is read: its checkpoint
-remembers what is done, and the sink's transactions make each letter arrive exactly once, however often the run is killed
-or repeated. The checkpoint belongs to the dead-letter topic: another --fix or --to-topic goes on with what is not published.
-With --dry-run the same decisions are made and shown, and nothing is published or remembered.
+--to-topic (`tidemill.dead_letters` has the rules). That is a streaming query which ends when all is read. Its
+checkpoint remembers what is done. The sink's transactions make each letter arrive exactly once, however often the run
+is killed or repeated. The checkpoint belongs to the dead-letter topic: another --fix or --to-topic goes on with what is
+not published. With --dry-run the same decisions are made and shown, and nothing is published or remembered.
 
 A letter that `fix` cannot handle stops the run and is named: put the function right and run again, and it goes on with
 what is not published yet. Published letters carry a count, so that one that comes back again and again is left alone

@@ -1,15 +1,15 @@
 """`replay`: records of an archive back into a topic, with their keys, timestamps and headers.
 
-Each partition of the archive is one task, which writes its records in their order. They go to the partition they
-came from when the topic has as many partitions as were archived; otherwise, or with --by-key, to the partition of
-their key (murmur2, as every client has it), and those without a key to the number they had, modulo the count.
-Either way the records of a key keep their order.
+Each partition of the archive is one task, which writes its records in their order. They go to the partition they came
+from when the topic has as many partitions as were archived. Otherwise, or with --by-key, they go to the partition of
+their key (murmur2, as every client has it). Those without a key go to the number they had, modulo the count. Either way
+the records of a key keep their order.
 
-Exactly once for `read_committed` readers: a task writes in transactions, and each commits the offset up to which
-the archive is replayed in the same transaction, to a group of the replay's name and partition. A run that is killed
-and started again with the same options goes on from there; its transactional id fences what is left of the first. A
-replay that is complete writes nothing when it is run again: --name makes it another one. The brokers forget where a
-replay was when it has stood still for `offsets.retention.minutes`.
+`read_committed` readers see each record exactly once. A task writes in transactions. Each also commits the offset up to
+which the archive is replayed, to a group of the replay's name and partition. A run that is killed and started again
+with the same options goes on from there; its transactional id fences what is left of the first. A replay that is
+complete writes nothing when it is run again: --name makes it another one. The brokers forget where a replay was when it
+has stood still for `offsets.retention.minutes`.
 
 Times choose records by their own timestamps, each for itself; offsets are those of the archived topic.
 """

@@ -1,11 +1,11 @@
 """`report`: how large the topics are, how evenly they are spread, who is behind, and when a disk fills up.
 
-The parts are in `topic_report`: the brokers tell sizes on disk, settings, groups and the ends of the logs (`brokers`); one
-Spark job counts what only the records tell (`records`); `judgement` and `forecast` do the arithmetic; `page` and the
-summary here show it. Nothing is written but the page.
+The parts are in `topic_report`. `brokers` gets sizes on disk, settings, groups and the ends of the logs from the
+cluster. One Spark job counts what only the records show (`records`). `judgement` and `forecast` do the arithmetic;
+`page` and the summary here show it. Nothing is written but the page.
 
-Its cost is bounded: beyond `RECORDS_MAX` records it reads evenly spread pieces of every partition instead of all of it,
-unless told otherwise with --sample-percent, and --last leaves out what is older. Whatever is scaled up says so.
+Its cost is bounded. Beyond `RECORDS_MAX` records it reads evenly spread pieces of every partition instead of all of it;
+--sample-percent changes that, and --last leaves out what is older. Whatever is scaled up says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How far a pipeline is, in the form that the command displays.
 
-`Progress` turns what Spark tells into a `Status` and hands that to the display: the progress of a streaming query
-(`follow`), the tasks done of batch jobs (`jobs`), or what the pipeline itself counts (`show`). It owns no thread except
-while `jobs` is entered, and prints nothing.
+`Progress` turns what Spark reports into a `Status` and passes that to the display. It shows the progress of a streaming
+query (`follow`), the tasks done of batch jobs (`jobs`), or what the pipeline itself counts (`show`). It owns no thread
+except while `jobs` is entered, and prints nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What all pipelines from topics to a topic share: a streaming query whose source and sink are `format("tidemill")`.
 
 The query reads what there is and ends (Trigger.AvailableNow), or goes on until Ctrl-C with --continuous. Its checkpoint
-decides where the next run goes on, and the sink commits each task's records in a transaction, so that readers with
-`read_committed` see every result exactly once however often the run is killed. The consumer group only shows the lag.
+decides where the next run goes on, and the sink commits each task's records in a transaction. So readers with
+`read_committed` see every result exactly once, however often the run is killed. The consumer group only shows the lag.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def run_flow(
 ) -> tuple[Summary, Totals]:
     """Runs the query to its end. `transform` returns the columns that the sink takes, of `columns` of the source.
 
-    `is_grouped`: Spark's hash of a group, or of an identity, puts each result in the same task when a batch is repeated. The
-    results themselves may differ then (which repetition came first, the last digit of a sum) without any being lost or
-    written twice, so that the sink need not compare them.
+    `is_grouped`: Spark's hash of a group, or of an identity, puts each result in the same task when a batch is
+    repeated. The results themselves may differ then (which repetition came first, the last digit of a sum), but none is
+    lost or written twice. So the sink need not compare them.
     """
     from pyspark.sql import functions as f
 

@@ -5,12 +5,12 @@ A batch is committed by its record here; the transactions that it names are ende
 
     {"batch": 7, "transactions": [["spark-…/0-0.0", 4011, 12], …]}     transactional id, and who wrote the transaction
 
-A driver that decides, or ends what may be decided, first calls `fence`: InitProducerId of the query's own transactional id,
-then a record without meaning in a transaction of that id, the barrier, then a read up to there. Decisions are written in
-that very transaction, so that no driver that called `fence` earlier can decide after that; and what is read is everything
-that was decided before, because a leader that was replaced and does not know it cannot acknowledge the barrier. The read
-waits for transactions of other queries that are open before it; they last milliseconds or, when their driver died, until
-they time out.
+A driver that decides, or ends what may be decided, first calls `fence`. That sends InitProducerId of the query's own
+transactional id, writes the barrier (a record without meaning in a transaction of that id), and reads up to there.
+Decisions are written in that very transaction, so no driver that called `fence` earlier can decide after that. The read
+has everything that was decided before, because a replaced leader that does not know of it cannot acknowledge the
+barrier. The read waits for transactions of other queries that are open before it; they last milliseconds or, when their
+driver died, until they time out.
 """
 
 from __future__ import annotations

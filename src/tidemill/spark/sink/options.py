@@ -4,9 +4,9 @@ Names and columns are those of Spark's Kafka sink, names without regard to case.
 effect here (`java_client`: how a Java producer waits and buffers, which changes no result and is warned of), or refused by
 name.
 
-Columns: `value` (string or binary) and, if they are there, `key`, `topic`, `partition`, `headers` as Spark's sink has them,
-and `timestamp`, which becomes the record's own: without it records carry the time at which they are written. Other columns
-are left out, as Spark does. The option `topic` stands above the column.
+Columns: `value` (string or binary) and, if they are there, `key`, `topic`, `partition`, `headers` as Spark's sink has
+them, and `timestamp`. The last becomes the record's own; without it records carry the time at which they are written.
+Other columns are left out, as Spark does. The option `topic` stands above the column.
 
 Our own options:
 

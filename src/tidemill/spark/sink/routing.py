@@ -1,8 +1,8 @@
 """Which partition each row goes to, and the rows of each partition, in their order.
 
-The column `partition` decides where it is not null; then the key, by the hash that the Java client uses; rows without either
-share one partition for each batch of rows, the next one each time, so that batches of records stay large and partitions fill
-evenly. A partition's count is looked up once: a task lives as long as its rows.
+The column `partition` decides where it is not null; then the key, by the hash that the Java client uses. Rows without
+either share one partition for each batch of rows, the next one each time. So batches of records stay large and
+partitions fill evenly. A partition's count is looked up once: a task lives as long as its rows.
 
 A topic that is not there is asked for once in the manner that lets a broker create it, as a producer does.
 """

@@ -2,14 +2,14 @@
 
 A task writes in a transaction that it leaves open (`open_transaction`), and hands it to the driver, which alone knows
 that the task's input was complete. `commit_batch` takes every transaction over, writes one decision (`commits`) and
-ends them; `settle` ends what is left open by tasks that failed, or by a driver that died, by the one rule:
+ends them. `settle` ends what is left open by tasks that failed, or by a driver that died, by the one rule:
 
     hold the transaction; fence the query's decisions; read the last one; commit what it names, abort what it does not
 
-in that order. docs/decisions/0011 shows why no other driver then aborts a decided transaction. *To
-hold* is to take over (KIP-939): the producer that held it before can no longer end it. Where the cluster lacks that, the
-writer's own producer id and epoch serve instead: then two drivers at the same moment are not excluded, and a
-transaction may time out before its commit.
+in that order. docs/decisions/0011 shows why no other driver then aborts a decided transaction. *To hold* is to take
+over (KIP-939): the producer that held it before can no longer end it. Where the cluster lacks that, the writer's own
+producer id and epoch serve instead. Then two drivers at the same moment are not excluded, and a transaction may time
+out before its commit.
 """
 
 from __future__ import annotations

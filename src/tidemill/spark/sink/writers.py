@@ -1,15 +1,14 @@
 """Batch and stream writers of `format("tidemill")`: Arrow batches become batches of records, committed by the driver.
 
 What holds. A streaming query writes every row exactly once for `read_committed` readers, whatever fails: a row of the
-upstream, tasks, executors, the driver, brokers; whether the query is stopped or killed; however rows fall to tasks
-when a batch is repeated. A batch write is there as a whole or not at all. A task writes its rows in a transaction
-that it leaves open, because it cannot know that its input was complete: Spark ends the input of a task whose upstream
-failed like that of any other. The driver knows, and commits the transactions of all tasks by one decision
-(`two_phase`).
+upstream, tasks, executors, the driver, brokers. The query may be stopped or killed, and rows may go to other tasks when
+a batch is repeated. A batch write is there as a whole or not at all. A task writes its rows in a transaction that it
+leaves open, because it cannot know that its input was complete. Spark ends the input of a task whose upstream failed
+like that of any other. The driver knows, and commits the transactions of all tasks by one decision (`two_phase`).
 
 What ends it. With the checkpoint Spark forgets the query's id: a new query begins without decisions and writes
-everything that it reads. A job that is run again writes again, unless it says who it is: with the options `queryName`
-and `batchId`, as in `foreachBatch`, a batch that was committed is not committed again.
+everything that it reads. A job that is run again writes again, unless it has the options `queryName` and `batchId`, as
+in `foreachBatch`. Then a batch that was committed is not committed again.
 
 A transaction is open from a task's first row until the driver commits: `kafka.transaction.timeout.ms` has to cover
 the batch.
@@ -73,8 +72,8 @@ _BATCH_ID = "streaming.sql.batchId"
 class Task(NamedTuple):
     """One attempt at one task. Attempts have names of their own, so that none disturbs another that Spark may take.
 
-    Names come again, since brokers remember each for days. Attempts of the same number, of which one is left over
-    from a stage that Spark has given up, are told apart by the ids that Spark gives them, as far as `_SLOTS` goes.
+    Names come again, since brokers remember each for days. Of two attempts of the same number, one is left over from a
+    stage that Spark has given up. The ids that Spark gives them distinguish the two, as far as `_SLOTS` goes.
     """
 
     query_id: str

@@ -9,9 +9,9 @@ its offsets, not by its rows: what compaction or an aborted transaction left out
 chunk that is marked as lost is one that retention took before it was archived. Files that no manifest names do not
 exist for a reader.
 
-Replacing a manifest is the commit. It carries a generation and who wrote it: an archiver first claims a manifest,
-which makes every commit of an earlier one fail (`ArchiveTaken`), and only then removes files that no manifest names. File
-names are random at their end, so no two archivers ever write the same file.
+Replacing a manifest is the commit. It carries a generation and the archiver's id. An archiver first claims a manifest,
+which makes every commit of an earlier one fail (`ArchiveTaken`). Only then it removes files that no manifest names.
+File names are random at their end, so no two archivers ever write the same file.
 
 How atomic a commit is depends on where the root is:
 

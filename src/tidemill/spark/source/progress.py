@@ -1,11 +1,11 @@
 """What must outlive a call: the offsets at which a stream began, and the group that shows how far it is.
 
-**The initial offsets.** Spark asks for them when it plans the first batch, again when it runs that batch, and again when it
-repeats that batch after a crash, in another process. "Latest" is another offset each time; what was written between two
-answers would be lost. Spark's own Kafka source keeps the first answer in the checkpoint, but Spark tells a Python source
-neither the checkpoint's place nor the query's id (PySpark 4.3: its options are those of `readStream`, and no local
-property or environment variable has it). What a Python source can write is its end offsets, which Spark puts into the
-checkpoint's offset log *before* it runs a batch. Hence:
+**The initial offsets.** Spark requests them when it plans the first batch and when it runs that batch. It does so
+again, in another process, when it repeats that batch after a crash. "Latest" is another offset each time, so what was
+written between two answers would be lost. Spark's own Kafka source keeps the first answer in the checkpoint. But a
+Python source learns neither the checkpoint's place nor the query's id. In PySpark 4.3 its options are those of
+`readStream`, and no local property or environment variable has them. What a Python source can write is its end offsets,
+which Spark puts into the checkpoint's offset log *before* it runs a batch. Hence:
 
 - A partition that starts at the latest offset ends the first batch where it starts. The first batch is empty there, and
   the offset log has the initial offsets for good. Spark runs a first batch even when it is empty (seen in 4.3: the first
@@ -17,16 +17,16 @@ checkpoint's offset log *before* it runs a batch. Hence:
 
 Within a process (one for each run of a query, whose calls come one after the other) the first answer is kept.
 
-The offset log has the form of Spark's Kafka source, `{"topic":{"0":12}}`: a checkpoint of that source can be continued by
-this one, and the reverse, as soon as its first batch is committed (tried both ways on PySpark 4.3.0 with the connector of
+The offset log has the form of Spark's Kafka source, `{"topic":{"0":12}}`. Each of the two sources can continue a
+checkpoint of the other as soon as its first batch is committed (tried both ways on PySpark 4.3.0 with the connector of
 4.2.0).
 
-**The group.** With `groupId` the end of each finished batch is committed to that consumer group, so that its lag can be seen
-and alerted on as any consumer's. Spark calls `commit` only when it has planned another batch, and never for the last;
-but a request for the latest offsets after `start` means that everything before `start` is done. So that is committed
-too.
-Nothing is ever read from the group. A commit that fails is logged, once for each reason, and the next one tries again:
-the query does not depend on it. A coordinator refuses commits from outside while the group has members.
+**The group.** With `groupId` the end of each finished batch is committed to that consumer group, so that its lag can be
+seen and alerted on as any consumer's. Spark calls `commit` only when it has planned another batch, and never for the
+last. But a request for the latest offsets after `start` means that everything before `start` is done. So that is
+committed too. Nothing is ever read from the group. A commit that fails is logged, once for each reason, and the next
+one tries again: the query does not depend on it. A coordinator refuses commits from outside while the group has
+members.
 """
 
 from __future__ import annotations

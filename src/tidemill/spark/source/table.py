@@ -1,9 +1,9 @@
 """One read over archive, segments and the live log: which offsets come from where.
 
-A range of offsets is cut at most twice. What the archive covers comes from there; what is left is the log's, of
-which sealed segments are read as files when `scan=segments` (rules in `segments`), and the rest is asked of the
-broker. The pieces share their borders, so there is no gap and no overlap, and nothing depends on what each holds:
-offsets alone decide.
+A range of offsets is cut at most twice. What the archive covers comes from there; what is left is the log's. With
+`scan=segments` its sealed segments are read as files (rules in `segments`), and the rest is fetched from the broker.
+The pieces share their borders, so there is no gap and no overlap, and nothing depends on what each holds: offsets alone
+decide.
 
 `startingOffsets=earliest` with an archive means the archive's first offset, and a timestamp is looked for in the
 archive first. What neither has, because retention was faster than the archiver, is lost: an error that names the

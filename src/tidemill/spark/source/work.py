@@ -4,10 +4,11 @@ A `Work` is made where the query is planned, is pickled, and reads where a task 
 never a connection. Where the records lie is the subclass's matter; that each record of the range is given exactly once,
 in order, is every subclass's duty.
 
-`BrokerWork` reads the live log. What a broker answers is gathered to about `GATHER_BYTES` before it is decoded, because a
-decode costs the same for few records as for some thousands; what comes out is cut to Arrow batches of about
-`ARROW_BYTES`, which is what Spark moves best. Offsets that retention took between planning and reading are an error that
-names them, or, with `failOnDataLoss=false`, the same line in the log, and the read goes on where the partition now begins.
+`BrokerWork` reads the live log. What a broker returns is gathered to about `GATHER_BYTES` before it is decoded, because
+a decode costs the same for few records as for some thousands. The result is cut to Arrow batches of about
+`ARROW_BYTES`, which is what Spark moves best. Offsets that retention took between planning and reading are an error
+that names them. With `failOnDataLoss=false` the same line is logged, and the read goes on where the partition now
+begins.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ visible. It responds when that adds up to enough, or when `max_wait_ms` is over.
 Partitions share `max_bytes` in the order of the session; those that returned data go to its end. The first batch of
 a response is returned whole even when it is larger than every limit.
 
-Consumers read from the leader, from version 11 on also from a follower, and always below the high watermark; those that
-read committed transactions only below the last stable offset, with the list of aborted transactions that overlap what they
-get. With a `replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack
+Consumers read from the leader, from version 11 on also from a follower, and always below the high watermark. Those that
+read committed transactions read below the last stable offset, and get the list of aborted transactions that overlap the
+records. With a `replica.selector.class` that knows racks, the leader sends a consumer to an in-sync replica in its rack
 (KIP-392). A fetch by a follower goes to `replica_fetch.py`, one of the metadata log to the quorum.
 
 Versions, and what each one changed:

@@ -1,6 +1,6 @@
 """Refuses SaslHandshake and SaslAuthenticate at a listener without SASL, as Kafka does.
 
-A listener with SASL takes them before dispatch (`requests/sasl.py`).
+A listener with SASL takes them before dispatch (`requests/security/sasl.py`).
 
 Versions, and what each one changed:
 

@@ -1,7 +1,7 @@
 """What each API needs, in one table; dispatch registers no API without an entry.
 
-An entry has checks, which refuse the whole request, and may have a split: entries of the request that are refused are
-answered here with their error, and the handler sees only the others. What a handler must do by itself (leave names out of
+An entry has checks, which refuse the whole request, and may have a split. A split answers entries of the request that
+are refused with their error, and the handler sees only the others. What a handler must do by itself (leave names out of
 a list, look at batches in place) the entry says in words; those handlers use `access.py`.
 
 A node of the cluster that speaks to a controller's listener passes on what its clients asked, and has checked it already.

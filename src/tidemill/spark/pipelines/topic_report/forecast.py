@@ -5,9 +5,9 @@ other, so they count for less than as many independent ones (their first autocor
 at its rate until its retention holds it: after that it takes `rate x retention`. Disks are judged one by one, because the
 first that is full stops its broker.
 
-It refuses to guess: with fewer than `BUCKETS_MIN` complete hours there is no rate, and a day further away than
-`HORIZON_SPANS` times the observed time is given only as "not before". All intervals are taken at their ends together, which
-makes them too wide rather than too narrow.
+It refuses to guess. With fewer than `BUCKETS_MIN` complete hours there is no rate. A day further away than
+`HORIZON_SPANS` times the observed time is given only as "not before". All intervals are taken at their ends together,
+which makes them too wide rather than too narrow.
 """
 
 from __future__ import annotations

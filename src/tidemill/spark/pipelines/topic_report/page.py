@@ -1,8 +1,8 @@
 """The report as one HTML file that needs nothing else: its style and its plots are in it, and it has no scripts.
 
-The page's own content security policy forbids whatever it does not contain, and each value from outside is escaped
-where it is put in: `_table`, `_section` and the plots do that. Every plot has its numbers in a table under it. The page
-follows the reader's light or dark setting.
+The page's own content security policy forbids whatever it does not contain. Each value from outside is escaped where it
+is put in: `_table`, `_section` and the plots do that. Every plot has its numbers in a table under it. The page follows
+the reader's light or dark setting.
 """
 
 from __future__ import annotations
