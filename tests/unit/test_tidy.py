@@ -129,6 +129,18 @@ def test_the_map_of_folders_is_complete() -> None:
     assert set(re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)) == folders
 
 
+def test_modules_that_docstrings_and_pages_of_the_design_name_exist() -> None:
+    folders = ("src", "tests", "bench", "scripts", "examples")
+    modules = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    texts = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in SOURCES}
+    texts |= {
+        path: path.read_text() for path in (ROOT / "ARCHITECTURE.md", *(ROOT / "docs/decisions").glob("*.md"))
+    }
+    for path, text in texts.items():
+        for name in re.findall(r"[\w/]*\w\.py\b", text):
+            assert any(module.endswith(f"/{name}") for module in modules), f"{path} names {name}"
+
+
 def test_failures_1_to_44_have_tests_or_wait_for_their_feature() -> None:
     covered, waiting = _failures()
     assert set(covered) | waiting == set(range(1, 45))
