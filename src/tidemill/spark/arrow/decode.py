@@ -23,6 +23,7 @@ from tidemill.claims.claim import URI_HEADER, Place, has_claim
 from tidemill.claims.errors import ClaimUnresolved
 from tidemill.errors import ProtocolError
 from tidemill.protocol.records import DECOMPRESSED_BYTES_MAX, BatchHeader
+from tidemill.spark.arrow import array_of, scalar_of
 from tidemill.spark.arrow.boundaries import guess_positions, walk_positions
 from tidemill.spark.arrow.fields import (
     HEADERS,
@@ -67,8 +68,8 @@ class Decoder:
         self._end_offset = end_offset
         self._schema = pa.schema([SCHEMA.field(column) for column in columns])
         self._layout = Layout(partition)
-        self._topics = pa.array([], pa.string())
-        self._partitions = pa.array([], pa.int32())
+        self._topics = pa.nulls(0, pa.string())
+        self._partitions = pa.nulls(0, pa.int32())
 
     def decode(self, batches: Batches) -> pa.RecordBatch:
         """The records of these batches that lie in the range, in their order."""
@@ -140,11 +141,11 @@ class Decoder:
             case "partition":
                 return self._constants(len(offsets))[1]
             case "offset":
-                return pa.array(offsets)
+                return array_of(offsets)
             case "timestamp":
                 return _timestamps(headers, owners, fields.timestamp_deltas)
             case "timestampType":
-                return pa.array(
+                return array_of(
                     _int64(header.is_log_append_time for header in headers).astype(np.int32)[owners]
                 )
             case _:
@@ -166,8 +167,9 @@ class Decoder:
     def _constants(self, count: int) -> tuple[pa.Array, pa.Array]:
         """Topic and partition of so many records, cut from what is kept of earlier calls."""
         if len(self._topics) < count:
-            self._topics = pa.repeat(pa.scalar(self._partition.topic), count)
-            self._partitions = pa.repeat(pa.scalar(self._partition.partition, pa.int32()), count)
+            topic, partition = self._partition
+            self._topics = pa.repeat(scalar_of(topic.encode(), pa.string()), count)
+            self._partitions = array_of(np.full(count, partition, dtype=np.int32))
         return self._topics[:count], self._partitions[:count]
 
 

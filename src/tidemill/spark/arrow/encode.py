@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import TidemillError
+from tidemill.spark.arrow import scalar_of
 from tidemill.spark.arrow.varints import Bytes, Ints, sizes, write, zigzag
 
-_NO_HEADERS = pa.scalar(b"\0")
-_NOTHING = pa.scalar(b"")
+_NO_HEADERS = scalar_of(b"\0", pa.binary())
+_NOTHING = scalar_of(b"", pa.binary())
 # Arrow's offsets of binary columns are int32.
 _JOINED_BYTES_MAX = 1 << 30
 

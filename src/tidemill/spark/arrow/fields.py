@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidemill.spark.arrow import array_of
 from tidemill.spark.arrow.varints import RECORD_LENGTH_MIN, Buffer, Bytes, Ints
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -95,7 +96,7 @@ def gather(raw: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
     bounds[1::2] = starts + (np.maximum(lengths, 0) if null_count else lengths)
     pieces = pa.Array.from_buffers(
         pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(raw)]
-    ).take(pa.array(np.arange(0, 2 * count, 2)))
+    ).take(array_of(np.arange(0, 2 * count, 2)))
     if not null_count:
         return pieces
     _, offsets, data = pieces.buffers()

@@ -22,6 +22,7 @@ from tidemill.client.cluster import Cluster
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import TidemillError
 from tidemill.protocol.api.cluster import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidemill.spark.arrow import array_of
 from tidemill.spark.sink.murmur2 import partitions_of
 
 Partitions = npt.NDArray[np.int32]
@@ -68,7 +69,7 @@ class Router:
             counts = np.bincount(places)
             present = np.flatnonzero(counts)
             starts = np.cumsum(counts[present]) - counts[present]
-            yield Routed(topic, records.take(pa.array(order)), present.tolist(), starts.tolist())
+            yield Routed(topic, records.take(array_of(order)), present.tolist(), starts.tolist())
 
     def bytes_max(self, topic: str) -> int:
         """The largest batch that the topic takes."""

@@ -20,7 +20,6 @@ from typing import NamedTuple, TypeAlias
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, check, known_code
 from tidemill.client.retry import UnknownTopic
-from tidemill.config import PARTITIONS_FORMER, VIEW_SOURCE
 from tidemill.errors import ConfigError, ErrorCode
 from tidemill.protocol.isolation import READ_UNCOMMITTED
 from tidemill.spark.source.java_regex import finder
@@ -261,6 +260,9 @@ class Log:
 
     def was_retired(self, partition: TopicPartition) -> bool:
         """Whether a partition that is gone was empty when its topic got fewer partitions."""
+        # The module loads all definitions of settings, which few queries need.
+        from tidemill.config import PARTITIONS_FORMER, VIEW_SOURCE
+
         topic = partition.topic
         source = self._admin.topic_values([topic], VIEW_SOURCE).get(topic) or topic
         former = self._admin.topic_values([source], PARTITIONS_FORMER).get(source) or 0

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.client.cluster import Cluster, PartitionAnswer
 from tidemill.client.connections.connection import Connection
-from tidemill.config import DELAYS_ENABLE
 from tidemill.errors import ApiError, ConfigError, StorageError
 from tidemill.protocol.api.data import (
     OffsetForLeaderEpochRequest,
@@ -77,6 +76,9 @@ def plan_files(options: SourceOptions) -> list[Work]:
 
 def _topics_that_hide(cluster: Cluster, names: set[str]) -> set[str]:
     """Those whose files hold delayed records that wait, which only the broker leaves out; or may hold them."""
+    # The module loads all definitions of settings, which few queries need.
+    from tidemill.config import DELAYS_ENABLE
+
     admin = Admin(cluster)
     values = admin.topic_values(sorted(names), DELAYS_ENABLE)
     hiding = {name for name, value in values.items() if value == "true"}
