@@ -28,6 +28,7 @@ _WITHOUT_SESSION = {
     "test_driver_failures.py",
     "test_exactly_once.py",
     "test_python.py",
+    "test_rights.py",
     "test_table.py",
     "test_task_kills.py",
     "test_two_phase.py",

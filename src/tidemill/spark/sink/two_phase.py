@@ -162,8 +162,10 @@ def _hold(cluster: Cluster, transactional_id: str, *, two_phase: bool = False) -
     except ApiError as error:
         if two_phase and error.code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             logger.warning(
-                "two-phase commit is switched off (transaction.two.phase.commit.enable): what is decided is lost when "
-                "its transaction times out before its commit"
+                "two-phase commit is not allowed: the user needs the right TwoPhaseCommit on %s, or the brokers have "
+                "transaction.two.phase.commit.enable=false. What is decided is lost when its transaction times out before "
+                "its commit",
+                transactional_id,
             )
             return _hold(cluster, transactional_id)
         if error.code is not ErrorCode.UNSUPPORTED_VERSION:
