@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.brokers import RunningBroker
 from tests.cluster.clusters import Cluster as Brokers
 from tests.spark.chaos import COMMON, THREE
+from tests.spark.chaos_query import JAVA_OPTIONS
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
-from tidemill.spark.session import SparkUnavailable, find_java
+from tidemill.spark.session import SparkUnavailable, find_java, lean_spark_home
 
 JAVA_MISSING = "Java 17 is not installed: apt install openjdk-17-jre-headless, or set JAVA_HOME"
 
@@ -42,18 +43,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     home = tmp_path_factory.mktemp("spark")
     # Workers are started from these: the interpreter that runs the tests, with what it can import.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = (
+    builder = (
         SparkSession.builder.master("local[2,4]")
         .appName("tidemill-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.local.dir", str(home / "local"))
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
     )
+    with lean_spark_home(home):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

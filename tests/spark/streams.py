@@ -1,8 +1,4 @@
-"""Streaming queries that read all there is and end.
-
-Spark starts a process for each streaming source in Python and waits ten seconds for it, which no setting changes. Where
-dozens of processes wait for a core it takes longer. The query then fails with the words below, and is started again.
-"""
+"""Streaming queries that read all there is and end. One whose reader is late is started again, as pipelines do."""
 
 from __future__ import annotations
 
@@ -11,8 +7,9 @@ from collections.abc import Callable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tidemill.spark.session import is_late_worker
+
 LIMIT_S = 300
-_TOO_SLOW = "Python worker failed to connect back"
 _TRIES = 20
 
 
@@ -23,7 +20,7 @@ def ended(start: Callable[[], StreamingQuery]) -> StreamingQuery:
         try:
             assert query.awaitTermination(LIMIT_S), "the query did not end"
         except StreamingQueryException as failure:
-            if not tries_left or _TOO_SLOW not in str(failure):
+            if not tries_left or not is_late_worker(failure):
                 raise
         else:
             break

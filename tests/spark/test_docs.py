@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import os
 import re
 import shlex
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests.brokers import Broker
@@ -37,7 +37,6 @@ FOLDER = "/tmp/tidemill"
 ADDRESS = "127.0.0.1:9092"
 LIMIT_S = 600.0
 ATTEMPTS = 4
-WORKER_IS_LATE = "Python worker failed to connect back"
 PIPELINE = "tidemill pipeline run "
 
 
@@ -68,7 +67,7 @@ class SparkReader(Reader):
         for command in filter(str.strip, commands):
             if command.startswith(PIPELINE) and not os.environ.get("TIDEMILL_DOCS_PROCESSES"):
                 first, _, rest = command.partition("\n")
-                assert _patiently(functools.partial(main, shlex.split(first)[1:])) == 0
+                assert main(shlex.split(first)[1:]) == 0
                 command = rest
             if "--py-files" in command:
                 command = f"({self._exports()}\n{command}\n)"
@@ -91,8 +90,8 @@ def _patiently(action: Callable[[], Any]) -> Any:
     for _ in range(ATTEMPTS - 1):
         try:
             return action()
-        except Exception as error:
-            if WORKER_IS_LATE not in str(error):
+        except StreamingQueryException as error:
+            if not session.is_late_worker(error):
                 raise
     return action()
 

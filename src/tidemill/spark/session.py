@@ -17,13 +17,14 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -48,6 +49,11 @@ _JVM_EXIT_LIMIT_S = 15.0
 _LOGS_KEPT = 20
 _QUIET_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _PACKAGES = ("pyspark", "pyarrow", "numpy")
+_HOME = "SPARK_HOME"
+# What Spark's own scripts and its JVM look for there.
+_HOME_PARTS = ("bin", "sbin", "jars", "conf")
+# Spark waits ten seconds for the Python process that reads for a stream, which no setting changes.
+_LATE_WORKER = "Python worker failed to connect back"
 
 
 class SparkUnavailable(TidemillError):
@@ -155,17 +161,21 @@ def open_session(
     use_this_python()
     settings = {**_defaults(name, master), **(conf or {})}
     handler = signal.getsignal(signal.SIGINT)
-    with log_path.open("ab") as log, _quiet(log_path):
+    # The JVM and executors read what is here for as long as they run.
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemill-") as directory,
+        log_path.open("ab") as log,
+        _quiet(log_path),
+    ):
         try:
-            spark, gateway = _start(settings, log)
+            with lean_spark_home(Path(directory)) if master.startswith("local") else nullcontext():
+                spark, gateway = _start(settings, log)
         except Exception as error:
             raise _failed(error, log_path) from None
         try:
-            # Executors fetch the file from here whenever they start.
-            with tempfile.TemporaryDirectory(prefix="tidemill-") as directory:
-                if sends_package:
-                    spark.sparkContext.addPyFile(str(package_zip(Path(directory))))
-                yield spark
+            if sends_package:
+                spark.sparkContext.addPyFile(str(package_zip(Path(directory))))
+            yield spark
         except TidemillError:
             raise
         except Exception as error:
@@ -196,6 +206,30 @@ def _defaults(name: str, master: str) -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(max(os.cpu_count() or 1, 2)),
         }
     return settings
+
+
+@contextmanager
+def lean_spark_home(folder: Path, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """A JVM that is started meanwhile has Python workers that start in a third of the time.
+
+    Spark lets a worker look for PySpark in an archive of sources under SPARK_HOME first, and each worker compiles what it
+    imports from there. Here SPARK_HOME is a folder of links to the installed Spark without that archive, so that workers
+    import the installed PySpark. It stays as Spark has it where another Python runs, or the user says where Spark is.
+    """
+    installed = importlib.util.find_spec("pyspark")
+    if _HOME in environment or environment.get("PYSPARK_PYTHON") != sys.executable or installed is None:
+        yield
+        return
+    home = folder / "spark-home"
+    home.mkdir()
+    for part in Path(str(installed.origin)).parent.iterdir():
+        if part.name in _HOME_PARTS:
+            (home / part.name).symlink_to(part)
+    environment[_HOME] = str(home)
+    try:
+        yield
+    finally:
+        del environment[_HOME]
 
 
 def _start(settings: Mapping[str, str], log: Any) -> tuple[SparkSession, Any]:
@@ -295,6 +329,11 @@ def is_of_spark(error: BaseException) -> bool:
     return isinstance(error, PySparkException | Py4JError)
 
 
+def is_late_worker(error: BaseException) -> bool:
+    """Whether a streaming query failed before it began, because its Python process did not start in time."""
+    return _LATE_WORKER in _text(error)
+
+
 def failure_line(error: BaseException) -> str:
     """The cause of a failure in one line: ours first, then the user's own, then Spark's.
 
@@ -310,6 +349,11 @@ def line_of(text: str) -> str:
         return (
             f"Spark's workers run {python}, and that Python does not have Tidemill; set PYSPARK_PYTHON to one that has, "
             "or import tidemill.spark before the session starts"
+        )
+    if _LATE_WORKER in text:
+        return (
+            "the Python process that reads for a stream did not start within Spark's ten seconds; this machine is busy: "
+            "run it again"
         )
     lines = text.splitlines()
     raised = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tidemill.cli.failures import UsageError
@@ -19,6 +20,7 @@ from tidemill.spark import pipelines
 from tidemill.spark.demo import STATUSES, STREAM_MINUTES, order_stream
 from tidemill.spark.pipelines import Bytes, PipelineError, Progress, Status, Summary
 from tidemill.spark.pipelines.connecting import connection_options, open_cluster, options_of
+from tidemill.spark.pipelines.reporting import STARTS_MAX
 from tidemill.spark.pipelines.topic_to_topic import interval
 from tidemill.spark.user_pipeline import UserPipeline, write_template
 
@@ -79,11 +81,46 @@ def test_a_query_is_followed_to_its_end() -> None:
     now = iter(range(100))
     report = Progress(shown.append, clock=lambda: float(next(now)))
     query = ScriptedQuery([Reported(0, 10, 10, 30), Reported(1, 20, 30, 30, late=3), Reported(2, 0, 30, 30)])
-    totals = report.follow(query.as_query(), "copying")
+    totals = report.follow(query.as_query, "copying")
     assert (totals.rows, totals.batches, totals.late, totals.observed) == (30, 2, 3, {"written": 27})
     assert [(status.batch, status.rows, status.lag) for status in shown[:2]] == [(0, 10, 20), (1, 30, 0)]
     assert not report.is_interrupted
     assert not query.is_stopped
+
+
+def late() -> None:
+    raise StreamingQueryException("[STREAM_FAILED] …: Python worker failed to connect back. SQLSTATE: XXKST")
+
+
+def test_a_query_whose_reader_is_late_is_started_again() -> None:
+    notes: list[str] = []
+    report = Progress(note=notes.append)
+    queries = [ScriptedQuery([], late), ScriptedQuery([], late), ScriptedQuery([Reported(0, 10, 10, 10)])]
+    starts = iter(queries)
+    totals = report.follow(lambda: next(starts).as_query(), "copying")
+    assert totals.rows == 10
+    assert len(notes) == 2
+
+
+def test_a_reader_that_is_always_late_ends_the_run() -> None:
+    starts: list[ScriptedQuery] = []
+
+    def start() -> StreamingQuery:
+        starts.append(ScriptedQuery([], late))
+        return starts[-1].as_query()
+
+    with pytest.raises(StreamingQueryException, match="connect back"):
+        Progress().follow(start, "copying")
+    assert len(starts) == STARTS_MAX
+
+
+def test_a_query_that_fails_otherwise_is_not_started_again() -> None:
+    def failed() -> None:
+        raise StreamingQueryException("[STREAM_FAILED] a malformed row")
+
+    starts = iter([ScriptedQuery([Reported(0, 10, 10, 10)], failed)])
+    with pytest.raises(StreamingQueryException, match="a malformed row"):
+        Progress().follow(lambda: next(starts).as_query(), "copying")
 
 
 def signalled() -> None:
@@ -99,7 +136,7 @@ def test_ctrl_c_stops_the_query_and_the_totals_stay(interrupt: Callable[[], None
     before = signal.getsignal(signal.SIGINT)
     report = Progress()
     query = ScriptedQuery([Reported(0, 10, 10, 10)], interrupt)
-    totals = report.follow(query.as_query(), "copying")
+    totals = report.follow(query.as_query, "copying")
     assert query.is_stopped
     assert report.is_interrupted
     assert totals.rows == 10

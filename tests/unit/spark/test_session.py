@@ -198,6 +198,13 @@ Caused by: java.net.ConnectException: Connection refused: spark:7077
     assert line_of("\n\n") == "Spark failed and gave no reason"
 
 
+def test_a_late_worker_is_a_line_that_says_what_to_do() -> None:
+    trace = "Python worker failed to connect back.\n\tat org.apache.spark.api.python.PythonWorkerFactory"
+    line = line_of(STREAM_FAILED.format(trace=trace))
+    assert "ten seconds" in line
+    assert "run it again" in line
+
+
 @pytest.mark.parametrize(("reused", "is_frozen"), [({"SPARK_REUSE_WORKER": "1"}, True), ({}, False)])
 def test_only_a_reused_worker_leaves_imports_out_of_garbage_collections(
     reused: dict[str, str], is_frozen: bool

@@ -96,7 +96,6 @@ def run(spark: SparkSession, options: argparse.Namespace, report: Progress) -> S
         transform=lambda source: aggregated(source, options),
         output_mode="append" if options.emit == "final" else "update",
         columns=("key", "value", "timestamp"),
-        is_grouped=True,
     )
     summary.add("records without event time", totals.observed.get("without_time", 0))
     summary.add("late records dropped", totals.late)

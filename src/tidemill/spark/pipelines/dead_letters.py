@@ -238,17 +238,15 @@ def _republish(spark: SparkSession, options: argparse.Namespace, report: Progres
     )
     counts = [sf.sum((sf.col("outcome") == each).cast("long")).alias(each) for each in _OUTCOMES]
     letters = _decided(source, options, is_strict=True).observe("outcomes", *counts)
-    query = (
+    writer = (
         letters.where(sf.col("outcome") == PUBLISH)
         .select(*_SINK_COLUMNS)
         .writeStream.format(FORMAT)
-        # Another `fix` than before makes other rows; what is published stays, and only the rest is done anew.
-        .options(checkpointLocation=checkpoint, failOnMovedRows="false", **connection_options(options))
+        .options(checkpointLocation=checkpoint, **connection_options(options))
         .queryName(f"{NAME}: {options.from_topic}")
         .trigger(availableNow=True)
-        .start()
     )
-    totals = report.follow(query, "publishing dead letters")
+    totals = report.follow(writer.start, "publishing dead letters")
     summary = Summary()
     summary.add("dead letters read", totals.rows)
     summary.add("published", totals.observed.get(PUBLISH, 0))

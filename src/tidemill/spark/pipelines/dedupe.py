@@ -86,7 +86,7 @@ def _run_stream(spark: SparkSession, options: argparse.Namespace, report: Progre
             .select(*_OUTPUT_COLUMNS)
         )
 
-    summary, totals = run_flow(spark, options, report, name=NAME, transform=transform, is_grouped=True)
+    summary, totals = run_flow(spark, options, report, name=NAME, transform=transform)
     written = totals.observed.get("written", 0)
     summary.add("repetitions left out", max(totals.rows - written - totals.late, 0))
     summary.add("late records dropped", totals.late)

@@ -19,12 +19,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.spark.behind import partition_lags
+from tidemill.spark.session import is_late_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_S = 0.3
+# How often a query is started whose reader is late.
+STARTS_MAX = 5
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,23 @@ class Progress:
     ) -> None:
         self._display(Status(phase, rows=rows, rows_per_s=rows_per_s, lag=lag, share=share))
 
-    def follow(self, query: StreamingQuery, phase: str) -> Totals:
-        """Shows the query's progress until it ends; Ctrl-C stops it. A failed query raises its exception."""
+    def follow(self, start: Callable[[], StreamingQuery], phase: str) -> Totals:
+        """Starts a query and shows its progress until it ends; Ctrl-C stops it. A failed query raises its exception.
+
+        One whose reader was late has not begun, and is started again.
+        """
         started_at = self._clock()
-        counted = _Counted()
-        try:
-            with _interrupts() as interrupted:
-                while not interrupted.is_set() and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
-                    counted.take(query)
-                    self._display(counted.status(phase))
-        except KeyboardInterrupt:
-            interrupted.set()
-        if interrupted.is_set():
+        for starts_left in reversed(range(STARTS_MAX)):
+            counted = _Counted()
+            try:
+                query = start()
+                is_interrupted = self._await_end(query, phase, counted)
+                break
+            except Exception as error:
+                if not starts_left or not is_late_worker(error):
+                    raise
+                self.note("this machine is busy: the query's reader was late, and is started again")
+        if is_interrupted:
             self.is_interrupted = True
             self._display(Status(f"{phase}: stopping"))
             query.stop()
@@ -101,6 +109,17 @@ class Progress:
         return Totals(
             counted.rows, counted.batches, seconds, counted.last, counted.observed(), counted.late()
         )
+
+    def _await_end(self, query: StreamingQuery, phase: str, counted: _Counted) -> bool:
+        """Returns whether Ctrl-C came before the end."""
+        try:
+            with _interrupts() as interrupted:
+                while not interrupted.is_set() and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
+                    counted.take(query)
+                    self._display(counted.status(phase))
+        except KeyboardInterrupt:
+            interrupted.set()
+        return interrupted.is_set()
 
     @contextmanager
     def jobs(self, spark: SparkSession, phase: str) -> Iterator[None]:

@@ -95,14 +95,8 @@ def run_flow(
     transform: Transform,
     output_mode: str = "append",
     columns: Sequence[str] = COLUMNS,
-    is_grouped: bool = False,
 ) -> tuple[Summary, Totals]:
-    """Runs the query to its end. `transform` returns the columns that the sink takes, of `columns` of the source.
-
-    `is_grouped`: Spark's hash of a group, or of an identity, puts each result in the same task when a batch is
-    repeated. The results themselves may differ then (which repetition came first, the last digit of a sum), but none is
-    lost or written twice. So the sink need not compare them.
-    """
+    """Runs the query to its end. `transform` returns the columns that the sink takes, of `columns` of the source."""
     from pyspark.sql import functions as f
 
     with open_cluster(options) as cluster:
@@ -116,11 +110,11 @@ def run_flow(
     results = transform(source).observe("results", f.count(f.lit(1)).alias("written"))
     writer = (
         results.writeStream.format(FORMAT)
-        .options(**_sink_options(options, checkpoint, is_grouped))
+        .options(**connection_options(options), topic=options.to_topic, checkpointLocation=checkpoint)
         .queryName(f"{name}: {','.join(options.from_topic)} to {options.to_topic}")
         .outputMode(output_mode)
     )
-    totals = report.follow(_triggered(writer, options).start(), name)
+    totals = report.follow(_triggered(writer, options).start, name)
     return _summary(options, totals, checkpoint, group), totals
 
 
@@ -135,13 +129,6 @@ def _source_options(options: argparse.Namespace, group: str, columns: Sequence[s
     }
     if options.max_offsets_per_trigger:
         chosen["maxOffsetsPerTrigger"] = str(options.max_offsets_per_trigger)
-    return chosen
-
-
-def _sink_options(options: argparse.Namespace, checkpoint: str, is_grouped: bool) -> dict[str, str]:
-    chosen = {**connection_options(options), "topic": options.to_topic, "checkpointLocation": checkpoint}
-    if is_grouped:
-        chosen["failOnMovedRows"] = "false"
     return chosen
 
 
