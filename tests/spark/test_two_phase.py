@@ -5,6 +5,7 @@ Each runs on a cluster that has KIP-939 and, as far as the promise goes there, o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -212,6 +213,56 @@ class TestOthersAtWork:
         commit_batch(cluster, query, 0, [transaction])
         assert sink.topic is not None
         assert values(read(sink.access.bootstrap, sink.topic)) == ["a"]
+        assert open_ids(cluster, query) == []
+
+    def test_a_task_that_another_fences_while_it_looks_for_the_decision_looks_again(
+        self, sink: SinkOptions, cluster: Cluster, query: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Tasks that begin together, each behind a transaction that was left open, do this to each other."""
+        task = Task(query, 0, 0)
+        written(sink, task, "left open")
+        write, others = Commits._write, iter([1])
+
+        def fenced_first(commits: Commits, key: bytes, value: bytes | None) -> None:
+            if next(others, None):
+                two_phase._fence(cluster, query)
+            write(commits, key, value)
+
+        monkeypatch.setattr(Commits, "_write", fenced_first)
+        write_batch(sink, task, [rows("a")])
+        assert next(others, None) is None
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a"]
+        assert open_ids(cluster, query) == []
+
+    @pytest.mark.parametrize("is_decided", [False, True])
+    def test_a_driver_that_a_task_fences_decides_once(
+        self,
+        sink: SinkOptions,
+        cluster: Cluster,
+        query: str,
+        monkeypatch: pytest.MonkeyPatch,
+        is_decided: bool,
+    ) -> None:
+        """Before its decision, or after it and before the driver has the answer."""
+        decide, calls = Commits.decide, itertools.count()
+
+        def fenced(commits: Commits, decision: Decision) -> None:
+            if next(calls):
+                decide(commits, decision)
+                return
+            if is_decided:
+                decide(commits, decision)
+            two_phase._fence(cluster, query)
+            if is_decided:
+                raise Fenced("the answer was lost, and the next try comes too late")
+            decide(commits, decision)
+
+        monkeypatch.setattr(Commits, "decide", fenced)
+        write_batch(sink, Task(query, 0, 0), [rows("a", "b")])
+        assert next(calls) == (1 if is_decided else 2)
+        assert sink.topic is not None
+        assert values(read(sink.access.bootstrap, sink.topic)) == ["a", "b"]
         assert open_ids(cluster, query) == []
 
     def test_a_takeover_before_the_commit_loses_nothing(

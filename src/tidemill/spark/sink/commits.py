@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import time
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -27,7 +28,7 @@ from crc32c import crc32c
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import fetch_range
-from tidemill.client.producing.transaction_coordinator import Identity
+from tidemill.client.producing.transaction_coordinator import Fenced, Identity
 from tidemill.client.producing.transactional import TransactionalProducer
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode, TidemillError
@@ -43,6 +44,9 @@ _REPLICAS_MAX = 3
 _BARRIER = b""
 # Enough for a failover between the record and its commit; so long others may have to wait for a driver that died.
 _TIMEOUT_MS = 30_000
+# How often, and how far apart, a query's processes fence each other before one gives up.
+_FENCES_MAX = 20
+_FENCED_PAUSE_S_MAX = 0.5
 
 
 class Transaction(NamedTuple):
@@ -87,9 +91,7 @@ class Commits:
         self._cluster = cluster
         self._query_id = query_id
         self._partition = TopicPartition(TOPIC, crc32c(query_id.encode()) % PARTITION_COUNT)
-        self._producer = TransactionalProducer(
-            cluster, transactional_id_of(query_id), transaction_timeout_ms=_TIMEOUT_MS
-        )
+        self._producer = self._new_producer()
 
     def __enter__(self) -> Self:
         return self
@@ -102,8 +104,26 @@ class Commits:
         self._producer.close()
 
     def fence(self) -> Decision | None:
-        """Returns the query's last decision. From now on only this driver can make the next one."""
+        """Returns the query's last decision. From now on only this driver can make the next one.
+
+        Tasks that begin together, each behind a transaction of a driver that died, fence each other here. Then it is done
+        anew, each after a pause of its own.
+        """
         self._ensure_topic()
+        for _ in range(_FENCES_MAX - 1):
+            try:
+                return self._fence_once()
+            except Fenced:
+                self._producer.close()
+                self._producer = self._new_producer()
+                time.sleep(random.uniform(0.0, _FENCED_PAUSE_S_MAX))
+        return self._fence_once()
+
+    def _new_producer(self) -> TransactionalProducer:
+        transactional_id = transactional_id_of(self._query_id)
+        return TransactionalProducer(self._cluster, transactional_id, transaction_timeout_ms=_TIMEOUT_MS)
+
+    def _fence_once(self) -> Decision | None:
         self._producer.init()
         self._producer.begin()
         self._write(_BARRIER, b"")

@@ -85,21 +85,37 @@ def _end_as_writer(cluster: Cluster, transactional_id: str, query_id: str) -> De
 def commit_batch(cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction]) -> None:
     """All of them or none. After a failure `settle` finds out which."""
     if written:
-        with Commits(cluster, query_id) as commits:
-            decision = commits.fence()
-            _finish(cluster, query_id, decision, written)
-            if decision is not None and decision.batch_id >= batch_id:
+        for _ in range(_TRIES - 1):
+            try:
+                _decide_and_commit(cluster, query_id, batch_id, written)
+                break
+            except Fenced as failure:
+                # A task that looked for the decision may have done that. Whether there is one now is read again.
+                logger.info("batch %d of query %s is decided anew: %s", batch_id, query_id, failure)
+        else:
+            _decide_and_commit(cluster, query_id, batch_id, written)
+    settle(cluster, query_id)
+
+
+def _decide_and_commit(
+    cluster: Cluster, query_id: str, batch_id: int, written: Sequence[Transaction]
+) -> None:
+    """Raises `Fenced` when another process fenced this driver before its decision; that may have been made all the same."""
+    with Commits(cluster, query_id) as commits:
+        decision = commits.fence()
+        _finish(cluster, query_id, decision, written)
+        if decision is not None and decision.batch_id >= batch_id:
+            if not set(written) <= set(decision.transactions):
                 logger.warning(
                     "batch %d of query %s is committed already: what was written again is taken back",
                     batch_id,
                     query_id,
                 )
-            else:
-                holds = [_held_for_good(cluster, each) for each in written]
-                commits.decide(Decision(batch_id, tuple(written)))
-                for each, hold in zip(written, holds, strict=True):
-                    _commit(cluster, each, hold)
-    settle(cluster, query_id)
+            return
+        holds = [_held_for_good(cluster, each) for each in written]
+        commits.decide(Decision(batch_id, tuple(written)))
+        for each, hold in zip(written, holds, strict=True):
+            _commit(cluster, each, hold)
 
 
 def settle(cluster: Cluster, query_id: str, written: Iterable[Transaction] = ()) -> None:
