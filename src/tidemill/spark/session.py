@@ -51,7 +51,7 @@ _QUIET_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _PACKAGES = ("pyspark", "pyarrow", "numpy")
 _HOME = "SPARK_HOME"
 # What Spark's own scripts and its JVM look for there.
-_HOME_PARTS = ("bin", "sbin", "jars", "conf")
+_HOME_PARTS = ("bin", "sbin", "jars")
 # Spark waits ten seconds for the Python process that reads for a stream, which no setting changes.
 _LATE_WORKER = "Python worker failed to connect back"
 
@@ -216,15 +216,16 @@ def lean_spark_home(folder: Path, environment: MutableMapping[str, str] = os.env
     imports from there. Here SPARK_HOME is a folder of links to the installed Spark without that archive, so that workers
     import the installed PySpark. It stays as Spark has it where another Python runs, or the user says where Spark is.
     """
-    installed = importlib.util.find_spec("pyspark")
-    if _HOME in environment or environment.get("PYSPARK_PYTHON") != sys.executable or installed is None:
+    found = importlib.util.find_spec("pyspark")
+    installed = Path(str(found and found.origin)).parent
+    is_ours = environment.get("PYSPARK_PYTHON") == sys.executable and _HOME not in environment
+    if not is_ours or not (installed / "jars").is_dir():
         yield
         return
     home = folder / "spark-home"
     home.mkdir()
-    for part in Path(str(installed.origin)).parent.iterdir():
-        if part.name in _HOME_PARTS:
-            (home / part.name).symlink_to(part)
+    for name in _HOME_PARTS:
+        (home / name).symlink_to(installed / name)
     environment[_HOME] = str(home)
     try:
         yield
