@@ -114,6 +114,50 @@ def decisions_are_read_up_to_the_high_watermark(replace: Replace) -> None:
     replace(two_phase.Sink, "open", open_)
 
 
+def a_driver_reads_no_decision(replace: Replace) -> None:
+    """A batch that is decided is decided again when it is repeated."""
+    original = two_phase.Sink.open
+
+    async def open_(self: Any) -> tuple[Transactor, Any]:
+        transactor, _ = await original(self)
+        return transactor, None
+
+    replace(two_phase.Sink, "open", open_)
+
+
+def what_is_found_open_is_aborted(replace: Replace) -> None:
+    """Whether it is decided or not."""
+
+    async def settle_taken(self: Any, taken: Any) -> bool:
+        return all([await self.end(transactor, writer, is_commit=False) for transactor, writer in taken])
+
+    replace(two_phase.Sink, "settle_taken", settle_taken)
+
+
+def a_decision_is_replaced_before_it_is_finished(replace: Replace) -> None:
+    """What is left of it looks undecided then."""
+
+    async def finish(_self: Any, _decision: Any) -> None:
+        return
+
+    replace(two_phase.Sink, "finish", finish)
+
+
+def the_report_of_a_task_is_not_compared(replace: Replace) -> None:
+    """What stands under its transactional id by now is committed, whoever has written it."""
+
+    async def _take_over(self: Any, attempts: Any) -> list[Any]:
+        taken = []
+        for attempt in attempts:
+            transactor = self._sink.transactor(attempt.transactional_id)
+            writer = await transactor.take_over(is_two_phase=True)
+            if writer is not None:
+                taken.append((transactor, writer))
+        return taken
+
+    replace(two_phase.Driver, "_take_over", _take_over)
+
+
 TWO_PHASE_BUGS: tuple[Bug, ...] = (
     Bug("a takeover fences nobody", a_takeover_fences_nobody, plan=TWO_PHASE),
     Bug("a takeover aborts", a_takeover_aborts, plan=TWO_PHASE),
@@ -128,4 +172,13 @@ TWO_PHASE_BUGS: tuple[Bug, ...] = (
     Bug(
         "a new coordinator forgets who took over", a_new_coordinator_forgets_who_took_over, 2, plan=TWO_PHASE
     ),
+    Bug("a driver reads no decision", a_driver_reads_no_decision, plan=TWO_PHASE),
+    Bug("what is found open is aborted", what_is_found_open_is_aborted, 1, plan=TWO_PHASE),
+    Bug(
+        "a decision is replaced before it is finished",
+        a_decision_is_replaced_before_it_is_finished,
+        1,
+        plan=TWO_PHASE,
+    ),
+    Bug("the report of a task is not compared", the_report_of_a_task_is_not_compared, 3, plan=TWO_PHASE),
 )
