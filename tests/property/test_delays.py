@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import pytest
 
 from tests.unit.delays.copied import carried_copy, visible_copy
 from tests.unit.delays.log_model import Batch, DumbLog, Marker
-from tests.unit.delays.snapshots import restore, snapshot
+from tests.unit.delays.snapshots import restore, snapshot, with_crc
 from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import (
     CANCEL,
@@ -26,6 +27,7 @@ from tidemill.delays.requests import (
     SCHEDULE,
     SCHEDULE_ID,
 )
+from tidemill.delays.snapshot import FrozenDelays, pieces_of
 from tidemill.delays.state import PartitionDelays
 from tidemill.protocol.records import Header, Record
 from tidemill.protocol.steps import run_steps
@@ -44,6 +46,7 @@ class Partition:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.snapshot_rng = random.Random(seed)
         self.log = DumbLog()
         # The same log without retention: what it says to be pending must not be lost by carrying.
         self.history = DumbLog()
@@ -52,6 +55,11 @@ class Partition:
         self.wall_ms = 1_000_000
         self.wall_ms_max = self.wall_ms
         self.delivered_at: list[tuple[Delivery, int]] = []
+        # A snapshot that is being written: its pieces so far, those that are left, and what they must be in the end.
+        self.pieces: list[bytes] = []
+        self.pieces_left: Iterator[bytes] = iter(())
+        self.frozen: FrozenDelays | None = None
+        self.snapshot_at_freezing = b""
 
     # -- the log -------------------------------------------------------------------------------------------------
 
@@ -183,6 +191,10 @@ class Partition:
         self.cut(max(end, self.log.start))
 
     def cut(self, end: int) -> None:
+        if self.frozen is not None and end < self.log.end:
+            # A leader's log is not cut, and only leaders write snapshots.
+            self.frozen.thaw()
+            self.frozen = None
         self.log.truncate(end)
         self.history.truncate(end)
         if not self.delays.truncate(end):
@@ -211,10 +223,35 @@ class Partition:
             run_steps(self.delays.advance_log_start(before))
 
     def take_snapshot(self) -> None:
+        self.finish_snapshot()
         data = snapshot(self.delays, EPOCH)
         restored = restore(data, self.log.start, self.log.end, self.high_watermark, lambda _: EPOCH)
         assert restored is not None
         self.delays = restored
+
+    def go_on_with_a_snapshot(self) -> None:
+        """Write some pieces of a snapshot. The state goes on between them."""
+        rng = self.snapshot_rng
+        if self.frozen is None:
+            self.snapshot_at_freezing = snapshot(self.delays, EPOCH)
+            self.frozen = FrozenDelays(self.delays)
+            self.pieces, self.pieces_left = [], pieces_of(self.frozen, EPOCH)
+        if rng.random() < 0.8:
+            self.pieces += islice(self.pieces_left, rng.randint(0, 2))
+        else:
+            self.finish_snapshot()
+
+    def finish_snapshot(self) -> None:
+        if self.frozen is not None:
+            self.pieces += self.pieces_left
+            self.frozen.thaw()
+            self.frozen = None
+            assert with_crc(self.pieces) == self.snapshot_at_freezing
+
+    def live(self) -> None:
+        self.rng.choice(STEPS_OF_A_LIFE)(self)
+        self.check()
+        self.go_on_with_a_snapshot()
 
     # -- judgement -----------------------------------------------------------------------------------------------
 
@@ -291,6 +328,5 @@ STEPS_OF_A_LIFE = (
 def test_delayed_records_are_never_early_never_twice_never_missing(seed: int) -> None:
     partition = Partition(seed)
     for _ in range(STEPS):
-        partition.rng.choice(STEPS_OF_A_LIFE)(partition)
-        partition.check()
+        partition.live()
     partition.drain()

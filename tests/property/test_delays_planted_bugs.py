@@ -6,16 +6,15 @@ own. `SEEDS` is how many, from 0 on, may be needed; most need one.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.property.test_delays import STEPS, STEPS_OF_A_LIFE, Partition
+from tests.property.test_delays import STEPS, Partition
 from tidemill.delays.due_queue import DueQueue
-from tidemill.delays.offsets import HiddenOffsets
-from tidemill.delays.pending import Delivery, PendingRecords
+from tidemill.delays.offsets import FrozenArrays, HiddenOffsets, PendingOffsets
+from tidemill.delays.pending import Delivery, Gone, PendingRecords
 from tidemill.delays.state import PartitionDelays, Staged
 
 SEEDS = range(8)
@@ -24,10 +23,22 @@ Patch = pytest.MonkeyPatch
 
 
 def snapshot_lacks_the_newest_entries_of_the_queue(patch: Patch) -> None:
-    def run_arrays(self: DueQueue) -> list[tuple[array[int], array[int]]]:
-        return [(run[3], run[4]) for run in self._runs]
+    def freeze(self: DueQueue) -> FrozenArrays:
+        return FrozenArrays([run[3] for run in self._runs], [run[4] for run in self._runs])
 
-    patch.setattr(DueQueue, "run_arrays", run_arrays)
+    patch.setattr(DueQueue, "freeze", freeze)
+
+
+def snapshot_shows_pending_records_that_changed_since(patch: Patch) -> None:
+    patch.setattr(PendingOffsets, "_copy_frozen", lambda *_: None)
+
+
+def snapshot_shows_hidden_records_that_came_since(patch: Patch) -> None:
+    patch.setattr(HiddenOffsets, "_copy_frozen", lambda *_: None)
+
+
+def snapshot_lacks_names_and_markers_that_went_since(patch: Patch) -> None:
+    patch.setattr(PendingRecords, "keep_gone", lambda _: Gone({}, {}))
 
 
 def _restored_without(
@@ -113,6 +124,9 @@ def hidden_runs_of_the_first_block_survive_the_log_start(patch: Patch) -> None:
 
 BUGS: dict[str, Callable[[Patch], None]] = {
     "a snapshot lacks the newest entries of the queue": snapshot_lacks_the_newest_entries_of_the_queue,
+    "a snapshot shows pending records that changed since": snapshot_shows_pending_records_that_changed_since,
+    "a snapshot shows hidden records that came since": snapshot_shows_hidden_records_that_came_since,
+    "a snapshot lacks names and markers that went since": snapshot_lacks_names_and_markers_that_went_since,
     "a snapshot forgets open transactions": partial(_restored_without, staged=True),
     "a snapshot forgets what is hidden": partial(_restored_without, hidden=True),
     "a snapshot forgets which markers are not committed": partial(_restored_without, markers=True),
@@ -128,8 +142,7 @@ def _is_found(seed: int) -> bool:
     partition = Partition(seed)
     try:
         for _ in range(STEPS):
-            partition.rng.choice(STEPS_OF_A_LIFE)(partition)
-            partition.check()
+            partition.live()
         partition.drain()
     except (AssertionError, KeyError, IndexError):
         return True

@@ -18,6 +18,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
+from tidemill.delays.offsets import FrozenArrays
+
 RUN_ENTRIES = 512
 _RUN_ENTRIES_MIN = RUN_ENTRIES // 4
 
@@ -29,7 +31,7 @@ _Run = tuple[int, int, int, "array[int]", "array[int]"]
 class DueQueue:
     """Entries of (due_ms, offset), the soonest first."""
 
-    __slots__ = ("_fresh", "_runs", "_serial", "_size", "_swept")
+    __slots__ = ("_fresh", "_frozen", "_runs", "_serial", "_size", "_swept")
 
     def __init__(self) -> None:
         self._fresh: list[tuple[int, int]] = []
@@ -37,6 +39,7 @@ class DueQueue:
         self._size = 0
         self._serial = 0
         self._swept = 0
+        self._frozen: FrozenArrays | None = None
 
     def __len__(self) -> int:
         """The number of entries, live or not."""
@@ -47,6 +50,10 @@ class DueQueue:
         yield from self._fresh
         for run in self._runs:
             yield from zip(run[3], run[4], strict=True)
+
+    @property
+    def run_count(self) -> int:
+        return len(self._runs)
 
     @property
     def next_due_ms(self) -> int | None:
@@ -106,14 +113,18 @@ class DueQueue:
         heapify(self._runs)
         self._put_back(live)
 
-    def run_arrays(self) -> list[tuple[array[int], array[int]]]:
-        """Due times and offsets of all entries, run by run, for a snapshot."""
+    def freeze(self) -> FrozenArrays:
+        """Due times and offsets of all entries, run by run, for a snapshot. Its arrays do not change until `thaw`."""
         if self._fresh:
             self._seal()
-        return [(run[3], run[4]) for run in self._runs]
+        self._frozen = FrozenArrays([run[3] for run in self._runs], [run[4] for run in self._runs])
+        return self._frozen
+
+    def thaw(self) -> None:
+        self._frozen = None
 
     def add_run(self, due_times: array[int], offsets: array[int]) -> None:
-        """Add the entries of a run, as `run_arrays` gave them."""
+        """Add the entries of a run, as `freeze` gave them."""
         self._size += len(offsets)
         self._push(due_times, offsets)
 
@@ -122,8 +133,12 @@ class DueQueue:
         if not self._runs or (self._fresh and self._fresh[0] < self._runs[0]):
             return heappop(self._fresh)
         due_ms, offset, serial, due_times, offsets = self._runs[0]
-        due_times.pop()
-        offsets.pop()
+        if self._frozen is None or self._frozen.may_change(due_times):
+            due_times.pop()
+            offsets.pop()
+        else:
+            due_times, offsets = due_times[:-1], offsets[:-1]
+            self._frozen.note_made(due_times)
         if len(due_times) > _RUN_ENTRIES_MIN:
             heapreplace(self._runs, (due_times[-1], offsets[-1], serial, due_times, offsets))
         else:
@@ -146,4 +161,6 @@ class DueQueue:
 
     def _push(self, due_times: array[int], offsets: array[int]) -> None:
         self._serial += 1
+        if self._frozen is not None:
+            self._frozen.note_made(due_times)
         heappush(self._runs, (due_times[-1], offsets[-1], self._serial, due_times, offsets))

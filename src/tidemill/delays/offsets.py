@@ -2,22 +2,47 @@
 
 Both hold sorted arrays of a bounded length, so that no change moves many bytes. `HiddenOffsets` only grows at its end and is
 cut at both ends, as the log is.
+
+A snapshot of them is written while they change. `freeze` gives it their arrays. Until `thaw`, each of these is copied before
+its first change.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 
 _BLOCK_ENTRIES = 1024
 _BLOCK_RUNS = 4096
 _RUN_OFFSETS_MAX = (1 << 32) - 1
 
 
+class FrozenArrays:
+    """Pairs of arrays that a snapshot reads, and which arrays were made since."""
+
+    __slots__ = ("_first", "_made", "_second")
+
+    def __init__(self, first: Sequence[array[int]], second: Sequence[array[int]]) -> None:
+        # As long as they are here, no other array has the identity of one of them.
+        self._first, self._second = list(first), list(second)
+        self._made: set[int] = set()
+
+    def __iter__(self) -> Iterator[tuple[array[int], array[int]]]:
+        return iter(zip(self._first, self._second, strict=True))
+
+    def may_change(self, first: array[int]) -> bool:
+        """Whether a pair was made since, and so is in no snapshot."""
+        return id(first) in self._made
+
+    def note_made(self, first: array[int]) -> None:
+        self._made.add(id(first))
+
+
 class PendingOffsets:
     """A map from offsets to due times, in ascending order of offsets."""
 
-    __slots__ = ("_due_times", "_lasts", "_offsets", "_size")
+    __slots__ = ("_due_times", "_frozen", "_lasts", "_offsets", "_size")
 
     def __init__(self) -> None:
         # Blocks of offsets, the due times of each block, and the last offset of each block.
@@ -25,6 +50,7 @@ class PendingOffsets:
         self._due_times: list[array[int]] = []
         self._lasts: list[int] = []
         self._size = 0
+        self._frozen: FrozenArrays | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -50,6 +76,8 @@ class PendingOffsets:
             self._append(offset, due_ms)
             return
         index = bisect_left(self._lasts, offset)
+        if self._frozen is not None:
+            self._copy_frozen(index)
         block, due_times = self._offsets[index], self._due_times[index]
         position = bisect_left(block, offset)
         if block[position] == offset:
@@ -63,6 +91,9 @@ class PendingOffsets:
                 whole = blocks[index]
                 blocks[index : index + 1] = [whole[:_BLOCK_ENTRIES], whole[_BLOCK_ENTRIES:]]
             self._lasts.insert(index, block[_BLOCK_ENTRIES - 1])
+            if self._frozen is not None:
+                self._frozen.note_made(self._offsets[index])
+                self._frozen.note_made(self._offsets[index + 1])
 
     def pop(self, offset: int) -> int | None:
         """Remove an offset. Returns its due time, or None when it was not there."""
@@ -73,6 +104,9 @@ class PendingOffsets:
         position = bisect_left(block, offset)
         if block[position] != offset:
             return None
+        if self._frozen is not None:
+            self._copy_frozen(index)
+            block = self._offsets[index]
         del block[position]
         due_ms = self._due_times[index].pop(position)
         self._size -= 1
@@ -105,12 +139,16 @@ class PendingOffsets:
                 break
         return found
 
-    def arrays(self) -> list[tuple[array[int], array[int]]]:
+    def freeze(self) -> FrozenArrays:
         """Offsets and due times, block by block, for a snapshot."""
-        return list(zip(self._offsets, self._due_times, strict=True))
+        self._frozen = FrozenArrays(self._offsets, self._due_times)
+        return self._frozen
+
+    def thaw(self) -> None:
+        self._frozen = None
 
     def append_block(self, offsets: array[int], due_times: array[int]) -> None:
-        """Add the largest offsets, as `arrays` gave them."""
+        """Add the largest offsets, as `freeze` gave them."""
         self._offsets.append(offsets)
         self._due_times.append(due_times)
         self._lasts.append(offsets[-1])
@@ -119,6 +157,8 @@ class PendingOffsets:
     def _append(self, offset: int, due_ms: int) -> None:
         self._size += 1
         if self._offsets and len(self._offsets[-1]) < _BLOCK_ENTRIES:
+            if self._frozen is not None:
+                self._copy_frozen(-1)
             self._offsets[-1].append(offset)
             self._due_times[-1].append(due_ms)
             self._lasts[-1] = offset
@@ -126,14 +166,25 @@ class PendingOffsets:
             self._offsets.append(array("q", [offset]))
             self._due_times.append(array("q", [due_ms]))
             self._lasts.append(offset)
+            if self._frozen is not None:
+                self._frozen.note_made(self._offsets[-1])
 
     def _join(self, index: int) -> None:
         """Append the next block to a short one, so that few offsets do not keep many blocks."""
         if index + 1 == len(self._offsets) or len(self._offsets[index + 1]) > _BLOCK_ENTRIES // 2:
             return
+        # The short one was changed before, so no snapshot has it.
         for blocks in (self._offsets, self._due_times):
             blocks[index].extend(blocks.pop(index + 1))
         del self._lasts[index]
+
+    def _copy_frozen(self, index: int) -> None:
+        """Copy a block before its first change, if a snapshot has it."""
+        assert self._frozen is not None
+        if not self._frozen.may_change(self._offsets[index]):
+            self._offsets[index] = self._offsets[index][:]
+            self._due_times[index] = self._due_times[index][:]
+            self._frozen.note_made(self._offsets[index])
 
 
 class HiddenOffsets:
@@ -142,7 +193,7 @@ class HiddenOffsets:
     They stand in blocks, so that growing, and removing the first ones, moves few bytes.
     """
 
-    __slots__ = ("_firsts", "_lengths", "_starts", "run_count")
+    __slots__ = ("_firsts", "_frozen", "_lengths", "_starts", "run_count")
 
     def __init__(self) -> None:
         # For each block its first offset, the first offsets of its runs, and their lengths.
@@ -150,6 +201,7 @@ class HiddenOffsets:
         self._starts: list[array[int]] = []
         self._lengths: list[array[int]] = []
         self.run_count = 0
+        self._frozen: FrozenArrays | None = None
 
     def __contains__(self, offset: int) -> bool:
         return self.run_end(offset) > offset
@@ -165,6 +217,8 @@ class HiddenOffsets:
     def append(self, offset: int) -> None:
         """Add an offset behind all others."""
         if self._starts:
+            if self._frozen is not None:
+                self._copy_frozen(-1)
             starts, lengths = self._starts[-1], self._lengths[-1]
             if starts[-1] + lengths[-1] == offset and lengths[-1] < _RUN_OFFSETS_MAX:
                 lengths[-1] += 1
@@ -207,6 +261,8 @@ class HiddenOffsets:
             self.run_count -= len(self._starts[-1])
             del self._firsts[-1], self._starts[-1], self._lengths[-1]
         if self._firsts:
+            if self._frozen is not None:
+                self._copy_frozen(-1)
             starts, lengths = self._starts[-1], self._lengths[-1]
             index = bisect_left(starts, end_offset)
             self.run_count -= len(starts) - index
@@ -220,6 +276,8 @@ class HiddenOffsets:
             return
         self.run_count -= sum(map(len, self._starts[:block]))
         del self._firsts[:block], self._starts[:block], self._lengths[:block]
+        if self._frozen is not None:
+            self._copy_frozen(0)
         starts, lengths = self._starts[0], self._lengths[0]
         index = bisect_right(starts, start_offset) - 1
         end = starts[index] + lengths[index]
@@ -234,13 +292,27 @@ class HiddenOffsets:
         else:
             del self._firsts[0], self._starts[0], self._lengths[0]
 
-    def arrays(self) -> list[tuple[array[int], array[int]]]:
+    def freeze(self) -> FrozenArrays:
         """First offsets and lengths of all runs, block by block, for a snapshot."""
-        return list(zip(self._starts, self._lengths, strict=True))
+        self._frozen = FrozenArrays(self._starts, self._lengths)
+        return self._frozen
+
+    def thaw(self) -> None:
+        self._frozen = None
 
     def extend(self, starts: array[int], lengths: array[int]) -> None:
-        """Add the last runs, as `arrays` gave them."""
+        """Add the last runs, as `freeze` gave them."""
         self._firsts.append(starts[0])
         self._starts.append(starts)
         self._lengths.append(lengths)
         self.run_count += len(starts)
+        if self._frozen is not None:
+            self._frozen.note_made(starts)
+
+    def _copy_frozen(self, block: int) -> None:
+        """Copy a block before its first change, if a snapshot has it."""
+        assert self._frozen is not None
+        if not self._frozen.may_change(self._starts[block]):
+            self._starts[block] = self._starts[block][:]
+            self._lengths[block] = self._lengths[block][:]
+            self._frozen.note_made(self._starts[block])

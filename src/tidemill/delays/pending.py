@@ -2,6 +2,8 @@
 
 `offsets` is the truth. `queue` only finds what is due; entries that are no longer true are skipped when they are taken.
 A taken record was given to the leader, or waits for its own commit. It stays pending until its copy is in the log.
+
+While a snapshot is written, the names and commit markers of records that go are kept for it.
 """
 
 from __future__ import annotations
@@ -43,10 +45,27 @@ class PendingRecord(NamedTuple):
     committed_by: int
 
 
+class Gone(NamedTuple):
+    """What a snapshot still needs of records that went while it was written, by offset."""
+
+    scheduled: dict[int, Scheduled]
+    markers: dict[int, int]
+
+
 class PendingRecords:
     """The pending records of one partition, by offset, by name and by due time."""
 
-    __slots__ = ("_held", "_marked", "by_identity", "markers", "offsets", "queue", "scheduled", "taken")
+    __slots__ = (
+        "_gone",
+        "_held",
+        "_marked",
+        "by_identity",
+        "markers",
+        "offsets",
+        "queue",
+        "scheduled",
+        "taken",
+    )
 
     def __init__(self) -> None:
         self.offsets = PendingOffsets()
@@ -61,6 +80,18 @@ class PendingRecords:
         self.taken: dict[int, int] = {}
         # (offset that must be committed first, offset) of taken records.
         self._held: list[tuple[int, int]] = []
+        self._gone: Gone | None = None
+
+    def keep_gone(self) -> Gone:
+        """Keep from now on what a snapshot needs of records that go, until `thaw`."""
+        self._gone = Gone({}, {})
+        return self._gone
+
+    def thaw(self) -> None:
+        """No snapshot is written any more."""
+        self._gone = None
+        self.offsets.thaw()
+        self.queue.thaw()
 
     @property
     def waits_for_commit(self) -> bool:
@@ -93,6 +124,11 @@ class PendingRecords:
             return None
         committed_by = self.markers.pop(offset, offset)
         scheduled = self.scheduled.pop(offset, None)
+        if self._gone is not None:
+            if committed_by != offset:
+                self._gone.markers.setdefault(offset, committed_by)
+            if scheduled is not None:
+                self._gone.scheduled.setdefault(offset, scheduled)
         if scheduled is not None and self.by_identity.get(scheduled.identity) == offset:
             del self.by_identity[scheduled.identity]
         # The queue has no entry of what it gave out.
@@ -119,6 +155,8 @@ class PendingRecords:
             marker_offset, offset = marked.popleft()
             if self.markers.get(offset) == marker_offset:
                 del self.markers[offset]
+                if self._gone is not None:
+                    self._gone.markers.setdefault(offset, marker_offset)
         return True
 
     def take_due(self, wall_ms: int, committed_offset: int, limit: int) -> list[Delivery]:

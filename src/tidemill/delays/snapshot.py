@@ -9,6 +9,9 @@ text for schedules and staged requests. Whatever does not fit is no snapshot, an
 
 A snapshot of millions of records has hundreds of megabytes. It is written as a sequence of small pieces, and restored
 in steps from a function that reads a range. So neither holds the loop, nor needs the snapshot in memory.
+
+The state goes on while its snapshot is written. `FrozenDelays` is the state of one moment: arrays are copied before they
+change, and the names of records that go meanwhile are kept.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from crc32c import crc32c
 
@@ -44,44 +48,114 @@ _RECORDS_A_STEP = 50
 _CHUNK_BYTES = 256 * 1024
 CRC_BYTES = _CRC.size
 
+# Records in a piece.
+_RECORDS_A_PIECE = 50
+# Taken and staged records, which are copied at once when a state is frozen.
+_COPIED_MAX = 10_000
+
 # Returns up to so many bytes at a position.
 Read = Callable[[int, int], bytes]
 
+_T = TypeVar("_T")
 
-def pieces_of(delays: PartitionDelays, last_epoch: int) -> Iterator[bytes]:
-    """The state up to `delays.end_offset`, where the batch before that has the leader epoch `last_epoch`.
 
-    The state must not change meanwhile. `packed_crc` of all pieces comes before them.
+def can_freeze(delays: PartitionDelays) -> bool:
+    """Whether `FrozenDelays` takes well under a millisecond.
+
+    It does not when thousands of records belong to open transactions, or are due and wait for their commit.
     """
-    pending = delays.pending
-    blocks, runs = pending.offsets.arrays(), pending.queue.run_arrays()
-    staged_count = sum(len(of_producer) for of_producer in delays.staged.values())
+    return len(delays.pending.taken) + sum(map(len, delays.staged.values())) <= _COPIED_MAX
+
+
+class FrozenDelays:
+    """A state as it is now, for a snapshot, while the state goes on, but not back: a truncation makes it worthless.
+
+    `thaw` ends it. A state has one at a time.
+    """
+
+    def __init__(self, delays: PartitionDelays, *, is_at_rest: bool = False) -> None:
+        """A state `is_at_rest` when it does not change any more; then nothing is copied."""
+        pending = delays.pending
+        self._delays = delays
+        self.end_offset = delays.end_offset
+        self.offsets, self.offset_count = pending.offsets.freeze(), len(pending.offsets)
+        self.queue, self.run_count = pending.queue.freeze(), pending.queue.run_count
+        self.hidden, self.hidden_count = delays.hidden.freeze(), delays.hidden.run_count
+        self.scheduled_count, self.marker_count = len(pending.scheduled), len(pending.markers)
+        self.taken_count = len(pending.taken)
+        self.staged_count = sum(map(len, delays.staged.values()))
+        taken: Iterable[tuple[int, int]] = pending.taken.items()
+        staged = ((producer_id, each) for producer_id, of in delays.staged.items() for each in of.values())
+        self.taken = taken if is_at_rest else list(taken)
+        self.staged: Iterable[tuple[int, Staged]] = staged if is_at_rest else list(staged)
+        self._gone = pending.keep_gone()
+
+    def scheduled(self) -> Iterator[Sequence[tuple[int, Scheduled]]]:
+        """The pending records with a name, some at a time."""
+        return self._of_pending(self.scheduled_count, self._delays.pending.scheduled, self._gone.scheduled)
+
+    def markers(self) -> Iterator[Sequence[tuple[int, int]]]:
+        """The commit markers of pending records, some at a time."""
+        return self._of_pending(self.marker_count, self._delays.pending.markers, self._gone.markers)
+
+    def _of_pending(
+        self, count: int, live: Mapping[int, _T], gone: Mapping[int, _T]
+    ) -> Iterator[Sequence[tuple[int, _T]]]:
+        """What the records that are pending in the frozen state have in a map, which changes."""
+        if not count:
+            return
+        for offsets, _ in self.offsets:
+            found = [
+                (offset, gone[offset] if offset in gone else live[offset])
+                for offset in offsets
+                if offset in live or offset in gone
+            ]
+            for start in range(0, max(1, len(found)), _RECORDS_A_PIECE):
+                yield found[start : start + _RECORDS_A_PIECE]
+
+    def thaw(self) -> None:
+        self._delays.pending.thaw()
+        self._delays.hidden.thaw()
+
+
+def pieces_of(frozen: FrozenDelays, last_epoch: int) -> Iterator[bytes]:
+    """The state up to `frozen.end_offset`, where the batch before that has the leader epoch `last_epoch`.
+
+    `packed_crc` of all pieces comes before them. A piece takes some ten microseconds.
+    """
     yield _HEAD.pack(
         _MAGIC,
-        delays.end_offset,
+        frozen.end_offset,
         last_epoch,
-        len(pending.offsets),
-        len(runs),
-        delays.hidden.run_count,
-        len(pending.scheduled),
-        len(pending.markers),
-        staged_count,
+        frozen.offset_count,
+        frozen.run_count,
+        frozen.hidden_count,
+        frozen.scheduled_count,
+        frozen.marker_count,
+        frozen.staged_count,
     )
-    for offsets, due_times in blocks:
+    for offsets, due_times in frozen.offsets:
         yield _LENGTH.pack(len(offsets)) + offsets.tobytes() + due_times.tobytes()
-    for due_times, offsets in runs:
+    for due_times, offsets in frozen.queue:
         yield _LENGTH.pack(len(offsets)) + due_times.tobytes() + offsets.tobytes()
     # Taken entries have left the queue, and are pending all the same.
-    yield _LENGTH.pack(len(pending.taken))
-    yield from (_PAIR.pack(*entry) for entry in pending.taken.items())
-    for starts, lengths in delays.hidden.arrays():
+    yield _LENGTH.pack(frozen.taken_count)
+    yield from _packed(frozen.taken, lambda entry: _PAIR.pack(*entry))
+    for starts, lengths in frozen.hidden:
         yield _LENGTH.pack(len(starts)) + starts.tobytes() + lengths.tobytes()
-    for offset, scheduled in pending.scheduled.items():
-        yield _with_schedule(_SCHEDULED, (offset, scheduled.identity), scheduled.schedule)
-    yield from (_PAIR.pack(*entry) for entry in pending.markers.items())
-    for producer_id, of_producer in delays.staged.items():
-        for each in of_producer.values():
-            yield _packed_staged(producer_id, each)
+    for some in frozen.scheduled():
+        yield b"".join(
+            [_with_schedule(_SCHEDULED, (offset, each.identity), each.schedule) for offset, each in some]
+        )
+    for markers in frozen.markers():
+        yield b"".join([_PAIR.pack(*entry) for entry in markers])
+    yield from _packed(frozen.staged, lambda entry: _packed_staged(*entry))
+
+
+def _packed(entries: Iterable[_T], pack: Callable[[_T], bytes]) -> Iterator[bytes]:
+    left = iter(entries)
+    while some := list(islice(left, _RECORDS_A_PIECE)):
+        yield b"".join(map(pack, some))
 
 
 def packed_crc(crc: int) -> bytes:

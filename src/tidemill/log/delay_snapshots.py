@@ -12,7 +12,7 @@ from functools import partial
 
 from crc32c import crc32c
 
-from tidemill.delays.snapshot import CRC_BYTES, packed_crc, pieces_of, restore
+from tidemill.delays.snapshot import CRC_BYTES, FrozenDelays, packed_crc, pieces_of, restore
 from tidemill.delays.state import PartitionDelays
 from tidemill.log.files import File, Files
 from tidemill.log.segments.segment import segment_name
@@ -22,8 +22,7 @@ _SUFFIX = ".delays"
 # The second one is for a crash that takes the end of the log, and with it the newest.
 _KEPT = 2
 _WRITE_BYTES = 1 << 20
-# Most pieces are small. An array is larger, and copied at once.
-_PIECES_A_STEP = 50
+_PIECES_A_STEP = 8
 _BYTES_A_STEP = 128 * 1024
 
 
@@ -49,18 +48,16 @@ class DelaySnapshots:
             if offset > end_offset:
                 self._files.remove(self._path(offset))
 
-    def write(
-        self, delays: PartitionDelays, last_epoch: int, is_still_true: Callable[[], bool]
-    ) -> Steps[int]:
-        """Write a snapshot of a state that does not change meanwhile. Returns its size.
+    def write(self, frozen: FrozenDelays, last_epoch: int, is_still_true: Callable[[], bool]) -> Steps[int]:
+        """Write a snapshot. Returns its size.
 
         `is_still_true` says at the end whether the log still has the batch before it. Raises `OSError`.
         """
-        path = self._path(delays.end_offset)
+        path = self._path(frozen.end_offset)
         temporary = f"{path}.tmp"
         file: File = yield partial(self._files.open, temporary, create=True)
         try:
-            size = yield from _write(file, delays, last_epoch)
+            size = yield from _write(file, frozen, last_epoch)
             if is_still_true():
                 self._files.rename(temporary, path)
                 for old in self._offsets()[:-_KEPT]:
@@ -93,10 +90,10 @@ class DelaySnapshots:
         return None
 
 
-def _write(file: File, delays: PartitionDelays, last_epoch: int) -> Steps[int]:
+def _write(file: File, frozen: FrozenDelays, last_epoch: int) -> Steps[int]:
     yield partial(file.truncate, 0)
     crc, position, collected, in_step = 0, CRC_BYTES, bytearray(), 0
-    for number, piece in enumerate(pieces_of(delays, last_epoch), 1):
+    for number, piece in enumerate(pieces_of(frozen, last_epoch), 1):
         collected += piece
         in_step += len(piece)
         if len(collected) >= _WRITE_BYTES:

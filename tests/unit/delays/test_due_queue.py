@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tidemill.delays.due_queue import RUN_ENTRIES, DueQueue
-from tidemill.delays.offsets import HiddenOffsets, PendingOffsets
+from tidemill.delays.offsets import FrozenArrays, HiddenOffsets, PendingOffsets
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -48,7 +48,7 @@ def test_few_long_delays_do_not_keep_many_runs() -> None:
         is_long = offset % 100 == 0
         queue.add(10**9 if is_long else offset, offset)
     assert len(queue.pop_due(10**8, 10**9)) == 99 * RUN_ENTRIES
-    assert len(queue.run_arrays()) <= 4
+    assert len(list(queue.freeze())) <= 4
 
 
 def test_sweep_and_stale_heads_remove_what_is_not_live() -> None:
@@ -83,7 +83,7 @@ def test_pending_offsets_are_a_sorted_map(seed: int) -> None:
     assert pending.first_below(middle, 10**6) == [entry for entry in expected if entry[0] < middle]
     assert pending.first_from(middle, 3) == [entry for entry in expected if entry[0] >= middle][:3]
     again = PendingOffsets()
-    for offsets, due_times in pending.arrays():
+    for offsets, due_times in pending.freeze():
         again.append_block(offsets, due_times)
     assert again.first_from(0, 10**6) == expected
     assert len(again) == len(expected)
@@ -118,7 +118,46 @@ def test_hidden_offsets_are_a_set_that_is_cut_at_both_ends(
         assert hidden.first_from(first) == min((each for each in model if each >= first), default=None)
         assert hidden.run_end(first) == next(each for each in range(first, end + 1) if each not in model)
         again = HiddenOffsets()
-        for starts, lengths in hidden.arrays():
-            again.extend(starts, lengths)
+        blocks = list(hidden.freeze())
+        hidden.thaw()
+        for starts, lengths in blocks:
+            again.extend(starts[:], lengths[:])
         assert again.between(0, end) == hidden.between(0, end)
-        assert again.run_count == hidden.run_count == sum(len(starts) for starts, _ in hidden.arrays())
+        assert again.run_count == hidden.run_count == sum(len(starts) for starts, _ in blocks)
+
+
+def _contents(frozen: FrozenArrays) -> list[tuple[list[int], list[int]]]:
+    return [(first.tolist(), second.tolist()) for first, second in frozen]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frozen_arrays_stay_as_they_are_while_everything_changes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr("tidemill.delays.offsets._BLOCK_ENTRIES", 8)
+    monkeypatch.setattr("tidemill.delays.offsets._BLOCK_RUNS", 8)
+    pending, queue, hidden = PendingOffsets(), DueQueue(), HiddenOffsets()
+    end = start = 0
+    for _ in range(20):
+        frozen = [each.freeze() for each in (pending, queue, hidden)]
+        before = [_contents(each) for each in frozen]
+        for _ in range(rng.randint(1, 300)):
+            end += rng.randint(1, 2)
+            hidden.append(end)
+            pending.set(rng.choice((end, rng.randint(start, end))), rng.randint(0, 1000))
+            pending.pop(rng.randint(start, end))
+            for _ in range(rng.randint(1, 9)):
+                queue.add(rng.randint(0, 1000), end)
+            queue.pop_due(rng.randint(0, 1000), rng.randint(0, 8))
+            if rng.random() < 0.05:
+                queue.sweep(lambda due_ms, _: due_ms % 3 > 0)
+            if rng.random() < 0.05:
+                start = rng.randint(start, end)
+                hidden.trim(start)
+            if rng.random() < 0.05:
+                end = rng.randint(start, end)
+                hidden.truncate(end + 1)
+        assert [_contents(each) for each in frozen] == before
+        for each in (pending, queue, hidden):
+            each.thaw()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.log.batches import T0, append, small_segments
 from tidemill.delays.requests import DELAY, delay_records
+from tidemill.delays.snapshot import FrozenDelays
 from tidemill.delays.state import PartitionDelays
 from tidemill.log.log import Log
 from tidemill.protocol.records import Header, Record, build_batch
@@ -47,7 +48,7 @@ def state_of(log: Log, end_offset: int | None = None) -> PartitionDelays:
 
 def write(log: Log, delays: PartitionDelays, is_still_true: Callable[[], bool] = lambda: True) -> None:
     epoch = log.epochs.epoch_of(delays.end_offset - 1)
-    run_steps(log.delay_snapshots.write(delays, epoch, is_still_true))
+    run_steps(log.delay_snapshots.write(FrozenDelays(delays), epoch, is_still_true))
 
 
 def restored(log: Log) -> PartitionDelays | None:

@@ -11,8 +11,9 @@ What this leader appends itself is taken into the state at once, before a reader
 Records that are due at nearly the same time are delivered together: after a delivery the next one waits some
 milliseconds. One that is due after a pause is delivered at its time.
 
-Snapshots of the state spare the replay when a leadership begins. One is written between two rounds, each time the log has
-grown by as much as a snapshot takes, and when the leadership ends or the broker stops. The state rests meanwhile.
+Snapshots of the state spare the replay when a leadership begins. One is written each time the log has grown by as much as a
+snapshot takes, and when the leadership ends or the broker stops. It shows the state between two rounds, and delivery goes
+on while it is written.
 
 Retention may remove nothing that is pending. What stands in its way is carried: appended again, hidden as before.
 """
@@ -35,6 +36,7 @@ from tidemill.config import TopicConfig
 from tidemill.delays.copies import CopyBatch, Original
 from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import Cancel, Delayed, may_hold_requests, meaning_of
+from tidemill.delays.snapshot import FrozenDelays, can_freeze
 from tidemill.delays.state import Carry, PartitionDelays
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.filtered_read import KnownRun
@@ -91,6 +93,7 @@ class DelayedDelivery:
         "_host",
         "_is_appending",
         "_is_restored",
+        "_is_taking_snapshot",
         "_is_woken",
         "_is_working",
         "_leadership",
@@ -132,6 +135,7 @@ class DelayedDelivery:
         self._is_restored = False
         # How many bytes of the log were replayed since the last snapshot, and the size of that.
         self._replayed_bytes = self._snapshot_bytes = 0
+        self._is_taking_snapshot = False
         # The state of a leadership that has ended, of which a snapshot is due.
         self._left: tuple[PartitionDelays, Log] | None = None
         self._originals = Originals()
@@ -233,50 +237,59 @@ class DelayedDelivery:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._is_working:
-            self._leave()
+        self._leave()
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Write the last snapshot of a leadership that has ended. No round changes its state any more."""
-        left, self._left = self._left, None
-        if left is not None:
-            self._host.snapshot_work.submit(partial(self._write_snapshot, *left), self._left_behind)
+        """Write the last snapshot of a leadership that has ended, once nothing works with its state any more."""
+        if self._is_working or self._is_taking_snapshot or self._left is None:
+            return
+        (state, log), self._left = self._left, None
+        frozen = FrozenDelays(state, is_at_rest=True)
+        self._host.snapshot_work.submit(partial(self._write_snapshot, frozen, log), self._left_behind)
 
     def _left_behind(self, _size: int | None, error: Exception | None) -> None:
         if error is not None:
             self._report_snapshot(error)
 
-    def _snapshot_is_due(self) -> bool:
-        return self._replayed_bytes >= max(_SNAPSHOT_EVERY_BYTES, self._snapshot_bytes)
+    def _snapshot_is_due(self, state: PartitionDelays) -> bool:
+        return (
+            not self._is_taking_snapshot
+            and self._replayed_bytes >= max(_SNAPSHOT_EVERY_BYTES, self._snapshot_bytes)
+            and can_freeze(state)
+        )
 
     def _take_snapshot(self, state: PartitionDelays, log: Log) -> None:
-        self._is_working = True
+        """Write a snapshot of the state as it is now."""
+        self._is_taking_snapshot = True
         # Whatever becomes of it: the next one is due when the log has grown again.
         self._replayed_bytes = 0
-        self._host.snapshot_work.submit(partial(self._write_snapshot, state, log), self._took_snapshot)
+        frozen = FrozenDelays(state)
+        self._host.snapshot_work.submit(
+            partial(self._write_snapshot, frozen, log), partial(self._took_snapshot, frozen)
+        )
 
-    def _took_snapshot(self, size: int | None, error: Exception | None) -> None:
-        self._is_working = False
+    def _took_snapshot(self, frozen: FrozenDelays, size: int | None, error: Exception | None) -> None:
+        self._is_taking_snapshot = False
+        frozen.thaw()
         if error is not None:
             self._report_snapshot(error)
         elif size is not None:
             self._snapshot_bytes = size
         self._leave()
-        self._wake()
 
     def _report_snapshot(self, error: Exception) -> None:
         logger.warning("%s: no snapshot of the delayed records was written: %s", self._name, error)
 
-    def _write_snapshot(self, state: PartitionDelays, log: Log) -> Steps[int]:
-        end_offset = state.end_offset
+    def _write_snapshot(self, frozen: FrozenDelays, log: Log) -> Steps[int]:
+        end_offset = frozen.end_offset
         epoch = log.epochs.epoch_of(end_offset - 1)
 
         def is_still_true() -> bool:
             return end_offset <= log.log_end_offset and log.epochs.epoch_of(end_offset - 1) == epoch
 
-        return (yield from log.delay_snapshots.write(state, epoch, is_still_true))
+        return (yield from log.delay_snapshots.write(frozen, epoch, is_still_true))
 
     def _restore(self, log: Log) -> Steps[PartitionDelays | None]:
         return (
@@ -351,9 +364,10 @@ class DelayedDelivery:
             if not isinstance(error, ApiError | OSError):
                 logger.error("%s: delivering delayed records failed", self._name, exc_info=error)
             self._look_after(_RETRY_S)
-        elif self._snapshot_is_due():
+            return
+        if self._snapshot_is_due(state):
             self._take_snapshot(state, log)
-        elif not is_done or self._is_woken:
+        if not is_done or self._is_woken:
             self._wake()
         elif state.next_due_ms is None:
             self._originals.forget()
