@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace as replace_
 
+from tests.sim import test_delay_failures as courses
 from tests.sim.planted import ROUGH, Bug, Replace
 from tidemill.broker.partitions.delivery import DelayedDelivery
 from tidemill.broker.requests.handlers import fetch
+from tidemill.delays import snapshot
 from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import Cancel, Delayed
 from tidemill.delays.state import PartitionDelays
+from tidemill.log import delay_snapshots
 from tidemill.protocol.record_walk import RawRecord
 from tidemill.protocol.records import BatchHeader
 from tidemill.protocol.steps import Steps
@@ -65,6 +69,23 @@ def nothing_is_delivered_after_an_election(replace: Replace) -> None:
     replace(DelayedDelivery, "update", update)
 
 
+def a_snapshot_of_another_history_is_trusted(replace: Replace) -> None:
+    """Whatever leader epoch the log has at the end of a snapshot."""
+    original = snapshot.restore
+
+    def restore(
+        read: snapshot.Read,
+        log_start_offset: int,
+        log_end_offset: int,
+        high_watermark: int,
+        _epoch_before: Callable[[int], int],
+    ) -> Steps[PartitionDelays | None]:
+        _, _, last_epoch, *_ = snapshot._HEAD.unpack(read(snapshot._HEAD.size, snapshot.CRC_BYTES))
+        return original(read, log_start_offset, log_end_offset, high_watermark, lambda _: last_epoch)
+
+    replace(delay_snapshots, "restore", restore)
+
+
 DELAY_BUGS: tuple[Bug, ...] = (
     Bug("delivered before their time", delivered_before_their_time, plan=DELAYS),
     Bug(
@@ -75,4 +96,11 @@ DELAY_BUGS: tuple[Bug, ...] = (
     Bug("cancels are ignored", cancels_are_ignored, plan=DELAYS),
     Bug("readers see what waits", readers_see_what_waits, plan=DELAYS),
     Bug("nothing is delivered after an election", nothing_is_delivered_after_an_election, plan=DELAYS),
+)
+
+DELAY_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
+    (
+        Bug("a snapshot of another history is trusted", a_snapshot_of_another_history_is_trusted),
+        courses.test_failure_29_snapshot_of_a_log_end_that_was_lost_is_not_trusted,
+    ),
 )

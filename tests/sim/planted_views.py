@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.sim.planted import ROUGH, Bug, Replace
+from tests.unit.log import test_tag_index as indexes
+from tests.unit.log import test_tag_index_files as index_files
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.handlers.fetch import ConsumerFetch
 from tidemill.log import filtered_batches, filtered_read
 from tidemill.log.files import FileSlice
 from tidemill.log.filtered_batches import KeptRecords, Places
 from tidemill.log.filtered_read import Filtered, FilteredRead, Kept
+from tidemill.log.log import Log
 from tidemill.log.segments import tag_index
+from tidemill.log.segments.dictionaries import Probe, Verdict
+from tidemill.log.segments.segment import Segment
 from tidemill.protocol.records import BatchHeader
 from tidemill.protocol.steps import Steps
+from tidemill.sim.platform.disk import SimulatedDisk
 
 
 def views_show_what_is_not_committed(replace: Replace) -> None:
@@ -108,6 +114,22 @@ def a_record_is_taken_for_the_one_before_it(replace: Replace) -> None:
     replace(tag_index, "_places", _places)
 
 
+def an_index_outlives_its_batches(replace: Replace) -> None:
+    """A segment keeps its index when it is cut."""
+    replace(Segment, "drop_tag_index", lambda _: None)
+
+
+def a_verdict_is_remembered_for_every_dictionary(replace: Replace) -> None:
+    original = Probe.verdict
+
+    def verdict(self: Probe, keys: bytes | None, headers: bytes | None) -> Steps[Verdict]:
+        for remembered in self._verdicts.values():
+            return remembered
+        return (yield from original(self, keys, headers))
+
+    replace(Probe, "verdict", verdict)
+
+
 VIEW_BUGS: tuple[Bug, ...] = (
     Bug("views show what is not committed", views_show_what_is_not_committed, plan=ROUGH),
     Bug("a batch is shown whole or not at all", a_batch_is_shown_whole_or_not_at_all),
@@ -117,4 +139,25 @@ VIEW_BUGS: tuple[Bug, ...] = (
     Bug("offsets of a rewritten batch begin anew", offsets_of_a_rewritten_batch_begin_anew),
     Bug("runs are joined whatever their dictionaries are", runs_are_joined_whatever_their_dictionaries_are),
     Bug("a record is taken for the one before it", a_record_is_taken_for_the_one_before_it),
+)
+
+
+def _with_a_log(test: Callable[[SimulatedDisk, Log], None]) -> Callable[[], None]:
+    def course() -> None:
+        disk = SimulatedDisk()
+        test(disk, index_files.indexed_log(disk))
+
+    return course
+
+
+# What takes a coincidence: segments of the same size, and runs that differ.
+VIEW_COURSES: tuple[tuple[Bug, Callable[[], None]], ...] = (
+    (
+        Bug("an index outlives its batches", an_index_outlives_its_batches),
+        _with_a_log(index_files.test_log_that_was_cut_and_filled_anew_is_searched_by_its_new_batches),
+    ),
+    (
+        Bug("a verdict is remembered for every dictionary", a_verdict_is_remembered_for_every_dictionary),
+        indexes.test_each_run_is_decided_by_its_own_dictionaries,
+    ),
 )

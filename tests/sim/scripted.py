@@ -70,6 +70,10 @@ class Stage(World):
         plan = self.plan
         self._producers = []
         self.cluster.build({**SETTINGS, **plan.settings})
+        if plan.has_delays:
+            # A clock that is ahead delivers early, and here nothing notes by how much.
+            for machine in self.cluster.machines.values():
+                machine.clock.skew_ms = 0
         self.invariants = Invariants(self.cluster, self.accuse)
         self.scheduler.after_turn = self._look
         for node_id in self._starts:
@@ -333,6 +337,7 @@ def play(
     starts: tuple[int, ...] | None = None,
     pause_s_max: float = _PAUSE_S_MAX,
     has_transactions: bool = False,
+    has_delays: bool = False,
 ) -> Outcome:
     """Play it, and fail with the trace when a promise is broken."""
     shape = shape or Shape()
@@ -342,6 +347,7 @@ def play(
         pause_s_max=pause_s_max,
         has_faults=False,
         has_transactions=has_transactions,
+        has_delays=has_delays,
         settings=dict(settings or {}),
     )
     outcome = Stage(seed, course, plan, starts or shape.node_ids).run()

@@ -19,13 +19,13 @@ from tests.sim.planted import (
     planted,
     stale_broker_epoch_is_accepted,
 )
-from tests.sim.planted_delays import DELAY_BUGS
+from tests.sim.planted_delays import DELAY_BUGS, DELAY_COURSES
 from tests.sim.planted_guards import GUARD_BUGS
 from tests.sim.planted_shares import SHARE_BUGS, SHARE_COURSES
 from tests.sim.planted_shrinking import SHRINKING_BUGS, SHRINKING_COURSES
 from tests.sim.planted_transactions import TRANSACTION_BUGS
 from tests.sim.planted_two_phase import TWO_PHASE_BUGS
-from tests.sim.planted_views import VIEW_BUGS
+from tests.sim.planted_views import VIEW_BUGS, VIEW_COURSES
 from tidemill.sim.world import World
 
 # Those that take the most simulated time to be found.
@@ -175,6 +175,8 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
         ),
         two_phase_courses.test_a_decision_is_not_overlooked_at_a_leader_that_was_replaced,
     ),
+    *VIEW_COURSES,
+    *DELAY_COURSES,
     *SHARE_COURSES,
     *SHRINKING_COURSES,
 )

@@ -74,8 +74,8 @@ def _pieces(batches: Sequence[bytes | bytearray], text: str, position: int = 0) 
     data, _ = _segment(batches)
     index = TagIndex.open(_built(data), len(data))
     assert index is not None
-    pieces = []
-    while (piece := run_steps(index.next_piece(Probe(parse(text)), position))) is not None:
+    pieces, probe = [], Probe(parse(text))
+    while (piece := run_steps(index.next_piece(probe, position))) is not None:
         pieces.append(piece)
         position = piece.end_position
     return pieces
@@ -294,6 +294,31 @@ def test_runs_with_many_values_stay_apart() -> None:
 
     assert len(_pieces([batch(0), batch(20), batch(20)], "key exists")) == 1
     assert len(_pieces([batch(0), batch(100), batch(100)], "key exists")) == 2
+
+
+def test_each_run_is_decided_by_its_own_dictionaries() -> None:
+    """Three runs that stay apart: each has other values than the one before it."""
+    batches = [
+        build_batch(
+            [
+                Record(
+                    number,
+                    0,
+                    b"%d-%d" % (run, number),
+                    INCOMPRESSIBLE[: LARGE // 40],
+                    [Header("r", b"%d" % run)],
+                )
+                for number in range(40)
+            ]
+        )
+        for run in range(3)
+    ]
+    assert len(_pieces(batches, "key exists")) == 3
+    for run in range(3):
+        assert _read(batches, f"key = '{run}-7'") == [run]
+        assert _read(batches, f"r = '{run}'") == [run]
+        assert _read(batches, f"r = '{run}' and key starts with '{run}-'") == [run]
+    assert _read(batches, "r != '1'") == [0, 2]
 
 
 def test_run_with_a_field_that_is_not_listed_does_not_make_its_neighbours_unknown() -> None:

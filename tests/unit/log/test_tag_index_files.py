@@ -12,10 +12,16 @@ import pytest
 from tests.unit.log.batches import T0, append, small_segments
 from tests.unit.log.compacted import compact, open_log, put, seal, topic_config
 from tests.unit.log.indexed import check_indexes, index_files, index_sealed_segments
+from tidemill.filters.language import parse
+from tidemill.filters.matching import compile_filter
+from tidemill.log.files import FileSlice
+from tidemill.log.filtered_read import FilteredRead, Skipping
 from tidemill.log.log import Log
+from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.segment import TAG_INDEX
 from tidemill.log.segments.tag_index_files import Indexing, TagIndexes, write_index
-from tidemill.protocol.records import Record, build_batch
+from tidemill.protocol.record_walk import select
+from tidemill.protocol.records import Record, build_batch, iterate_records, split_batches
 from tidemill.protocol.steps import Steps, run_steps
 from tidemill.sim.platform.disk import CutPoint, SimulatedDisk, every_cut_point
 
@@ -33,6 +39,25 @@ def fill(log: Log, count: int, key: bytes = b"n", leader_epoch: int = 0, timesta
         append(log, build_batch([Record(0, timestamp, key, b"v" * 30)]), leader_epoch=leader_epoch)
 
 
+def shown_keys(disk: SimulatedDisk, log: Log, text: str) -> list[bytes | None]:
+    """The keys of the records that a reader with a filter gets."""
+    parsed = parse(text)
+    shown = partial(select, matcher=compile_filter(parsed))
+    skipping = Skipping(Probe(parsed), TagIndexes(disk))
+    reading = FilteredRead(log, log.log_start_offset, shown, 1 << 30, pytest.fail, skipping)
+    while reading.has_more(log.log_end_offset):
+        run_steps(reading.advance(log.log_end_offset, 1 << 30))
+    found = reading.result()
+    parts = [] if found is None else found.parts
+    data = b"".join(part.read() if isinstance(part, FileSlice) else bytes(part) for part in parts)
+    keys, position = list[bytes | None](), 0
+    for header in split_batches(memoryview(data)):
+        batch = memoryview(data)[position : position + header.size]
+        keys += [record.key for record in iterate_records(batch, header)]
+        position += header.size
+    return keys
+
+
 @pytest.fixture
 def disk() -> SimulatedDisk:
     return SimulatedDisk()
@@ -40,6 +65,10 @@ def disk() -> SimulatedDisk:
 
 @pytest.fixture
 def log(disk: SimulatedDisk) -> Log:
+    return indexed_log(disk)
+
+
+def indexed_log(disk: SimulatedDisk) -> Log:
     """Six sealed segments with an index, and the active one."""
     log = new_log(disk)
     while len(log.segments) < 7:
@@ -83,6 +112,20 @@ def test_truncation_between_segments_leaves_the_active_one_without(disk: Simulat
     log.truncate_to(log.segments[3].base_offset)
     log.check_invariants()
     assert check_indexes(disk, log) == 2
+
+
+def test_log_that_was_cut_and_filled_anew_is_searched_by_its_new_batches(
+    disk: SimulatedDisk, log: Log
+) -> None:
+    """The new segments have the sizes of the old ones, and only the old batches match."""
+    sizes = [segment.size for segment in log.segments]
+    assert shown_keys(disk, log, "key = 'n'") == [b"n"] * log.log_end_offset
+    end_offset, cut_at = log.log_end_offset, log.segments[3].base_offset + 1
+    log.truncate_to(cut_at)
+    fill(log, end_offset - cut_at, b"y", leader_epoch=1)
+    assert [segment.size for segment in log.segments] == sizes, "otherwise no old index would fit"
+    assert shown_keys(disk, log, "key = 'n'") == [b"n"] * cut_at
+    assert shown_keys(disk, log, "key = 'y'") == [b"y"] * (end_offset - cut_at)
 
 
 def test_restart_at_removes_all(disk: SimulatedDisk, log: Log) -> None:
