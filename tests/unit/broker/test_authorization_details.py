@@ -27,10 +27,11 @@ from tests.unit.broker.authorized_node import (
 from tidemill.controller.image import ResourceType
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api import admin, cluster, data, groups, offsets, security, transactions
-from tidemill.protocol.records import Record, build_batch
+from tidemill.protocol.isolation import READ_COMMITTED, READ_HIDDEN, READ_WAITING
+from tidemill.protocol.records import Header, Record, build_batch
 from tidemill.security.principals import Principal
 
-DELETE, DESCRIBE_CONFIGS = 6, 10
+DELETE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 6, 10, 11
 DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 ID_DENIED = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -175,6 +176,32 @@ async def test_rule_removed_under_a_waiting_fetch_denies_what_arrives_then(autho
     assert produced.responses[0].partition_responses[0].error_code == 0
     (answer,) = (await waiting).responses
     assert (answer.partitions[0].error_code, answer.partitions[0].records or b"") == (DENIED, b"")
+
+
+async def test_listing_of_what_waits_needs_alter_configs_besides_read(authorized: Authorized) -> None:
+    setting = admin.CreatableTopicConfig(name="tidemill.delays.enable", value="true")
+    later = admin.CreatableTopic(name="later", num_partitions=1, replication_factor=1, configs=[setting])
+    created = await authorized.ask(ADMIN, admin.CreateTopicsRequest(topics=[later], timeout_ms=10_000))
+    assert [topic.error_code for topic in created.topics] == [0]
+    record = Record(0, 0, b"k", b"secret", [Header("tidemill-delay", b"1h")])
+    partition = data.PartitionProduceData(index=0, records=bytes(build_batch([record])))
+    topic_data = data.TopicProduceData(name="later", partition_data=[partition])
+    await authorized.ask(ADMIN, data.ProduceRequest(acks=1, timeout_ms=1000, topic_data=[topic_data]), 9)
+
+    async def listed(level: int) -> tuple[int, bool]:
+        wanted = data.FetchPartition(partition=0, partition_max_bytes=1000)
+        topic = data.FetchTopic(topic_id=authorized.topic_id("later"), partitions=[wanted])
+        fetch = data.FetchRequest(max_wait_ms=100, min_bytes=1, isolation_level=level, topics=[topic])
+        (answer,) = (await authorized.ask(ALICE, fetch)).responses[0].partitions
+        return answer.error_code, b"secret" in bytes(answer.records or b"")
+
+    await authorized.allow(READ, TOPIC, "later")
+    assert await listed(READ_COMMITTED) == (0, False)
+    for level in (READ_WAITING, READ_WAITING | READ_COMMITTED, READ_HIDDEN, READ_HIDDEN | READ_COMMITTED):
+        assert await listed(level) == (DENIED, False)
+    await authorized.allow(ALTER_CONFIGS, TOPIC, "later")
+    for level in (READ_WAITING, READ_HIDDEN):
+        assert await listed(level) == (0, True)
 
 
 async def test_rule_for_a_name_with_quotes_and_newlines_is_for_that_name_alone(
