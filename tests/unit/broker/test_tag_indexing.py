@@ -16,7 +16,7 @@ from tests.unit.log.indexed import check_indexes, index_files
 from tidemill.broker.disk.cleaning_process import index_in_process
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
-from tidemill.broker.partitions.upkeep.tag_indexing import TagIndexer
+from tidemill.broker.partitions.upkeep.tag_indexing import Finished, TagIndexer
 from tidemill.errors import StorageError
 from tidemill.log.files import DiskFiles, Files
 from tidemill.log.log import Log
@@ -171,32 +171,38 @@ async def test_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:
         expected.append(DiskFiles().read(indexing.path))
         DiskFiles().remove(indexing.path)
     wrong = indexings[0]._replace(segment_size=indexings[0].segment_size - 1, path=f"{tmp_path}/wrong")
-    first, failed, second = await index_in_process([indexings[0], wrong, indexings[1]])
+    outcomes: list[Exception | None] = []
+    await index_in_process([indexings[0], wrong, indexings[1]], outcomes.append)
+    first, failed, second = outcomes
     assert (first, second) == (None, None)
     assert isinstance(failed, StorageError)
     assert [DiskFiles().read(indexing.path) for indexing in indexings] == expected
     log.close()
 
 
-async def test_a_process_gets_several_segments_and_one_that_fails_is_left_out(disk: SimulatedDisk) -> None:
+async def test_indexes_of_a_process_are_used_one_by_one_and_what_it_died_of_is_left_out(
+    disk: SimulatedDisk,
+) -> None:
     broker = Broker(disk)
     log = broker.add("t")
     fill(log, 4)
-    damaged = log.segments[2]
-    groups: list[int] = []
+    good, damaged, deadly, newest = log.segments[:4]
+    order: list[int] = []
 
-    async def run(indexings: Sequence[Indexing]) -> Sequence[Exception | None]:
-        groups.append(len(indexings))
-        if len(groups) == 1:
-            raise StorageError("the process died")
-        outcomes = write_indexes(disk, indexings)
-        outcomes[indexings.index(Indexing.of(damaged))] = StorageError("damaged")
-        return outcomes
+    async def run(indexings: Sequence[Indexing], finished: Finished) -> None:
+        segments = {Indexing.of(segment): segment for segment in log.segments}
+        for indexing in indexings:
+            segment = segments[indexing]
+            order.append(segment.base_offset)
+            if segment is deadly:
+                raise StorageError("the process died")
+            (outcome,) = write_indexes(disk, [indexing])
+            finished(StorageError("damaged") if segment is damaged else outcome)
+            assert (segment.tag_index_key is None) == (segment is damaged)
 
     broker.indexer = TagIndexer(disk, lambda: broker.shown, broker._run_blocking, run)
     broker.indexer._size_min = 1
     while await broker.indexer.index_newest():
         pass
-    assert groups == [4, 3]
-    # The newest one was blamed for the end of the process.
-    assert index_files(disk, log.folder) == [segment.base_offset for segment in log.segments[:2]]
+    assert order == [each.base_offset for each in (newest, deadly, damaged, good)]
+    assert index_files(disk, log.folder) == [good.base_offset, newest.base_offset]

@@ -1,7 +1,8 @@
 """Builds the tag indexes of sealed segments in the background, for topics that views show.
 
 One segment after the other, in a process with a low priority: an index decodes each record in Python. A process takes
-several segments, because starting one costs as much as indexing some megabytes. The newest segments come first.
+several segments, because starting one costs as much as indexing some megabytes. Each index is used as soon as it is there.
+The newest segments come first.
 Retention keeps them longest, and a reader that starts at the beginning of a long log would overtake indexes that are
 built from there.
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -28,12 +30,14 @@ from tidemill.log.segments.tag_index_files import Indexing, write_indexes
 
 logger = logging.getLogger(__name__)
 
-RunIndexing = Callable[[Sequence[Indexing]], Awaitable[Sequence[Exception | None]]]
+# Gets what went wrong with each indexing, in their order.
+Finished = Callable[[Exception | None], None]
+RunIndexing = Callable[[Sequence[Indexing], Finished], Awaitable[None]]
 
 _INTERVAL_S = 2.0
 # A smaller segment has a few runs only, and is read in less time than a process takes to start.
 _SIZE_MIN = 256 * 1024
-# What one process indexes. Its indexes are used when it has ended.
+# What one process indexes before the newest segments are looked for again.
 _PROCESS_BYTES = 256 << 20
 
 
@@ -80,17 +84,20 @@ class TagIndexer:
         if not due:
             return False
         taken = self._for_one_process(due)
-        indexings = [each.indexing for each in taken]
+        left = deque(taken)
         has_space = True
+
+        def finished(error: Exception | None) -> None:
+            nonlocal has_space
+            has_space = self._finish(left.popleft(), error) and has_space
+
         try:
-            outcomes = await self._write(indexings)
-            for each, outcome in zip(taken, outcomes, strict=True):
-                has_space = self._finish(each, outcome) and has_space
+            await self._write([each.indexing for each in taken], finished)
         except (StorageError, OSError) as error:
-            # The process died. The newest segment is taken for the reason, so that the others have their turn.
-            has_space = self._finish(taken[0], error)
-        for indexing in indexings:
-            self._files.remove(indexing.path)
+            # The process died. What it worked on is taken for the reason, so that the others have their turn.
+            finished(error)
+        for each in taken:
+            self._files.remove(each.indexing.path)
         return has_space
 
     def _for_one_process(self, due: Sequence[_Due]) -> Sequence[_Due]:
@@ -114,13 +121,12 @@ class TagIndexer:
                 ):
                     yield _Due(partition, log, segment, log.removals, indexing)
 
-    async def _write(self, indexings: Sequence[Indexing]) -> Sequence[Exception | None]:
+    async def _write(self, indexings: Sequence[Indexing], finished: Finished) -> None:
         if self._run_elsewhere is not None:
-            return await self._run_elsewhere(indexings)
-        written: Sequence[Exception | None] = await self._run_blocking(
-            partial(write_indexes, self._files, indexings)
-        )
-        return written
+            await self._run_elsewhere(indexings, finished)
+            return
+        for outcome in await self._run_blocking(partial(write_indexes, self._files, indexings)):
+            finished(outcome)
 
     def _finish(self, due: _Due, error: Exception | None) -> bool:
         """Give a segment its index, or note that it cannot have one. Returns False when the disk is full."""
