@@ -239,6 +239,7 @@ class Node:
         self._share_partitions = SharePartitions(
             config, clock, replicas, lambda: driver.image, self._share_state, self._channels
         )
+        self._share_coordinators.on_letters_owed = self._share_partitions.remind
         hosts = (self._groups, self._transactions, self._share_coordinators)
         self._topic_creation = TopicCreation(
             driver.ask, {host.topic.name: host.ensure_topic for host in hosts}

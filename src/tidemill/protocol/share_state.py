@@ -15,6 +15,8 @@ from tidemill.types import TopicId, uuid_bytes, uuid_text
 NO_START_OFFSET = -1
 # The count of records that are complete, where a broker of an earlier version does not say it.
 NO_DELIVERY_COMPLETE_COUNT = -1
+# The delivery state of a record that is given up and whose dead letter is not known to be written (KIP-1191).
+ARCHIVING = 3
 # As Java reads a number. A negative one is a matter of the coordinator.
 _PARTITION = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
@@ -48,7 +50,7 @@ class StateBatch(NamedTuple):
 
     first_offset: int
     last_offset: int
-    # 0 available, 2 acknowledged, 4 archived. What is acquired (1) is never durable.
+    # 0 available, 2 acknowledged, 3 archiving, 4 archived. What is acquired (1) is never durable.
     delivery_state: int
     delivery_count: int
 

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from enum import IntEnum
 from operator import attrgetter
 
+from tidemill.protocol import share_state
+
 _first_offset = attrgetter("first_offset")
 
 
@@ -20,7 +22,7 @@ class DeliveryState(IntEnum):
     ACQUIRED = 1
     ACKNOWLEDGED = 2
     # Archived as far as members see; its dead letter is not written yet (KIP-1191).
-    ARCHIVING = 3
+    ARCHIVING = share_state.ARCHIVING
     ARCHIVED = 4
 
     @property

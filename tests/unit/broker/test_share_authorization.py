@@ -191,6 +191,19 @@ async def test_what_is_in_flight_needs_describe_on_group_and_topic(authorized: A
     assert found[SECRET].in_flight is None
 
 
+async def test_reminder_of_dead_letters_needs_cluster_action(authorized: Authorized) -> None:
+    await ready(authorized)
+    topic = share.DescribeShareGroupOffsetsRequestTopic(topic_name=PUBLIC, partitions=[0, 7])
+    group = share.DescribeShareGroupOffsetsRequestGroup(group_id=WORKERS, topics=[topic])
+    request = share.DescribeShareGroupOffsetsRequest(groups=[group], owes_letters=True)
+    await authorized.allow(DESCRIBE, GROUP, WORKERS)
+    await authorized.allow(DESCRIBE, TOPIC, PUBLIC)
+    (refused,) = (await authorized.ask(ALICE, request)).groups
+    assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    (answer,) = (await authorized.ask(ADMIN, request)).groups
+    assert answer.error_code == ErrorCode.NONE
+
+
 async def test_dead_letter_topic_that_brokers_may_not_write_is_reported_and_does_not_hold_the_group(
     authorized: Authorized, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -215,3 +215,83 @@ def test_letter_waits_while_the_disk_of_the_dead_letter_topic_is_full(
     world[1].disk.heal()
     world.until(lambda: states.of().start_offset == 1, "the record is done")
     assert [record.value for record in letters(world)] == [b"poison"]
+
+
+@pytest.mark.parametrize("last_words", ["reject", "release at the limit", "leave"])
+def test_letter_owed_by_the_last_member_is_written_without_members(
+    make_world: MakeWorld, states: StoredStates, last_words: str
+) -> None:
+    world = start(make_world, states)
+    write(world, Record(0, 0, None, b"poison"))
+    world[1].disk.fail("write", pattern=f"*/{LETTERS}-0/*.log", error=errno.ENOSPC)
+    member = Member(world)
+    for _ in range(4 if last_words != "reject" else 0):
+        member.fetch(max_wait_ms=WAIT_MS)
+        assert member.acknowledge((0, 0, [RELEASE])) is ErrorCode.NONE
+    member.fetch(max_wait_ms=WAIT_MS)
+    if last_words != "leave":
+        kind = REJECT if last_words == "reject" else RELEASE
+        assert member.acknowledge((0, 0, [kind])) is ErrorCode.NONE
+    member.close()
+    world.settle(5)
+    assert letters(world) == []
+    assert states.of().start_offset == 0
+    world[1].disk.heal()
+    world.until(lambda: states.of().start_offset == 1, "the record is done")
+    assert [record.value for record in letters(world)] == [b"poison"]
+    world.until(lambda: not world[1].broker.share.led(), "the share partition ends")
+
+
+def test_share_partition_without_members_ends_when_it_owes_nothing(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    world = start(make_world, states)
+    write(world, Record(0, 0, None, b"fine"))
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    assert world[1].broker.share.led()
+    member.close()
+    world.until(lambda: not world[1].broker.share.led(), "the share partition ends")
+    assert states.of().offsets == {0: (1, 0)}
+
+
+def test_lock_whose_release_was_not_written_expires_without_members(
+    make_world: MakeWorld, states: StoredStates
+) -> None:
+    """The last delivery ends with its session, and the share coordinator is away at that moment."""
+    world = start(make_world, states)
+    write(world, Record(0, 0, None, b"poison"))
+    member = Member(world)
+    for _ in range(4):
+        member.fetch(max_wait_ms=WAIT_MS)
+        assert member.acknowledge((0, 0, [RELEASE])) is ErrorCode.NONE
+    member.fetch(max_wait_ms=WAIT_MS)
+    states.failure = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    member.close()
+    world.settle(5)
+    states.failure = None
+    world.until(lambda: states.of().start_offset == 1, "the record is done")
+    assert [record.value for record in letters(world)] == [b"poison"]
+
+
+@pytest.mark.parametrize("coordinator", [1, 2])
+def test_failure_33_letter_of_a_dead_leader_is_written_after_a_reminder(
+    make_world: MakeWorld, states: StoredStates, coordinator: int
+) -> None:
+    """No member comes back. The share coordinator is beside the new leader, or elsewhere."""
+    world = start(make_world, states, brokers=2)
+    write(world, Record(0, 0, None, b"poison"))
+    member = Member(world)
+    member.fetch(max_wait_ms=WAIT_MS)
+    member.close()
+    world.until(lambda: not world[1].broker.share.led(), "the share partition ends")
+    states.of().offsets[0] = (1, 3)
+    world.change(leader=2)
+    world.settle()
+    key = SharePartitionKey(GROUP, TOPIC_ID, 0)  # type: ignore[arg-type]
+    host = world[coordinator]
+    for _ in range(2):
+        world._run_in(host, lambda: host.broker.share.remind(key))
+    world.until(lambda: states.of().start_offset == 1, "the record is done")
+    assert [record.value for record in letters(world)] == [b"poison"]
+    world.until(lambda: not world[2].broker.share.led(), "the share partition ends")

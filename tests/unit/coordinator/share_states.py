@@ -7,7 +7,12 @@ from typing import Any
 
 from tidemill.config import ShareCoordinatorConfig
 from tidemill.coordinator.shard import RawRecord, Shard, Writer
-from tidemill.coordinator.share_state.machine import PartitionState, PruneLog, ShareStates
+from tidemill.coordinator.share_state.machine import (
+    LettersOwed,
+    PartitionState,
+    PruneLog,
+    ShareStates,
+)
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.share_state import SharePartitionKey
@@ -30,6 +35,8 @@ class World:
         self.failure: ErrorCode | None = None
         self.steady_ms = 1_000_000
         self.replies: dict[int, Any] = {}
+        # Of share partitions that owe dead letters.
+        self.reminders: list[SharePartitionKey] = []
         self._token = 0
         self._load()
 
@@ -46,6 +53,9 @@ class World:
         self.pass_time(0)
 
     def _report(self, effect: Any) -> None:
+        if isinstance(effect, LettersOwed):
+            self.reminders.append(effect.key)
+            return
         assert isinstance(effect, PruneLog)
         assert effect.offset <= self.committed_offset, "only what is committed may be deleted"
         del self.log[: effect.offset - self.start_offset]

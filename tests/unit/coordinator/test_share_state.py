@@ -26,7 +26,7 @@ from tidemill.protocol.share_state import (
 )
 from tidemill.types import TopicId, uuid_text
 
-AVAILABLE, ACKNOWLEDGED, ARCHIVED = 0, 2, 4
+AVAILABLE, ACKNOWLEDGED, ARCHIVING, ARCHIVED = 0, 2, 3, 4
 MINUTE_MS = 60_000
 
 
@@ -200,6 +200,43 @@ def test_idle_states_get_one_more_snapshot_only(world: World) -> None:
         world.pass_time(6 * MINUTE_MS)
     assert kinds(world) == ["snapshot"]
     assert world.end_offset == 2
+
+
+def test_letters_that_stay_owed_are_reported_until_they_are_written(world: World) -> None:
+    write(world, StateBatch(0, 3, ACKNOWLEDGED, 1), StateBatch(4, 5, ARCHIVING, 5))
+    world.pass_time(10_000)
+    assert world.reminders == [], "the leader may be writing them"
+    world.pass_time(10_000)
+    assert world.reminders == [KEY]
+    write(world, StateBatch(4, 4, ARCHIVED, 5))
+    world.pass_time(10_000)
+    assert world.reminders == [KEY, KEY]
+    write(world, StateBatch(5, 5, ARCHIVED, 5))
+    world.pass_time(MINUTE_MS)
+    assert world.reminders == [KEY, KEY]
+
+
+def test_next_share_coordinator_reports_letters_that_are_owed(world: World) -> None:
+    write(world, StateBatch(0, 0, ARCHIVING, 5))
+    world.fail_over()
+    world.pass_time(10_000)
+    world.pass_time(10_000)
+    assert world.reminders == [KEY]
+    world.ask(Delete(KEY))
+    world.pass_time(MINUTE_MS)
+    assert world.reminders == [KEY]
+
+
+def test_reminders_of_many_share_partitions_take_turns() -> None:
+    world = World()
+    keys = [SharePartitionKey(f"group-{number}", TOPIC, 0) for number in range(100)]
+    for key in keys:
+        world.ask(Initialize(key, 1, 0))
+        world.ask(Write(key, ShareStateChange(1, 0, -1, (StateBatch(0, 0, ARCHIVING, 5),))))
+    for _ in range(3):
+        world.pass_time(10_000)
+    assert len(world.reminders) == 128
+    assert set(world.reminders) == set(keys)
 
 
 def test_states_of_deleted_topics_go(world: World) -> None:

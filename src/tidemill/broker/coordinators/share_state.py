@@ -24,6 +24,7 @@ from tidemill.controller.image import MetadataImage
 from tidemill.coordinator.share_state.machine import (
     Delete,
     Initialize,
+    LettersOwed,
     PruneLog,
     Read,
     ReadSummary,
@@ -66,6 +67,8 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
             },
         )
         super().__init__(topic, config, clock, replicas, controller)
+        # Called with share partitions whose leader is to write dead letters.
+        self.on_letters_owed: Callable[[SharePartitionKey], None] = lambda _key: None
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -128,6 +131,8 @@ class ShareCoordinators(CoordinatorRuntime[ShareStates]):
             partition, _ = self._replicas.find((self.topic.name, partition_index))
             if partition is not None and partition.is_leader and partition.log is not None:
                 self._replicas.move_start(partition, effect.offset)
+        elif isinstance(effect, LettersOwed):
+            self.on_letters_owed(effect.key)
 
 
 # Errors that say nothing about the state: the shard is elsewhere, loads, or could not write.

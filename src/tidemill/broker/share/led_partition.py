@@ -256,10 +256,26 @@ class LedSharePartition:
         self._checking = None
         self.wake()
 
-    async def drain(self) -> None:
-        """Write what is announced, as far as that works."""
-        self._write_soon()
-        await asyncio.wait({self._task})
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it may end without members: nothing is locked, to be written, or owed as a dead letter."""
+        machine = self.machine
+        if self.is_over or machine is None:
+            return self.is_over or not self._busy()
+        counts = machine.in_flight_counts()
+        return not (self._busy() or machine.needs_write or counts.acquired or counts.owed)
+
+    def _busy(self) -> list[asyncio.Task[None]]:
+        tasks = (self._task, self._burying)
+        return [task for task in tasks if task is not None and not task.done()]
+
+    async def go_on(self) -> None:
+        """Returns when it has come a step nearer to rest, or the next attempt is due."""
+        busy = self._busy()
+        if busy:
+            await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(_RETRY_S)
 
     # -- members ---------------------------------------------------------------------------------------------
 

@@ -1,18 +1,25 @@
 """The share partitions of this broker (Kafka: SharePartitionManager): one for each group and partition that is fetched here.
 
-A share partition begins with the first fetch. It ends with the leadership, with the topic, or with the last session of
-its group on this broker, so sessions bound their number.
+A share partition begins with the first fetch. It ends with the leadership, with the topic, or after the last session of
+its group on this broker. What that session gave back is durable first, and dead letters that are owed are written.
+
+Dead letters may be owed where the group has no session: the leader before this one died. The share coordinator, which
+knows of them, then sends a reminder to the leader (`remind`), and the share partition begins for their sake.
+
+Sessions bound the number of share partitions, and `_ENDING_MAX` those that have none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 from tidemill.broker.clock import Clock
-from tidemill.broker.net.channel import Channels
+from tidemill.broker.net.channel import Channels, PeerUnavailable
+from tidemill.broker.net.network import Address
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.partitions.views import View
@@ -26,12 +33,21 @@ from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.filtered_read import FilteredRead, Select, Skipping, both
 from tidemill.log.hidden_records import select_shown
 from tidemill.log.log import Log
+from tidemill.protocol.api.share import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
+    DescribeShareGroupOffsetsResponse,
+)
 from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.replication.share_counts import ShareCounts
 from tidemill.types import TopicId
 
 # Counts of share partitions that are no longer led here are kept, so that rates over them stay right: so many at most.
 _COUNTS_MAX = 10_000
+# Share partitions without a session that may be kept until they are at rest. What they owe is durable.
+_ENDING_MAX = 1_000
+_REMINDER_TIMEOUT_S = 10.0
 
 
 class SharePartitions:
@@ -48,10 +64,13 @@ class SharePartitions:
         self._replicas = replicas
         self._image = image
         self._states = states
+        self._channels = channels
         self._letters = DeadLetters(replicas, channels, image)
         self._clock = clock
         self._led: dict[SharePartitionKey, LedSharePartition] = {}
         self._counts: dict[SharePartitionKey, ShareCounts] = {}
+        # Without a session, until they are at rest.
+        self._ending: set[LedSharePartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.sessions = ShareSessions(config.share_groups.max_share_sessions, self._session_ended)
 
@@ -128,13 +147,57 @@ class SharePartitions:
         for led in self._of_group(key.group_id):
             led.release_member(key.member_id)
             if is_last:
-                self.spawn(self._end_unused(led))
+                self._end_soon(led)
+
+    def _end_soon(self, led: LedSharePartition) -> None:
+        if led not in self._ending:
+            self._ending.add(led)
+            self.spawn(self._end_unused(led))
 
     async def _end_unused(self, led: LedSharePartition) -> None:
-        """What the last session gave back is durable first."""
-        await led.drain()
-        if not self.sessions.has_group(led.key.group_id):
+        """End it when it is at rest, unless members are back before."""
+        group_id = led.key.group_id
+        while not (led.is_at_rest or self.sessions.has_group(group_id)):
+            await led.go_on()
+            if len(self._ending) > _ENDING_MAX:
+                break
+        self._ending.discard(led)
+        if not self.sessions.has_group(group_id):
             led.close()
+
+    # -- dead letters without members ------------------------------------------------------------------------
+
+    def remind(self, key: SharePartitionKey) -> None:
+        """The share coordinator, here, knows of dead letters that are owed: let the partition's leader write them."""
+        image = self._image()
+        topic = image.topics_by_id.get(key.topic_id)
+        if topic is None or key.partition >= len(partitions := image.partitions_of(topic)):
+            return
+        leader = partitions[key.partition].leader
+        if leader == self._config.node_id:
+            self.write_letters(key)
+        elif (address := self._replicas.address_of(leader)) is not None:
+            self.spawn(self._send_reminder(address, key.group_id, topic.name, key.partition))
+
+    def write_letters(self, key: SharePartitionKey) -> None:
+        """Write the dead letters that are owed in a partition that this broker leads, whether it has members or not."""
+        try:
+            led = self.get(*key, self.settings_of(key.group_id))
+        except ApiError:
+            # Another broker leads it by now, or will: the next reminder goes there.
+            return
+        if not self.sessions.has_group(key.group_id):
+            self._end_soon(led)
+
+    async def _send_reminder(self, address: Address, group_id: str, topic: str, index: int) -> None:
+        wanted = DescribeShareGroupOffsetsRequestTopic(topic_name=topic, partitions=[index])
+        group = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=[wanted])
+        request = DescribeShareGroupOffsetsRequest(groups=[group], owes_letters=True)
+        # Another one follows, as long as letters are owed.
+        with contextlib.suppress(PeerUnavailable):
+            await self._channels.to(address, "dead letters").request(
+                request, DescribeShareGroupOffsetsResponse, timeout_s=_REMINDER_TIMEOUT_S
+            )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what waits for share partitions, until it is done or the broker stops."""

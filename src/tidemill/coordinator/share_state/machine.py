@@ -5,6 +5,9 @@ leaders before it, and writes each change. A write becomes a ShareUpdate; after 
 all of the state. A share partition that has had no snapshot for a while gets one by itself, so that every record before
 the oldest of the latest snapshots is redundant. `PruneLog` tells the shell to delete those.
 
+A dead letter that is owed longer than its leader needs to write it is owed by a leader that is gone. `LettersOwed`
+tells the shell, again and again, until the letter is written: no member of the group has to come for it.
+
 Three rules are stricter than those of Kafka 4.3, so that a request that is sent twice or arrives late does no harm.
 
 * The start offset never moves back. Below it the delivery states are forgotten, so records would be delivered again.
@@ -15,7 +18,7 @@ Three rules are stricter than those of Kafka 4.3, so that a request that is sent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +32,7 @@ from tidemill.coordinator.timers import Timers
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.coordinator_records import ShareSnapshotValue, ShareUpdateValue
 from tidemill.protocol.share_state import (
+    ARCHIVING,
     NO_DELIVERY_COMPLETE_COUNT,
     NO_START_OFFSET,
     SharePartitionKey,
@@ -50,7 +54,10 @@ else:
 _NO_EPOCH = -1
 # Snapshots and tombstones that are due together are written in batches of this many.
 _RECORDS_PER_BATCH_MAX = 64
-_COLD, _PRUNE, _SWEEP = "cold", "prune", "sweep"
+_COLD, _PRUNE, _SWEEP, _OWED = "cold", "prune", "sweep", "owed"
+# A letter that is owed at two such moments is reported.
+_OWED_INTERVAL_MS = 10_000
+_OWED_REPORTED_MAX = 64
 # A sweep that could not be written is tried again after this time.
 _RETRY_MS = 1_000
 
@@ -89,6 +96,12 @@ class PruneLog(NamedTuple):
     offset: int
 
 
+class LettersOwed(NamedTuple):
+    """The leader of the partition is to write dead letters of the group."""
+
+    key: SharePartitionKey
+
+
 ShareRequest = Initialize | Read | Write | ReadSummary | Delete
 
 
@@ -125,6 +138,8 @@ class ShareStates:
         # Where the log may begin when no state is left: at the last tombstone.
         self._tombstone_offset = 0
         self._pruned_offset = 0
+        # Share partitions with dead letters that are owed, and whether they were when that was last looked at.
+        self._owing: dict[SharePartitionKey, bool] = {}
 
     # The interface to the shard.
 
@@ -146,6 +161,7 @@ class ShareStates:
         match value:
             case None:
                 self.states.pop(key, None)
+                self._owing.pop(key, None)
                 self._tombstone_offset = offset
             case ShareSnapshotValue():
                 self._replay_snapshot(key, value, offset)
@@ -160,6 +176,8 @@ class ShareStates:
         cold_ms = steady_ms + self.config.cold_partition_snapshot_interval_ms
         self._timers.set(_COLD, cold_ms, self._snapshot_cold)
         self._timers.set(_PRUNE, steady_ms + self.config.state_topic_prune_interval_ms, self._prune)
+        if self._owing:
+            self._timers.set(_OWED, steady_ms + _OWED_INTERVAL_MS, self._report_owed)
 
     def decide(self, request: ShareRequest | TopicsDeleted, _token: int, steady_ms: int) -> Decision:
         match request:
@@ -238,6 +256,8 @@ class ShareStates:
         if change.state_epoch != _NO_EPOCH and state.state_epoch > change.state_epoch:
             raise ApiError(ErrorCode.FENCED_STATE_EPOCH)
         self._check_partition(key)
+        if _owes(change.batches) and not self._timers.is_set(_OWED):
+            self._timers.set(_OWED, steady_ms + _OWED_INTERVAL_MS, self._report_owed)
         # Only a read makes a leader known.
         return Decision([self._changed(key, state, change, state.leader_epoch, steady_ms)], None)
 
@@ -307,6 +327,7 @@ class ShareStates:
             offset,
             fencing_leader_epoch=max(value.leader_epoch, before.fencing_leader_epoch if before else 0),
         )
+        self._note_owing(key)
 
     def _replay_update(self, key: SharePartitionKey, value: ShareUpdateValue) -> None:
         state = self.states.get(key)
@@ -314,15 +335,24 @@ class ShareStates:
             # Its snapshot was pruned: a later snapshot or tombstone follows.
             return
         start_offset = max(state.start_offset, value.start_offset)
+        added = batches_of(value)
         self.states[key] = replace(
             state,
             leader_epoch=value.leader_epoch if value.leader_epoch != _NO_EPOCH else state.leader_epoch,
             start_offset=start_offset,
             delivery_complete_count=value.delivery_complete_count,
-            batches=combined(state.batches, batches_of(value), start_offset),
+            batches=combined(state.batches, added, start_offset),
             updates=state.updates + 1,
             fencing_leader_epoch=max(state.fencing_leader_epoch, value.leader_epoch),
         )
+        if key in self._owing or _owes(added):
+            self._note_owing(key)
+
+    def _note_owing(self, key: SharePartitionKey) -> None:
+        if _owes(self.states[key].batches):
+            self._owing.setdefault(key, False)
+        else:
+            self._owing.pop(key, None)
 
     # What is due by itself.
 
@@ -356,6 +386,17 @@ class ShareStates:
         is_more = len(cold) > _RECORDS_PER_BATCH_MAX
         self._timers.set(_COLD, steady_ms + (0 if is_more else interval_ms), self._snapshot_cold)
         return Decision(cold[:_RECORDS_PER_BATCH_MAX]) if cold else None
+
+    def _report_owed(self, steady_ms: int) -> Decision | None:
+        """Reports some of those that have owed letters for an interval; others have their turn next time."""
+        if not self._owing:
+            return None
+        self._timers.set(_OWED, steady_ms + _OWED_INTERVAL_MS, self._report_owed)
+        late = [key for key, is_late in self._owing.items() if is_late][:_OWED_REPORTED_MAX]
+        for key in late:
+            del self._owing[key]
+        self._owing = {**dict.fromkeys(self._owing, True), **dict.fromkeys(late, True)}
+        return Decision(committed_effects=[LettersOwed(key) for key in late]) if late else None
 
     def _prune(self, steady_ms: int) -> Decision | None:
         self._timers.set(_PRUNE, steady_ms + self.config.state_topic_prune_interval_ms, self._prune)
@@ -391,6 +432,10 @@ def _delivery_complete_count(state: PartitionState, change: ShareStateChange) ->
 
 def _refuse_uninitialized(key: SharePartitionKey, message: str) -> Decision:
     return Decision([ShareRecord(key, None)], ApiError(ErrorCode.INVALID_REQUEST, message))
+
+
+def _owes(batches: Sequence[StateBatch]) -> bool:
+    return any(batch.delivery_state == ARCHIVING for batch in batches)
 
 
 def _check_leader(state: PartitionState, leader_epoch: int) -> None:

@@ -225,6 +225,8 @@ class DescribeShareGroupOffsetsRequest(Request, api_key=90, versions=(0, 1), fle
     groups: list[DescribeShareGroupOffsetsRequestGroup] = field(default_factory=list)
     # Instead of offsets, what is in flight in the partitions that the broker leads.
     wants_in_flight: Annotated[Bool, Tag(FIRST_OWN_TAG)] = False
+    # Between brokers: the groups owe dead letters in these partitions, which their leader writes.
+    owes_letters: Annotated[Bool, Tag(FIRST_OWN_TAG + 1)] = False
 
 
 class ShareInFlight(Struct):

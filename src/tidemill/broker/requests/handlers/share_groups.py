@@ -6,6 +6,8 @@ coordinators, and needs no group: what has no state is shown with the offset -1.
 
 What is in flight is known to the leader of each partition alone. Kafka has no API for it. `wants_in_flight`, a tagged field
 of ours in DescribeShareGroupOffsets, asks any broker for the partitions that it leads; other brokers skip the field.
+`owes_letters`, another one, is for brokers alone: a share coordinator sends it to the leader of partitions in which a group
+owes dead letters.
 
 Versions, and what each one changed:
 
@@ -41,7 +43,12 @@ from tidemill.protocol.api.share import (
 )
 from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Response, replace
-from tidemill.protocol.share_state import NO_DELIVERY_COMPLETE_COUNT, NO_START_OFFSET, ShareStateSummary
+from tidemill.protocol.share_state import (
+    NO_DELIVERY_COMPLETE_COUNT,
+    NO_START_OFFSET,
+    SharePartitionKey,
+    ShareStateSummary,
+)
 from tidemill.security.acls import Operation
 from tidemill.types import TopicId, TopicPartition
 
@@ -116,6 +123,9 @@ async def describe_share_group_offsets(
             code = ErrorCode.GROUP_AUTHORIZATION_FAILED
             response.groups.append(_refused(group.group_id, code, code.message))
             continue
+        if request.owes_letters:
+            response.groups.append(_reminded(broker, access, group))
+            continue
         if request.wants_in_flight:
             response.groups.append(_in_flight(broker, access, group))
             continue
@@ -148,6 +158,20 @@ async def _described(
     states = await broker.groups.share_offsets(group.group_id, wanted)
     topics = await _with_lag(broker, access, states, asks_all=group.topics is None)
     return DescribeShareGroupOffsetsResponseGroup(group_id=group.group_id, topics=[*topics, *others])
+
+
+def _reminded(
+    broker: Broker, access: Access | None, group: DescribeShareGroupOffsetsRequestGroup
+) -> DescribeShareGroupOffsetsResponseGroup:
+    if access is not None and not access.cluster(Operation.CLUSTER_ACTION):
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        return _refused(group.group_id, code, code.message)
+    for topic in group.topics or ():
+        image = broker.image.topics_by_name.get(topic.topic_name)
+        for index in topic.partitions if image is not None else ():
+            assert image is not None
+            broker.share.write_letters(SharePartitionKey(group.group_id, image.id, index))
+    return DescribeShareGroupOffsetsResponseGroup(group_id=group.group_id)
 
 
 def _in_flight(
