@@ -44,10 +44,13 @@ class RestWorker:
         assert len(found) == count
         return found
 
-    def settle(self, **receipts: list[str]) -> list[str]:
-        answer = self._client.post(f"{self.uri}/outcomes", json=receipts)
+    def settle(self, **receipts: list[str] | str) -> list[str]:
+        answer = self.post_outcomes(**receipts)
         assert answer.status_code == 200, answer.text
         return [each["outcome"] for each in answer.json()["outcomes"]]
+
+    def post_outcomes(self, **body: list[str] | str) -> httpx.Response:
+        return self._client.post(f"{self.uri}/outcomes", json=body)
 
     def delete(self) -> None:
         assert self._client.delete(self.uri).status_code == 204
@@ -105,6 +108,63 @@ def test_receipt_that_is_not_held_is_unknown(gateway: Gateway, topic: str, group
         "unknown",
     ]
     assert worker.settle(extend=[job["receipt"]], retry=["again"]) == ["unknown", "unknown"]
+    worker.delete()
+
+
+def test_retry_after_a_time_comes_again_then_as_the_next_attempt(
+    gateway: Gateway, admin: ShareGroupAdmin, topic: str, group: str
+) -> None:
+    gateway.broker.create_topic(topic, configs={"tidemill.delays.enable": "true"})
+    gateway.broker.produce(topic, "mail ann", key="k", headers={"trace": "7"})
+    worker = RestWorker(gateway.client, group, topic)
+    (job,) = worker.some(1)
+    assert worker.settle(retry=[job["receipt"], "nothing"], after="1m") == ["retried", "unknown"]
+    assert worker.jobs(wait_ms=300) == []
+    gateway.broker.clock.advance(seconds=61)
+    (again,) = worker.some(1)
+    shown = {name: again[name] for name in ("key", "value", "headers", "attempt")}
+    assert shown == {"key": "k", "value": "mail ann", "headers": {"trace": "7"}, "attempt": 2}
+    # A release counts as well.
+    assert worker.settle(retry=[again["receipt"]]) == ["retried"]
+    (third,) = worker.some(1)
+    assert third["attempt"] == 3
+    assert worker.settle(done=[third["receipt"]]) == ["done"]
+    eventually(lambda: left(admin, group) == 0, "all jobs are done")
+    worker.delete()
+
+
+def test_last_attempt_with_a_delayed_retry_fails_the_job(
+    gateway: Gateway, admin: ShareGroupAdmin, topic: str, group: str
+) -> None:
+    gateway.broker.create_topic(topic, configs={"tidemill.delays.enable": "true"})
+    gateway.broker.produce(topic, "poison")
+    worker = RestWorker(gateway.client, group, topic)
+    for attempt in range(1, 6):
+        (job,) = worker.some(1)
+        assert job["attempt"] == attempt
+        outcome = "retried" if attempt < 5 else "failed"
+        assert worker.settle(retry=[job["receipt"]], after="0s") == [outcome]
+    eventually(lambda: left(admin, group) == 0, "the job is given up")
+    worker.delete()
+
+
+def test_delayed_retry_that_is_refused_leaves_the_job_in_hand(
+    gateway: Gateway, topic: str, group: str
+) -> None:
+    limited = {"tidemill.delays.enable": "true", "tidemill.delays.max.ms": "60000"}
+    gateway.broker.create_topic(topic, configs=limited)
+    gateway.broker.create_topic(f"{topic}-plain")
+    gateway.broker.produce(topic, "a")
+    gateway.broker.produce(f"{topic}-plain", "b")
+    worker = RestWorker(gateway.client, group, topic, f"{topic}-plain")
+    job, plain = sorted(worker.some(2), key=lambda each: str(each["value"]))
+    answer = worker.post_outcomes(retry=[job["receipt"]], after="1d")
+    (row,) = answer.json()["outcomes"]
+    assert row["outcome"] == "unanswered"
+    assert row["error"] == "A record breaks a rule of its topic."
+    refused = worker.post_outcomes(retry=[plain["receipt"]], after="1s")
+    assert (refused.status_code, refused.json()["error_code"]) == (400, 40002)
+    assert worker.settle(done=[job["receipt"], plain["receipt"]]) == ["done", "done"]
     worker.delete()
 
 
@@ -207,6 +267,10 @@ def test_bad_worker_is_refused(client: httpx.Client, body: Any, status: int) -> 
         {"done": [1]},
         {"finished": ["r"]},
         {"done": [f"{number}" for number in range(1001)]},
+        {"after": "30s"},
+        {"done": ["r"], "after": "30s"},
+        {"retry": ["r"], "after": 30},
+        {"retry": ["r"], "after": "soon"},
     ],
 )
 def test_bad_outcomes_are_refused(client: httpx.Client, body: Any) -> None:

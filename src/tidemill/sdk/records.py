@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.claims.streams import is_stream
+from tidemill.client.delayed_retries import Origin
 from tidemill.sdk.errors import InvalidSetting
 from tidemill.types import TopicPartition
 
@@ -18,16 +19,6 @@ Text = str | bytes
 Headers = Mapping[str, Text | None] | Sequence[tuple[str, Text | None]]
 # Gets every value that is not None.
 Serializer = Callable[[Any], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where and when a record was first published."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)

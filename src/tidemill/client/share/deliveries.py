@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tidemill.client.delayed_retries import RETRY_GROUP
 from tidemill.client.fetch import decoded, whole_batches
 from tidemill.client.share.membership import SharePlace
 from tidemill.errors import ProtocolError, TidemillError
@@ -27,10 +28,6 @@ class LockLost(TidemillError):
 
 class AlreadySettled(TidemillError):
     """The delivery was acknowledged before."""
-
-
-# The header of a delayed retry in the topic of its job: the group that the retry is for.
-RETRY_GROUP = "tidemill.retry.group"
 
 
 @dataclass(eq=False)

@@ -4,7 +4,8 @@ A worker is a member of the group that lives in this gateway (`workers.py`). Its
 says of each receipt what became of the job:
 
     done      it is finished, and never delivered again
-    retry     it comes again, to any worker; that counts as a delivery
+    retry     it comes again, to any worker; that counts as an attempt. With `after` it comes after that time, in a topic
+              with delays, and the last attempt fails it
     fail      it is given up, and becomes a dead letter where the group has a topic for them
     extend    the time of its lock begins anew
 
@@ -23,7 +24,7 @@ from starlette.responses import Response
 
 from tidemill.claims.claim import Place
 from tidemill.client.admin.share_groups import ShareGroupAdmin
-from tidemill.client.share.deliveries import ShareDelivery
+from tidemill.delays.cron import InvalidSchedule, parse_duration
 from tidemill.gateway.answers import JSON, json_answer, json_bytes
 from tidemill.gateway.cluster.access import access_of, backend_of
 from tidemill.gateway.cluster.backend import Backend
@@ -33,6 +34,7 @@ from tidemill.gateway.http.formats import invalid, member, number_in, only, text
 from tidemill.gateway.http.metering import Meter
 from tidemill.gateway.http.openapi import INTEGER, LONG, STRING, TOPIC_NAME, Part, array, obj, query
 from tidemill.gateway.problems import Problem
+from tidemill.gateway.simple import times
 from tidemill.gateway.simple.read import RECORD, record_json, resolved
 from tidemill.gateway.simple.workers import (
     DONE,
@@ -43,6 +45,7 @@ from tidemill.gateway.simple.workers import (
     RETRIED,
     UNANSWERED,
     UNKNOWN,
+    Job,
     Worker,
     Workers,
 )
@@ -53,7 +56,9 @@ _LIMIT = 10
 _WAIT_MS, _WAIT_MS_MAX = 1000, 2**31 - 1
 _TOPICS_MAX = 100
 _STARTS = ("earliest", "latest")
-# The members of a body, and the outcome that each asks for.
+# Where the broker does not say after how many attempts a job is given up.
+_ATTEMPTS_MAX_DEFAULT = 5
+# The members of a body with receipts, and the outcome that each asks for.
 _OUTCOMES = {"done": DONE, "retry": RETRIED, "fail": FAILED, "extend": EXTENDED}
 
 Hiring = part.schema(
@@ -79,7 +84,13 @@ _JOB["required"] = ["receipt", "topic", "attempt", "lock_ms", *RECORD["required"
 Jobs = part.schema("Jobs", obj({"jobs": array(_JOB)}))
 _RECEIPTS = {**array(STRING), "maxItems": JOBS_MAX}
 Outcomes = part.schema(
-    "JobOutcomes", obj({}, dict.fromkeys(_OUTCOMES, _RECEIPTS), is_closed=True, minProperties=1)
+    "JobOutcomes",
+    obj(
+        {},
+        {**dict.fromkeys(_OUTCOMES, _RECEIPTS), "after": times.SCHEMAS["delay"]},
+        is_closed=True,
+        minProperties=1,
+    ),
 )
 Settled = part.schema(
     "SettledJobs",
@@ -90,7 +101,8 @@ Settled = part.schema(
                     {
                         "receipt": STRING,
                         "outcome": {"enum": [*_OUTCOMES.values(), LOST, UNKNOWN, UNANSWERED]},
-                    }
+                    },
+                    {"error": STRING},
                 )
             )
         }
@@ -146,18 +158,21 @@ async def create_worker(request: Request) -> Response:
     group, backend = request.path_params["group"], backend_of(request)
     for topic in topics:
         await backend.partition_count(topic)
-    await _prepare(backend, group, start)
-    worker = _workers_of(request).create(access_of(request), group, list(dict.fromkeys(topics)))
+    attempts_max = await _prepare(backend, group, start)
+    worker = _workers_of(request).create(access_of(request), group, list(dict.fromkeys(topics)), attempts_max)
     return json_answer({"worker": worker.id}, 201)
 
 
-async def _prepare(backend: Backend, group: str, start: str) -> None:
+async def _prepare(backend: Backend, group: str, start: str) -> int:
+    """Returns after how many attempts a job is given up."""
     try:
-        await backend.ask(lambda admins: ShareGroupAdmin(admins.cluster).prepare(group, start))
+        limit = await backend.ask(lambda admins: ShareGroupAdmin(admins.cluster).prepare(group, start))
     except Problem as problem:
         # Without the right to do so the group begins where the broker says.
         if problem.status != 403:
             raise
+        limit = None
+    return limit or _ATTEMPTS_MAX_DEFAULT
 
 
 @part.delete(
@@ -192,8 +207,8 @@ async def delete_worker(request: Request) -> Response:
         ),
     ),
     description="Each job is locked for this worker for `lock_ms`; settle or extend it before. `attempt` counts its "
-    "deliveries. A job whose payload cannot be read from the object store has `error` in place of its value. "
-    "What was taken for a caller that has gone away is released.",
+    "deliveries and delayed retries. A job whose payload cannot be read from the object store has `error` in place of its "
+    "value. What was taken for a caller that has gone away is released.",
 )
 async def take_jobs(request: Request) -> Response:
     limit = number_in(request.query_params.get("limit", str(_LIMIT)), "limit", JOBS_MAX)
@@ -213,17 +228,17 @@ async def take_jobs(request: Request) -> Response:
         if await request.is_disconnected():
             await asyncio.gather(*(worker.settle(receipt, RETRIED) for receipt in taken))
             raise ClientDisconnect
-        lock_ms = {receipt: worker.lock_ms(delivery) for receipt, delivery in taken.items()}
+        lock_ms = {receipt: worker.lock_ms(job) for receipt, job in taken.items()}
         # In a thread: payloads may be in an object store.
         body = await asyncio.to_thread(_jobs_json, taken, lock_ms, backend_of(request).payloads)
     return Response(body, media_type=JSON)
 
 
-def _jobs_json(taken: Mapping[str, ShareDelivery], lock_ms: Mapping[str, int], payloads: Payloads) -> bytes:
+def _jobs_json(taken: Mapping[str, Job], lock_ms: Mapping[str, int], payloads: Payloads) -> bytes:
     rows = []
-    for receipt, delivery in taken.items():
-        topic, partition = delivery.partition
-        record, more = delivery.record, b""
+    for receipt, job in taken.items():
+        topic, partition = job.delivery.partition
+        record, more = job.record, b""
         try:
             record = resolved(record, Place(topic, partition, record.offset), payloads)
         except Problem as problem:
@@ -233,7 +248,7 @@ def _jobs_json(taken: Mapping[str, ShareDelivery], lock_ms: Mapping[str, int], p
             % (
                 json_bytes(receipt),
                 json_bytes(topic),
-                delivery.delivery_count,
+                job.attempt,
                 lock_ms[receipt],
                 more,
                 record_json(partition, record)[1:],
@@ -249,15 +264,45 @@ def _jobs_json(taken: Mapping[str, ShareDelivery], lock_ms: Mapping[str, int], p
     answer=Settled,
     errors=(404,),
     description="Receipts by what became of their jobs: `done`, `retry` (it comes again), `fail` (it is given up), `extend` "
-    "(its lock begins anew). The answer has `lost` where the lock had ended and the job is another worker's, `unknown` for "
-    "a receipt that this worker does not hold or has settled, and `unanswered` where no broker has confirmed it in time.",
+    "(its lock begins anew). With `after`, those of `retry` come again after that time, in topics with delays; at the last "
+    "attempt they are `failed`. The answer has `lost` where the lock had ended and the job is another worker's, `unknown` "
+    "for a receipt that this worker does not hold or has settled, and `unanswered` where no broker has confirmed it in "
+    "time. With an `error`, the delayed retry was not written and the job is held as before.",
 )
 async def settle_jobs(request: Request) -> Response:
-    wanted = _outcomes_in(await read_json_object(request))
+    document = await read_json_object(request)
+    after = _after_in(document)
+    wanted = _outcomes_in(document)
     with _using(request) as worker:
-        found = await asyncio.gather(*(worker.settle(receipt, outcome) for receipt, outcome in wanted))
-    rows = [{"receipt": receipt, "outcome": each} for (receipt, _), each in zip(wanted, found, strict=True)]
+        if after is not None:
+            for topic in worker.topics_of(receipt for receipt, outcome in wanted if outcome == RETRIED):
+                await backend_of(request).check_delays(topic)
+        found = await asyncio.gather(
+            *(
+                worker.settle(receipt, outcome)
+                if after is None or outcome != RETRIED
+                else worker.retry_later(receipt, after)
+                for receipt, outcome in wanted
+            )
+        )
+    rows = []
+    for (receipt, _), (outcome, error) in zip(wanted, found, strict=True):
+        rows.append({"receipt": receipt, "outcome": outcome, **({"error": error} if error else {})})
     return json_answer({"outcomes": rows})
+
+
+def _after_in(document: dict[str, object]) -> str | None:
+    """Takes the time of retries out of the body."""
+    if "after" not in document:
+        return None
+    after = text(document.pop("after"), "after")
+    try:
+        parse_duration(after)
+    except InvalidSchedule as error:
+        raise invalid(f"after: {error}") from None
+    if "retry" not in document:
+        raise invalid("after belongs to retry")
+    return after
 
 
 def _outcomes_in(document: dict[str, object]) -> list[tuple[str, str]]:

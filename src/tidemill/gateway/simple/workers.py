@@ -4,6 +4,9 @@ A worker fetches only while a request for jobs waits. A record that lay here wou
 requests it, and each lock that ends counts as a delivery. What a fetch brings after its request has ended is for the
 next request.
 
+A retry after a time of its own is a delayed copy in the same topic, as in the SDK: the job is done when the copy is
+written. Both kinds of retries count as attempts.
+
 A worker ends when it is deleted, when it got no request for `instance_idle_s`, or with the gateway. It leaves its group in
 each case, and what its caller holds goes to others at once. It belongs to the access that made it: it reads as that user,
 and ends with the access. For others it is not there.
@@ -16,10 +19,12 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster
 from tidemill.client.connections.sasl import CredentialsRefused
+from tidemill.client.delayed_retries import Origin, retried_of, retry_headers
 from tidemill.client.share.consumer import ShareConsumer
 from tidemill.client.share.deliveries import AlreadySettled, LockLost, ShareDelivery
 from tidemill.client.share.session import Acknowledge
@@ -28,6 +33,7 @@ from tidemill.gateway.cluster.access import Access
 from tidemill.gateway.cluster.backend import CLIENT_ID, credentials_refused
 from tidemill.gateway.problems import Problem, problem_of
 from tidemill.gateway.settings import Settings
+from tidemill.protocol.records import Header, Record
 
 JOBS_MAX = 1000
 # How many jobs a caller may have in hand.
@@ -52,9 +58,44 @@ _KINDS = {
 }
 
 
+class Job(NamedTuple):
+    """A record in the hand of a caller."""
+
+    delivery: ShareDelivery
+    # A retry has the headers of its original.
+    record: Record
+    # Deliveries and delayed retries together.
+    attempt: int
+    origin: Origin
+
+    @classmethod
+    def of(cls, delivery: ShareDelivery) -> Job:
+        record, (topic, partition) = delivery.record, delivery.partition
+        retried = retried_of((name, value) for name, value in record.headers)
+        if retried is None:
+            origin = Origin(topic, partition, record.offset, record.timestamp)
+            return cls(delivery, record, delivery.delivery_count, origin)
+        headers = tuple(Header(name, value) for name, value in retried.headers)
+        attempt = retried.attempt + delivery.delivery_count - 1
+        return cls(delivery, record._replace(headers=headers), attempt, retried.origin)
+
+    @property
+    def topic(self) -> str:
+        return self.delivery.partition.topic
+
+
+class Settled(NamedTuple):
+    """What became of a receipt, and why where that is not what was asked for."""
+
+    outcome: str
+    error: str | None = None
+
+
 class Worker:
-    def __init__(self, access: Access, group: str, topics: Sequence[str]) -> None:
+    def __init__(self, access: Access, group: str, topics: Sequence[str], attempts_max: int) -> None:
         settings = access.backend.settings
+        self._backend = access.backend
+        self._attempts_max = attempts_max
         self.id = uuid.uuid4().hex
         self.owner = access.owner
         self.group = group
@@ -66,7 +107,7 @@ class Worker:
         self._ready = asyncio.Event()
         self._taking = asyncio.Lock()
         # What the caller has in hand, by receipt.
-        self._jobs: dict[str, ShareDelivery] = {}
+        self._jobs: dict[str, Job] = {}
         self._handed_out = 0
         cluster = Cluster(
             settings.bootstrap,
@@ -86,11 +127,9 @@ class Worker:
     def is_idle(self, limit_s: float) -> bool:
         return self.requests == 0 and time.monotonic() - self.used_s >= limit_s
 
-    async def take(
-        self, count: int, wait_s: float, is_gone: Callable[[], Awaitable[bool]]
-    ) -> dict[str, ShareDelivery]:
+    async def take(self, count: int, wait_s: float, is_gone: Callable[[], Awaitable[bool]]) -> dict[str, Job]:
         """The next jobs by receipt, as soon as there are any; none when none came in time. One request at a time."""
-        taken: dict[str, ShareDelivery] = {}
+        taken: dict[str, Job] = {}
         async with self._taking:
             self._forget_lost()
             deadline_s = time.monotonic() + max(wait_s, _WAIT_S_MIN)
@@ -116,7 +155,7 @@ class Worker:
                 await self._ready.wait()
         self._ready.clear()
 
-    def _collect(self, taken: dict[str, ShareDelivery], count: int) -> bool:
+    def _collect(self, taken: dict[str, Job], count: int) -> bool:
         while len(taken) < count:
             try:
                 delivery = self._consumer.take()
@@ -129,39 +168,69 @@ class Worker:
             if not delivery.is_for(self.group):
                 self._consumer.acknowledge(delivery, Acknowledge.ACCEPT)
                 continue
+            job = Job.of(delivery)
+            if job.attempt > self._attempts_max:
+                # Lost or released too often, after delayed retries.
+                self._consumer.acknowledge(delivery, Acknowledge.REJECT)
+                continue
             self._handed_out += 1
             receipt = f"{delivery.partition}-{delivery.record.offset}-{self._handed_out}"
-            taken[receipt] = self._jobs[receipt] = delivery
+            taken[receipt] = self._jobs[receipt] = job
         return bool(taken)
 
     def _forget_lost(self) -> None:
-        for receipt, delivery in list(self._jobs.items()):
-            if not self._consumer.holds(delivery):
+        for receipt, job in list(self._jobs.items()):
+            if not self._consumer.holds(job.delivery):
                 del self._jobs[receipt]
 
-    def lock_ms(self, delivery: ShareDelivery) -> int:
+    def lock_ms(self, job: Job) -> int:
         """How long the lock still lasts."""
-        return max(0, round((delivery.locked_until_s - time.monotonic()) * 1000))
+        return max(0, round((job.delivery.locked_until_s - time.monotonic()) * 1000))
 
-    async def settle(self, receipt: str, outcome: str) -> str:
+    def topics_of(self, receipts: Iterable[str]) -> set[str]:
+        """The topics of those receipts that it holds."""
+        return {self._jobs[receipt].topic for receipt in receipts if receipt in self._jobs}
+
+    async def settle(self, receipt: str, outcome: str) -> Settled:
         """What became of it: the outcome itself, or `lost`, `unknown`, `unanswered`."""
-        delivery = self._jobs.get(receipt)
-        if delivery is None:
-            return UNKNOWN
+        job = self._jobs.get(receipt)
+        if job is None:
+            return Settled(UNKNOWN)
         if outcome != EXTENDED:
             del self._jobs[receipt]
+        return await self._acknowledge(receipt, job, _KINDS[outcome], outcome)
+
+    async def retry_later(self, receipt: str, delay: str) -> Settled:
+        """Let it come again after a time of its own; the last attempt fails it. A job without a copy is held as before."""
+        job = self._jobs.pop(receipt, None)
+        if job is None:
+            return Settled(UNKNOWN)
+        if job.attempt >= self._attempts_max:
+            return await self._acknowledge(receipt, job, Acknowledge.REJECT, FAILED)
+        if not self._consumer.holds(job.delivery):
+            return Settled(LOST)
+        record = job.record
+        headers = retry_headers(record.headers, job.origin, job.attempt + 1, self.group, delay, "")
         try:
-            future = self._consumer.acknowledge(delivery, _KINDS[outcome])
+            await self._backend.produce(job.topic, None, record.key, record.value, headers)
+        except Problem as problem:
+            self._jobs[receipt] = job
+            return Settled(UNANSWERED, problem.message)
+        return await self._acknowledge(receipt, job, Acknowledge.ACCEPT, RETRIED)
+
+    async def _acknowledge(self, receipt: str, job: Job, kind: Acknowledge, outcome: str) -> Settled:
+        try:
+            future = self._consumer.acknowledge(job.delivery, kind)
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.shield(asyncio.wrap_future(future))
         except LockLost:
             self._jobs.pop(receipt, None)
-            return LOST
+            return Settled(LOST)
         except AlreadySettled:
-            return UNKNOWN
+            return Settled(UNKNOWN)
         except TimeoutError:
-            return UNANSWERED
-        return outcome
+            return Settled(UNANSWERED)
+        return Settled(outcome)
 
     def close(self) -> None:
         """Blocks until it has left its group."""
@@ -180,7 +249,7 @@ class Workers:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def create(self, access: Access, group: str, topics: Sequence[str]) -> Worker:
+    def create(self, access: Access, group: str, topics: Sequence[str], attempts_max: int) -> Worker:
         if self._is_closed:
             raise Problem(503, 50301, "the gateway is stopping")
         if len(self._workers) + len(self._leaving) >= self._limits.instances_max:
@@ -189,7 +258,7 @@ class Workers:
                 429,
                 f"the gateway has {self._limits.instances_max} workers and takes no more; delete some",
             )
-        worker = Worker(access, group, topics)
+        worker = Worker(access, group, topics, attempts_max)
         self._workers[worker.owner, group, worker.id] = worker
         if not access.kept(_KEPT):
             access.keep(_KEPT, lambda: True)

@@ -4,8 +4,8 @@ In an ordinary group the record is published to the group's retry topic, which d
 of its next attempt in a header. After the last attempt it goes to the dead-letter topic instead, with the headers of
 `tidemill.dead_letters`. Other groups of the source topic never see a retry, because the retry topic belongs to one group.
 
-Key, value and headers stay those of the original. Delay headers that the original has for reasons of its own would act in
-the retry topic, so they are carried under another name and given back. `guarantees.py` decides when all this is committed.
+Key, value and headers stay those of the original (`client/delayed_retries.py`). `guarantees.py` decides when all this is
+committed.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from tidemill.client.share.deliveries import RETRY_GROUP
+from tidemill.client.delayed_retries import own_headers, retried_of, retry_headers, shortened
 from tidemill.dead_letters import failure_headers, is_of_failure
 from tidemill.delays.cron import InvalidSchedule, parse_duration
-from tidemill.delays.requests import BROKER_HEADERS, DELAY, PRODUCER_HEADERS
 from tidemill.sdk.errors import InvalidSetting
-from tidemill.sdk.records import NewRecord, Origin, Record
+from tidemill.sdk.records import NewRecord, Record
 
 Backoff = float | timedelta | str
 
 RETRIES_MAX = 1_000
-_PREFIX = "tidemill.retry."
-_ATTEMPT, _MESSAGE, _GROUP = f"{_PREFIX}attempt", f"{_PREFIX}message", RETRY_GROUP
-_TOPIC, _PARTITION = f"{_PREFIX}topic", f"{_PREFIX}partition"
-_OFFSET, _TIMESTAMP = f"{_PREFIX}offset", f"{_PREFIX}timestamp"
-_KEPT = f"{_PREFIX}kept."
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-_MESSAGE_CHARS_MAX = 500
 
 
 @dataclass(frozen=True)
@@ -129,18 +122,7 @@ class Retrying:
 
 def retry_of(record: Record, group: str, delay: str, message: str) -> NewRecord:
     """A record that comes again as the next attempt of this one, in a topic with delays."""
-    origin = record.origin
-    headers = [
-        *((_KEPT + name if name in PRODUCER_HEADERS else name, value) for name, value in _own(record)),
-        (_ATTEMPT, str(record.attempt + 1).encode()),
-        (_GROUP, group.encode()),
-        (_TOPIC, origin.topic.encode()),
-        (_PARTITION, str(origin.partition).encode()),
-        (_OFFSET, str(origin.offset).encode()),
-        (_TIMESTAMP, str(origin.timestamp_ms).encode()),
-        (_MESSAGE, _shortened(message)),
-        (DELAY, delay.encode()),
-    ]
+    headers = retry_headers(record.headers, record.origin, record.attempt + 1, group, delay, message)
     return NewRecord(record.value, record.key, headers)
 
 
@@ -148,38 +130,16 @@ def dead_letter_of(record: Record, group: str, message: str) -> NewRecord:
     """The record with the headers of its failure."""
     origin = record.origin
     failed = failure_headers(
-        origin.topic, origin.partition, origin.offset, group, record.attempt, _shortened(message).decode()
+        origin.topic, origin.partition, origin.offset, group, record.attempt, shortened(message).decode()
     )
     # What an earlier failure said, of a letter that was put back into its topic, gives way to this one.
-    own = [header for header in _own(record) if not is_of_failure(header[0])]
+    own = [header for header in own_headers(record.headers) if not is_of_failure(header[0])]
     return NewRecord(record.value, record.key, [*own, *failed], timestamp_ms=origin.timestamp_ms)
 
 
 def restored(record: Record) -> Record:
     """A retry with the headers of its original, and the number of its attempt. Others are as they were."""
-    fields = {name: value or b"" for name, value in record.headers if name.startswith(_PREFIX)}
-    if not fields:
+    retried = retried_of(record.headers)
+    if retried is None:
         return record
-    try:
-        origin = Origin(
-            fields[_TOPIC].decode(), int(fields[_PARTITION]), int(fields[_OFFSET]), int(fields[_TIMESTAMP])
-        )
-        attempt = int(fields[_ATTEMPT])
-    except (KeyError, ValueError):
-        # Published by another program: a record like any other.
-        return record
-    headers = tuple(
-        (name.removeprefix(_KEPT), value)
-        for name, value in _own(record)
-        if name.startswith(_KEPT) or not name.startswith(_PREFIX)
-    )
-    return replace(record, headers=headers, attempt=attempt, retried_from=origin)
-
-
-def _shortened(message: str) -> bytes:
-    return message[:_MESSAGE_CHARS_MAX].encode("utf-8", "replace")
-
-
-def _own(record: Record) -> list[tuple[str, bytes | None]]:
-    """Without what the broker wrote on a delivered copy: it refuses that from producers."""
-    return [header for header in record.headers if header[0] not in BROKER_HEADERS]
+    return replace(record, headers=retried.headers, attempt=retried.attempt, retried_from=retried.origin)
