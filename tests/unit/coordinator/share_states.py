@@ -113,5 +113,11 @@ class World:
 
 
 def _durable(state: PartitionState) -> tuple[Any, ...]:
-    """Without the fence of leaders before an initialisation, which a pruned log no longer tells."""
-    return (state.state_epoch, state.leader_epoch, state.start_offset, state.batches, state.snapshot_offset)
+    return (
+        state.state_epoch,
+        state.leader_epoch,
+        state.fencing_leader_epoch,
+        state.start_offset,
+        state.batches,
+        state.snapshot_offset,
+    )

@@ -92,6 +92,22 @@ def test_read_fences_older_leaders(world: World) -> None:
     assert write(world, epoch=4) is ErrorCode.FENCED_LEADER_EPOCH
 
 
+def test_fence_of_older_leaders_outlives_an_initialisation_the_pruned_log_and_the_coordinator(
+    world: World,
+) -> None:
+    read(world, epoch=3)
+    assert world.ask(Initialize(KEY, 2, 5)) is None
+    assert read(world, epoch=-1) == ShareState(2, 5)
+    world.pass_time(10 * MINUTE_MS)
+    assert world.start_offset > 0, "the log is pruned"
+    world.fail_over()
+    assert (
+        write(world, StateBatch(5, 5, ACKNOWLEDGED, 1), epoch=2, state_epoch=2)
+        is ErrorCode.FENCED_LEADER_EPOCH
+    )
+    assert write(world, StateBatch(5, 5, ACKNOWLEDGED, 1), epoch=3, state_epoch=2) is None
+
+
 def test_new_state_epoch_fences_writers_of_the_old_one(world: World) -> None:
     write(world, StateBatch(0, 0, ACKNOWLEDGED, 1))
     assert world.ask(Initialize(KEY, 2, 7)) is None

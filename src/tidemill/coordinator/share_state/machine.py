@@ -224,6 +224,7 @@ class ShareStates:
             delivery_complete_count=(NO_DELIVERY_COMPLETE_COUNT if start_offset == NO_START_OFFSET else 0),
             create_timestamp=steady_ms,
             write_timestamp=steady_ms,
+            fencing_leader_epoch=0 if state is None else state.fencing_leader_epoch,
         )
         return Decision([ShareRecord(key, snapshot)], None)
 
@@ -325,7 +326,11 @@ class ShareStates:
             value.create_timestamp,
             value.write_timestamp,
             offset,
-            fencing_leader_epoch=max(value.leader_epoch, before.fencing_leader_epoch if before else 0),
+            fencing_leader_epoch=max(
+                value.leader_epoch,
+                value.fencing_leader_epoch,
+                before.fencing_leader_epoch if before else 0,
+            ),
         )
         self._note_owing(key)
 
@@ -418,6 +423,7 @@ def _snapshot_of(state: PartitionState, steady_ms: int) -> ShareSnapshotValue:
         create_timestamp=state.created_ms,
         write_timestamp=steady_ms,
         state_batches=batch_messages(state.batches),
+        fencing_leader_epoch=fencing if (fencing := state.fencing_leader_epoch) > state.leader_epoch else 0,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 
 from tidemill.errors import ProtocolError
 from tidemill.protocol.schema import (
+    FIRST_OWN_TAG,
     NO_UUID,
     Bytes,
     DataMessage,
@@ -312,6 +313,8 @@ class ShareSnapshotValue(DataMessage, api_key=0, versions=(0, 0), flexible=0):
     create_timestamp: Int64 = 0
     write_timestamp: Int64 = 0
     state_batches: list[StateBatch] = field(default_factory=list)
+    # Leaders with a smaller epoch are fenced, where that is not `leader_epoch` itself.
+    fencing_leader_epoch: Annotated[Int32, Tag(FIRST_OWN_TAG)] = 0
 
 
 class ShareUpdateKey(DataMessage, api_key=1, versions=(0, 0)):
