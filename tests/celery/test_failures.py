@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from tests.celery.conftest import url_of
 from tests.celery.test_kombu import consuming, publish
+from tidemill.errors import ConfigError
 from tidemill.testing import InProcessBroker, Security
 
 FORKING = Path(__file__).with_name("forking_worker.py")
@@ -132,3 +133,15 @@ def test_consumer_without_the_right_to_read_gets_the_reason(name: str) -> None:
                 consuming(connection, Queue(name)) as inbox,
             ):
                 inbox.wait()
+
+
+def test_pool_that_is_not_supported_is_refused_at_once(
+    shared: InProcessBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kombu.utils.compat._environment", "eventlet")
+    with (
+        Connection(url_of(shared)) as connection,
+        pytest.raises(ConfigError, match="--pool gevent") as refused,
+    ):
+        connection.connect()
+    assert not isinstance(refused.value, connection.connection_errors), "Celery would try again for ever"

@@ -7,6 +7,7 @@ so its inbox stays until the last one is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -216,7 +217,13 @@ class Channel(virtual.Channel):
         if not is_routed and self.deadletter_queue:
             backend.publish(self.deadletter_queue, message)
         elif not is_routed:
-            LOGGER.warning("a message for exchange %r, key %r has no queue: dropped", exchange, routing_key)
+            # Broadcasts without a receiver are usual: a worker sends an event every two seconds.
+            known = backend.routes().exchanges.get(exchange)
+            is_broadcast = known is not None and known.type != "direct"
+            level = logging.DEBUG if is_broadcast else logging.WARNING
+            LOGGER.log(
+                level, "a message for exchange %r, key %r has no queue: dropped", exchange, routing_key
+            )
 
     # -- consuming -------------------------------------------------------------------------------------------
 

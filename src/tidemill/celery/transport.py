@@ -18,6 +18,7 @@ from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
 from kombu.transport import virtual
+from kombu.utils.compat import detect_environment
 
 import tidemill
 from tidemill.celery.backend import Backend, Options
@@ -100,6 +101,11 @@ class Transport(virtual.Transport):
         return os.getpid() != self._pid
 
     def establish_connection(self) -> Any:
+        if detect_environment() == "eventlet":
+            # Not an error of the connection: Celery would try again for ever.
+            raise ConfigError(
+                "the pool eventlet is not supported; start the worker with --pool gevent, threads, prefork or solo"
+            )
         with translated():
             self._backend = Backend(options_of(self.client))
         self._backend.connect()
