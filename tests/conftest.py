@@ -74,6 +74,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return scheduling.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files_of_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keeps them among those of the tests. A driver that a test kills leaves them behind, and Java ignores TMPDIR."""
+    os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={tmp_path_factory.mktemp('java')}"
+
+
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     if BOOTSTRAP:
