@@ -88,8 +88,8 @@ async def test_a_full_queue_keeps_the_order_and_lets_the_loop_run(tidemill_broke
     counting.cancel()
     assert [each.offset for each in deliveries] == list(range(100))
     assert [record.value for record in tidemill_broker.records("orders")] == [b"%d" % n for n in range(100)]
-    # Ten rounds of the queue with 50 ms each, in which a loop that was held up would not have turned.
-    assert turns > 50
+    # Ten rounds of the queue with 50 ms each, in none of which a loop that was held up would have turned.
+    assert turns > 20
 
 
 async def test_publishing_without_awaiting_is_limited(

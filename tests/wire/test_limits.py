@@ -117,7 +117,7 @@ def test_a_larger_request_than_allowed_is_refused(start: Callable[..., Broker], 
 
 
 def test_idle_connections_are_closed(start: Callable[..., Broker]) -> None:
-    broker = start({"connections.max.idle.ms": "500"})
+    broker = start({"connections.max.idle.ms": "2000"})
     with Connection(broker) as silent, Connection(broker) as spoke:
         assert spoke.request("api_versions", 0).error_code == 0
         assert silent.is_closed()
@@ -127,7 +127,7 @@ def test_idle_connections_are_closed(start: Callable[..., Broker]) -> None:
 
 def test_a_busy_connection_is_not_idle(start: Callable[..., Broker], topic: str) -> None:
     """Requests in between keep a connection open for several times the limit."""
-    broker = start({"connections.max.idle.ms": "1000"})
+    broker = start({"connections.max.idle.ms": "3000"})
     with Connection(broker) as busy, Connection(broker) as silent:
         busy.create_topic(topic)
         closed = threading.Event()
