@@ -10,15 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import select
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from tests.cluster.reporting_process import ReportingProcess
 from tests.interop.clients import ClientError, Received
 from tests.interop.group_consumers import GroupConsumer, GroupListener, MemberSettings, Position
 from tests.interop.group_table import KINDS
@@ -26,10 +23,8 @@ from tidemill.sim.checks import checker
 from tidemill.sim.checks.checker import MemberName, MessageId
 from tidemill.types import TopicPartition
 
-REPO = Path(__file__).resolve().parents[2]
 POLL_S = 0.05
 LIMIT_S = 30.0
-COMPLAINTS_MAX = 4000
 EVENTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -151,23 +146,13 @@ class MemberProcess:
             "bootstrap": bootstrap,
             "settings": dataclasses.asdict(settings),
         }
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.member_process", json.dumps(task)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            text=True,
-            cwd=REPO,
+        self._process = ReportingProcess(
+            str(self.name),
+            "tests.cluster.member_process",
+            json.dumps(task),
+            take=lambda line: self.events.append(decode(line)),
+            limit_s=LIMIT_S,
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):  # the last line of a killed process may be cut
-                self.events.append(decode(line))
 
     def owned(self) -> set[TopicPartition]:
         owned: set[TopicPartition] = set()
@@ -182,22 +167,16 @@ class MemberProcess:
         return sum(isinstance(event, checker.Delivered) for event in list(self.events))
 
     def ask_to_leave(self) -> None:
-        self.assert_alive()
-        assert self._process.stdin is not None
+        self._process.assert_alive()
         self._process.stdin.write("leave\n")
         self._process.stdin.flush()
 
     def leave(self) -> None:
         self.ask_to_leave()
-        code = self._process.wait(LIMIT_S)
-        complaints = self._read_complaints()
-        self._close()
-        assert code == 0, f"{self.name} ended with {code}\n{complaints}"
+        self._process.assert_ends_well()
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(LIMIT_S)
-        self._close()
         self.events.append(checker.Died(time.monotonic(), self.name))
 
     def end(self) -> None:
@@ -205,27 +184,14 @@ class MemberProcess:
         if self.is_alive:
             self.kill()
         else:
-            self._close()
+            self._process.close()
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.is_alive
 
     def assert_alive(self) -> None:
-        code = self._process.poll()
-        assert code is None, f"{self.name} ended by itself with {code}\n{self._read_complaints()}"
-
-    def _read_complaints(self) -> str:
-        """The end of what it wrote to its standard error."""
-        self._complaints.seek(0)
-        return self._complaints.read().decode(errors="replace")[-COMPLAINTS_MAX:]
-
-    def _close(self) -> None:
-        self._reader.join(LIMIT_S)
-        self._complaints.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._process.assert_alive()
 
 
 if __name__ == "__main__":

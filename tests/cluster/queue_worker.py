@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import tidemill
 from tests.cluster.member_process import message_id
+from tests.cluster.reporting_process import ReportingProcess
 from tidemill.sdk.errors import ClientError
 from tidemill.sim.checks.shares import Acknowledge, Acknowledged, AcknowledgeSent, AcquiredRecord, ShareEvent
 from tidemill.types import TopicPartition
 
-REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
-COMPLAINTS_MAX = 4000
 CONCURRENCY, PREFETCH = 4, 8
 WORK_S_MAX = 0.02
 RELEASED = 0.05
@@ -83,23 +79,16 @@ class WorkerProcess:
         self.events: list[ShareEvent] = []
         self._taken: dict[tuple[TopicPartition, int], AcquiredRecord] = {}
         self._sent: dict[tuple[TopicPartition, int], AcknowledgeSent] = {}
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.queue_worker", bootstrap, topic, group, str(seed)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            text=True,
-            cwd=REPO,
+        self._process = ReportingProcess(
+            name,
+            "tests.cluster.queue_worker",
+            bootstrap,
+            topic,
+            group,
+            str(seed),
+            take=lambda line: self._understand(json.loads(line)),
+            limit_s=LIMIT_S,
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):  # the last line of a killed process may be cut
-                self._understand(json.loads(line))
 
     def _understand(self, said: list[Any]) -> None:
         at_s, what, (topic, index, offset), *rest = said
@@ -121,38 +110,19 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """It finishes what it has in hand, and leaves the group."""
-        assert self._process.stdin is not None
         self._process.stdin.close()
-        code = self._process.wait(LIMIT_S)
-        complaints = self.complaints()
-        self._close()
-        assert code == 0, f"{self.name} ended with {code}\n{complaints}"
+        self._process.assert_ends_well()
 
     def kill(self) -> None:
         """`kill -9`."""
         self._process.kill()
-        self._process.wait(LIMIT_S)
-        self._close()
 
     def end(self) -> None:
-        if self._process.poll() is None:
+        if self._process.is_alive:
             self.kill()
 
     def assert_alive(self) -> None:
-        code = self._process.poll()
-        assert code is None, f"{self.name} ended by itself with {code}\n{self.complaints()}"
-
-    def complaints(self) -> str:
-        """The end of what it wrote to its standard error."""
-        self._complaints.seek(0)
-        return self._complaints.read().decode(errors="replace")[-COMPLAINTS_MAX:]
-
-    def _close(self) -> None:
-        self._reader.join(LIMIT_S)
-        self._complaints.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._process.assert_alive()
 
 
 if __name__ == "__main__":
