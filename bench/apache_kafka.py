@@ -29,12 +29,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from bench import maven
+from bench.processes import stop_processes
 
 HERE = Path(__file__).resolve().parent / "kafka"
 JARS = HERE / "target" / "jars"
@@ -134,14 +135,13 @@ class ApacheKafka:
         for node in self.nodes:
             self.format_node(node)
         started = time.monotonic()
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.stop)
             for node in self.nodes:
                 self.start_node(node)
             for node in self.nodes:
                 self._await(node, started + START_SECONDS_MAX)
-        except BaseException:
-            self.stop()
-            raise
+            on_failure.pop_all()
         self.started_seconds = time.monotonic() - started
         return self
 
@@ -163,16 +163,7 @@ class ApacheKafka:
     def stop(self) -> None:
         """A clean stop of every node; what does not stop in time is killed."""
         running = [node.process for node in self.nodes if node.process is not None]
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS_MAX
-        for process in running:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop_processes(running, STOP_SECONDS_MAX)
         for node in self.nodes:
             node.process = None
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing import Protocol
 
 from bench.apache_kafka import ApacheKafka
 from bench.connection import answers_api_versions
+from bench.processes import stop_processes
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
@@ -101,14 +102,13 @@ class Tidemill:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.stop)
             self.bootstrap = self._endpoint(self._await_address(started_s + START_SECONDS_MAX))
             while not answers_api_versions(self.bootstrap):
                 self._check(started_s + START_SECONDS_MAX)
                 time.sleep(0.005)
-        except BaseException:
-            self.stop()
-            raise
+            on_failure.pop_all()
         self.started_seconds = time.monotonic() - started_s
         return self
 
@@ -120,16 +120,8 @@ class Tidemill:
     def stop(self) -> None:
         """A clean stop; what does not stop in time is killed."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            stop_processes([process], STOP_SECONDS_MAX)
 
     @property
     def _log_path(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import ExitStack
 from typing import NamedTuple
 
 _TLS = "tls://"
@@ -26,15 +27,15 @@ class Endpoint(NamedTuple):
 
     def connect(self, timeout_s: float) -> socket.socket:
         host, _, port = self.address.rpartition(":")
-        plain = socket.create_connection((host, int(port)), timeout=timeout_s)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.authority is None:
-            return plain
-        try:
-            return ssl.create_default_context(cafile=self.authority).wrap_socket(plain, server_hostname=host)
-        except BaseException:
-            plain.close()
-            raise
+        with ExitStack() as on_failure:
+            connected = socket.create_connection((host, int(port)), timeout=timeout_s)
+            on_failure.callback(connected.close)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.authority is not None:
+                context = ssl.create_default_context(cafile=self.authority)
+                connected = context.wrap_socket(connected, server_hostname=host)
+            on_failure.pop_all()
+        return connected
 
 
 def librdkafka_settings(bootstrap: str) -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""The CPU time and memory of processes."""
+"""The CPU time and memory of processes, and how they are ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,21 @@ def _of_children(pid: int, measure: Callable[[int], float]) -> float:
         with contextlib.suppress(OSError):  # no such file, process or clock
             total += measure(child)
     return total
+
+
+def stop_processes(processes: Sequence[subprocess.Popen[bytes]], seconds_max: float) -> None:
+    """A clean stop of all at once; what does not stop in time is killed."""
+    for process in processes:
+        process.terminate()
+    deadline_s = time.monotonic() + seconds_max
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 class Meter:

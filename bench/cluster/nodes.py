@@ -12,7 +12,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from bench.apache_kafka import ApacheKafka, Node, free_ports
 from bench.brokers import Broker, BrokerFailedError, Target, Tidemill
 from bench.cluster.metadata import describe
 from bench.connection import RequestFailedError
-from bench.processes import Metrics
+from bench.processes import Metrics, stop_processes
 
 NODES = 3
 START_SECONDS_MAX = 120.0
@@ -71,14 +71,13 @@ class Cluster(ABC):
             self.prepare()
             self._is_prepared = True
         started_s = time.monotonic()
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.stop)
             for node in self.nodes:
                 self.start_node(node)
             for node in self.nodes:
                 self.await_node(node)
-        except BaseException:
-            self.stop()
-            raise
+            on_failure.pop_all()
         self.started_seconds = time.monotonic() - started_s
         return self
 
@@ -117,16 +116,7 @@ class Cluster(ABC):
         self._end(self.running, STOP_ALL_SECONDS_MAX)
 
     def _end(self, nodes: Sequence[Node], seconds_max: float) -> None:
-        ending = [node.process for node in nodes if node.process is not None]
-        for process in ending:
-            process.terminate()
-        deadline_s = time.monotonic() + seconds_max
-        for process in ending:
-            try:
-                process.wait(max(0.0, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop_processes([node.process for node in nodes if node.process is not None], seconds_max)
         for node in nodes:
             node.process = None
 

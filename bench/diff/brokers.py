@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.apache_kafka import ApacheKafka
 from bench.diff.script import USUAL
+from bench.processes import stop_processes
 
 Address = tuple[str, int]
 STOP_SECONDS_MAX = 15.0
@@ -80,14 +81,7 @@ def serving(arguments: Sequence[str], log_path: Path, listeners: int = 1) -> Ite
     try:
         yield _addresses(process, log_path, listeners)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        stop_processes([process], STOP_SECONDS_MAX)
 
 
 def _addresses(process: subprocess.Popen[bytes], log_path: Path, count: int) -> list[Address]:
