@@ -145,7 +145,7 @@ class Channel(virtual.Channel):
         **_: Any,
     ) -> None:
         del arguments
-        binding = Binding(exchange or "amq.direct", routing_key or "", queue)
+        binding = _binding(queue, exchange, routing_key)
         transient = self._transients.get(queue)
         if transient is None:
             self._backend.bind(binding)
@@ -164,7 +164,7 @@ class Channel(virtual.Channel):
         **_: Any,
     ) -> None:
         del arguments
-        binding = Binding(exchange or "amq.direct", routing_key or "", queue)
+        binding = _binding(queue, exchange, routing_key)
         transient = self._transients.get(queue)
         if transient is None:
             self._backend.unbind(binding)
@@ -318,3 +318,8 @@ class Channel(virtual.Channel):
                 inbox.stop()
             for inbox in inboxes:
                 inbox.close()
+
+
+def _binding(queue: str, exchange: str | None, routing_key: str | None) -> Binding:
+    """The binding that kombu's arguments mean. Without an exchange it is AMQP's `amq.direct`."""
+    return Binding(exchange or "amq.direct", routing_key or "", queue)

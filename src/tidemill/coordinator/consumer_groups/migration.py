@@ -36,6 +36,7 @@ from tidemill.coordinator.consumer_groups.records import (
     target_record,
 )
 from tidemill.coordinator.groups.classic import ClassicGroup
+from tidemill.coordinator.groups.classic_protocol import MEMBER_ID_REQUIRED_SINCE
 from tidemill.coordinator.groups.group import (
     CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
@@ -64,8 +65,6 @@ from tidemill.protocol.api.groups import (
     SyncGroupResponse,
 )
 from tidemill.protocol.coordinator_responses import LEAVE_BATCH_SINCE, leave_response
-
-_MEMBER_ID_REQUIRED_SINCE = 4
 
 
 class Migration(ConsumerMembership):
@@ -234,7 +233,7 @@ class Migration(ConsumerMembership):
         self.check_room(group, member_id)
         if not _supports_protocols(group, request):
             return Decision(reply=join_error(request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-        needs_id = caller.api_version >= _MEMBER_ID_REQUIRED_SINCE and request.group_instance_id is None
+        needs_id = caller.api_version >= MEMBER_ID_REQUIRED_SINCE and request.group_instance_id is None
         if is_unknown and needs_id:
             return Decision(reply=join_error(member_id, ErrorCode.MEMBER_ID_REQUIRED))
         try:

@@ -30,7 +30,8 @@ from tidemill.protocol.api.groups import (
 )
 from tidemill.protocol.coordinator_responses import leave_response, leaving_members
 
-_MEMBER_ID_REQUIRED_SINCE = 4
+# The first version of JoinGroup in which a new member gets an id and joins again with it (KIP-394).
+MEMBER_ID_REQUIRED_SINCE = 4
 _SKIP_ASSIGNMENT_SINCE = 9
 
 
@@ -122,7 +123,7 @@ class ClassicProtocol(Rebalances):
             else:
                 member = group.members[current_id]
                 self._static_member_returns(out, group, member, member_id, request, waiting, steady_ms)
-        elif caller.api_version >= _MEMBER_ID_REQUIRED_SINCE:
+        elif caller.api_version >= MEMBER_ID_REQUIRED_SINCE:
             # Otherwise each retry of a client whose first join times out would leave a member behind.
             group.pending_joins.add(member_id)
             self.set_session(group, member_id, steady_ms, request.session_timeout_ms)
