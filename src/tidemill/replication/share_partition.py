@@ -370,13 +370,11 @@ class SharePartition:
             return
         if max(batch.first_offset, self._log_start_offset) < self.start_offset:
             # Kafka confirms it: then two members believe that the record is theirs to finish.
-            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "The record is done already.")
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, f"Offset {batch.first_offset} is done already.")
         if not in_flight.ranges:
-            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "None of the offsets is in flight.")
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, f"Offset {batch.first_offset} is not in flight.")
         if batch.last_offset >= self.end_offset:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST, "Offsets that were never delivered cannot be acknowledged."
-            )
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Offset {batch.last_offset} was never delivered.")
         for first_offset, end_offset, kind in _runs(batch):
             first_offset = max(first_offset, self._log_start_offset)
             if first_offset >= end_offset:
@@ -400,13 +398,13 @@ class SharePartition:
 
     def _check_held(self, found: Range, member_id: str) -> None:
         if found.state != DeliveryState.ACQUIRED:
-            raise ApiError(
-                ErrorCode.INVALID_RECORD_STATE, "A record that is not locked cannot be acknowledged."
-            )
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, f"Offset {found.first_offset} is not locked.")
         if found.holder != member_id:
-            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "Another member holds the lock of the record.")
+            message = f"Another member holds the lock of offset {found.first_offset}."
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, message)
         if found.transition is not None:
-            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "The record is being acknowledged already.")
+            message = f"Offset {found.first_offset} is being acknowledged already."
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, message)
 
     def _change_of(self, found: Range, kind: int, steady_ms: int) -> Change:
         if kind == AcknowledgeType.ACCEPT:

@@ -195,7 +195,9 @@ class Markers:
             logger.debug("broker %d did not take %d markers: %s", broker_id, len(items), error)
         except Exception:
             # Whatever it was, the transactions have to end.
-            logger.exception("broker %d was not sent %d markers", broker_id, len(items))
+            logger.exception(
+                "cannot send %d transaction markers to broker %d; trying again", len(items), broker_id
+            )
         return None
 
     # -- answers ---------------------------------------------------------------------------------------------
@@ -220,7 +222,10 @@ class Markers:
             else:
                 if code not in _RETRIED:
                     logger.error(
-                        "%s refused a marker of %s with %s", tp, order.markers.transactional_id, code.name
+                        "%s refused the marker of transaction %s with %s; trying again",
+                        tp,
+                        order.markers.transactional_id,
+                        code.name,
                     )
                 retried.setdefault(order, []).append(tp)
         for order, partitions in retried.items():

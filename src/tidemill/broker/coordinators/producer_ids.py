@@ -76,9 +76,11 @@ class ProducerIds:
         self._refill = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ApiError):
-            logger.info("no producer ids from the controller: %s", error)
+            logger.info("cannot get a block of producer ids from the controller, trying again: %s", error)
         elif error is not None:
-            logger.error("no producer ids from the controller", exc_info=error)
+            logger.error(
+                "cannot get a block of producer ids from the controller, trying again", exc_info=error
+            )
 
     def close(self) -> None:
         if self._refill is not None:

@@ -324,10 +324,16 @@ class HostedShard(Generic[MachineT]):
                 return
         except ProtocolError as error:
             # As Kafka: the decision in that batch is not known, so nothing is decided on top of it.
-            logger.error("cannot load the coordinator of %s: %s", self._partition.name, error)
+            logger.error(
+                "%s cannot be loaded; its groups or transactions are not served here: %s",
+                self._partition.name,
+                error,
+            )
             self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         except Exception:
-            logger.exception("cannot load the coordinator of %s", self._partition.name)
+            logger.exception(
+                "%s cannot be loaded; its groups or transactions are not served here", self._partition.name
+            )
             self._shard.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._schedule()
 

@@ -128,9 +128,9 @@ class Background:
             try:
                 await work()
             except ApiError as error:
-                logger.warning("%s", error)
+                logger.warning("the state of a share group was not changed: %s", error)
             except Exception:
-                logger.exception("background work of share groups failed")
+                logger.exception("changing the state of a share group failed")
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)

@@ -76,7 +76,7 @@ class LongWork:
                     done(result, raised)
                 except Exception:
                     # What comes behind has nothing to do with it.
-                    logger.exception("what waited for a long piece of work failed")
+                    logger.exception("taking the result of long work failed")
         finally:
             self._task = None
 

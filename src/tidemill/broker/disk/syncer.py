@@ -120,5 +120,5 @@ class _Attempt:
 
 
 def _unforeseen(error: Exception) -> OSError:
-    logger.error("a sync failed", exc_info=error)
+    logger.error("a sync failed unexpectedly; it counts as a failure of the disk", exc_info=error)
     return error if isinstance(error, OSError) else OSError(errno.EIO, repr(error))

@@ -165,7 +165,7 @@ class Channel:
         except ProtocolError as error:
             self._loop.call_soon(self._fail, outstanding, str(error))
         except ValueError as error:
-            logger.exception("cannot write a %s", type(message).__name__)
+            logger.exception("cannot encode a %s for %s", type(message).__name__, self.address)
             self._loop.call_soon(self._fail, outstanding, str(error))
         else:
             self._sent.append(outstanding)
@@ -256,7 +256,7 @@ class Channel:
     async def _exchange(self, request: Request, version: int, response_type: type[ResponseT]) -> ResponseT:
         """One step of the login, before the requests that wait."""
         if self._link is None:
-            raise PeerUnavailable("the link was lost")
+            raise PeerUnavailable(f"the connection to {self.address} was lost")
         answer: asyncio.Future[ResponseT] = self._loop.create_future()
 
         def on_body(version: int, body: memoryview) -> None:
@@ -305,7 +305,9 @@ class Channel:
             self._lose_link(str(error))
         except Exception as error:
             name = type(outstanding.message).__name__
-            logger.exception("the answer of %s to a %s could not be taken", self.address, name)
+            logger.exception(
+                "handling the response of %s to a %s failed; the connection is closed", self.address, name
+            )
             self._lose_link(f"the answer to a {name} could not be taken: {error!r}")
 
     def _next_answered(self, frame: memoryview) -> _Outstanding:
@@ -345,7 +347,7 @@ class Channel:
             outstanding.on_failed(reason)
         except Exception:
             name = type(outstanding.message).__name__
-            logger.exception("the failure of a %s to %s could not be taken", name, self.address)
+            logger.exception("handling the failure of a %s to %s failed", name, self.address)
 
     # -- time ------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def _renew(contexts: TlsContexts, host: str) -> None:
     try:
         contexts.reload_if_changed()
     except ConfigError as error:
-        logger.error("dialling %s with the old certificates: %s", host, error)
+        logger.error("connections to %s keep the old certificates: %s", host, error)
 
 
 async def _shake_hands(loop: AbstractEventLoop, executor: Executor | None, sock: SecuredSocket) -> None:

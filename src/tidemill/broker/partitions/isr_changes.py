@@ -65,7 +65,7 @@ class IsrChanges:
             return await self._send(batch)
         except Exception:
             # A background task that dies unseen is failure 26: the partitions would wait for its answer for ever.
-            logger.exception("an ISR change failed; trying again")
+            logger.exception("AlterPartition for %d partitions failed; trying again", len(batch))
             return False
 
     async def _send(self, batch: _Batch) -> bool:

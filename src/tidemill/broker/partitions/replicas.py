@@ -572,5 +572,5 @@ class Replicas:
             self._log_manager.write_all()
         except OSError as error:
             is_clean = False
-            logger.error("cannot write the checkpoints: %s", error)
+            logger.error("cannot write the checkpoints of %s: %s", self._data_dir.path, error)
         return is_clean

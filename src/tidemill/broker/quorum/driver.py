@@ -276,7 +276,10 @@ class ControllerDriver:
     def _snapshot_written(self, task: asyncio.Task[None]) -> None:
         self._is_writing_snapshot = False
         if not task.cancelled() and task.exception() is not None:
-            logger.error("cannot write a snapshot of the metadata: %s", task.exception())
+            logger.error(
+                "cannot write a snapshot of the metadata; the log is kept until one is written: %s",
+                task.exception(),
+            )
 
     def stop_asking(self) -> None:
         """The node stops: requests that wait for a controller fail with REQUEST_TIMED_OUT."""

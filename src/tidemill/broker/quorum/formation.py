@@ -86,7 +86,7 @@ async def find_quorum(
             told_at = loop.time()
             silent = [str(server) for server in servers if server not in answers]
             awaited = f"{', '.join(silent)} to answer" if silent else f"{servers[0]} to begin a quorum"
-            logger.info("waiting for %s", awaited)
+            logger.info("this node knows no quorum yet; waiting for %s", awaited)
         await asyncio.sleep(_ASK_AGAIN_S)
 
 

@@ -141,7 +141,7 @@ class Lifecycle:
         """A broker without heartbeats is fenced for ever while it looks alive (failure 26)."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("the heartbeats failed", exc_info=error)
+            logger.error("sending heartbeats to the controller failed; this broker stops", exc_info=error)
             self._on_fatal(f"the heartbeats failed: {error!r}")
 
     async def until_unfenced(self) -> None:

@@ -325,7 +325,7 @@ class MetadataLog:
                     pass
             epoch, offset, position = header.leader_epoch, header.next_offset, position + header.size
         if position != len(content):
-            raise ProtocolError("a batch is cut off")
+            raise ProtocolError(f"the batch at offset {offset} is cut off")
 
     def truncate(self, end_offset: int) -> None:
         end_offset = self.log.end_after_truncation(end_offset)

@@ -317,7 +317,7 @@ class Quorum:
         self._tasks.remove(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("the metadata quorum failed", exc_info=error)
+            logger.error("a task of the metadata quorum failed; this node stops", exc_info=error)
             self._fail(str(error))
 
     # -- deciding --------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ class Quorum:
             return await self.answer(request)
         address = self.leader_address()
         if address is None:
-            raise TimeoutError("no leader is known")
+            raise TimeoutError("no leader of the metadata quorum is known")
         channel = self._channels.to(address, "voters")
         response_type = apis.RESPONSES[request.api_key]
         return await channel.request(request, response_type, timeout_s=_ASK_LEADER_TIMEOUT_S)
@@ -457,7 +457,9 @@ class Quorum:
             async with asyncio.timeout(_RESIGN_TIMEOUT_S):
                 await replica.resign()
         except TimeoutError:
-            logger.info("not every voter has heard that this node no longer leads")
+            logger.info(
+                "not every voter has confirmed EndQuorumEpoch; the others elect a leader when their fetches time out"
+            )
 
     def _fail(self, reason: str) -> None:
         if not self._has_failed:

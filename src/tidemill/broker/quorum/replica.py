@@ -204,7 +204,10 @@ class Replica:
         except OSError as error:
             if error.errno not in _DISK_FULL or not isinstance(self._effects[0], _REPEATABLE):
                 raise
-            logger.error("the metadata quorum waits for space on the disk: %s", error.strerror or error)
+            logger.error(
+                "the metadata quorum waits for space on the disk of __cluster_metadata-0: %s",
+                error.strerror or error,
+            )
             self._loop.call_later(_DISK_FULL_PAUSE_S, self._try_again)
         finally:
             self._is_carrying_out = False
@@ -231,7 +234,7 @@ class Replica:
         elif isinstance(error, StorageError):
             reason = str(error)
         else:
-            logger.error("the metadata quorum failed", exc_info=error)
+            logger.error("a step of the metadata quorum failed; this node stops", exc_info=error)
             reason = f"the metadata quorum failed: {error!r}"
         self.stop()
         if self._active_epoch is not None:
@@ -409,7 +412,11 @@ class Replica:
             return
         if response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID and sent.to not in self._refused_by:
             self._refused_by.add(sent.to)
-            logger.error("node %d belongs to another cluster than %s", sent.to, self.machine.cluster_id)
+            logger.error(
+                "node %d belongs to another cluster than %s: check its data directory and its addresses",
+                sent.to,
+                self.machine.cluster_id,
+            )
         try:
             event = self._event_of(sent, response)
         except (InvalidBatch, ProtocolError) as error:
@@ -419,7 +426,9 @@ class Replica:
             if error.errno not in _DISK_FULL:
                 self._fail(error)
                 return
-            logger.error("cannot write a snapshot of the metadata, trying again: %s", error.strerror or error)
+            logger.error(
+                "cannot write a fetched snapshot of the metadata, trying again: %s", error.strerror or error
+            )
             self._loop.call_later(_DISK_FULL_PAUSE_S, self.step, on.RequestFailed(sent.number))
             return
         self.step(event)

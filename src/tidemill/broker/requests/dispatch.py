@@ -282,7 +282,7 @@ class Dispatcher:
         except ProtocolError:
             raise
         except Exception as error:
-            logger.exception("%s of %s failed", served.name, call.connection.peer)
+            logger.exception("%s of %s failed; its connection is closed", served.name, call.connection.peer)
             call.connection.close(f"{served.name} failed: {error!r}")
 
     def _handle(self, served: Api, call: Call) -> None:
@@ -333,7 +333,9 @@ class Dispatcher:
         if isinstance(error, ApiError):
             self._tell(call, request, error.code, error.message)
             return
-        logger.error("%s of %s failed", served.name, call.connection.peer, exc_info=error)
+        logger.error(
+            "%s of %s failed; it gets UNKNOWN_SERVER_ERROR", served.name, call.connection.peer, exc_info=error
+        )
         code = ErrorCode.UNKNOWN_SERVER_ERROR
         self._tell(call, request, code, code.message)
 

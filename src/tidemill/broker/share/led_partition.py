@@ -304,7 +304,7 @@ class LedSharePartition:
             raise self.error
         if self.machine is None:
             # Nothing is delivered yet, so nothing can be acknowledged.
-            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "None of the offsets is in flight.")
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, "No offset of the partition is in flight.")
         return self.machine
 
     # -- reading ---------------------------------------------------------------------------------------------

@@ -180,7 +180,10 @@ class GatewayChild:
 
 def _report_crash(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("the gateway is no longer watched", exc_info=task.exception())
+        logger.error(
+            "watching the gateway failed; it is not restarted when it ends: restart the broker",
+            exc_info=task.exception(),
+        )
 
 
 def _complaint(line: str) -> str:

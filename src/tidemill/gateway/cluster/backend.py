@@ -249,7 +249,7 @@ class Backend:
         if self._is_closed:
             raise Problem(503, 50301, "the connections to the cluster are closed; try again")
         if self._asking >= self._limits.asks_max + self._limits.asks_waiting_max:
-            raise Problem(503, 50301, "too many questions to the cluster are waiting for an answer")
+            raise Problem(503, 50301, "too many requests wait for an answer of the cluster; try again later")
         self._asking += 1
         loop = asyncio.get_running_loop()
         try:

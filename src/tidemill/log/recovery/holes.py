@@ -54,7 +54,7 @@ class HolesEnd:
             file.write(b"0\n%d\n" % self.offset, 0)
         except OSError as error:
             # The next start looks for holes again.
-            logger.warning("%s: cannot be written: %s", self.path, error)
+            logger.warning("%s cannot be written; the next start looks for holes again: %s", self.path, error)
             return False
         self.is_saved = True
         return True

@@ -83,5 +83,9 @@ def save_txn_indexes(segments: Sequence[Segment], recovery_point: int) -> int:
                 index.sync()
             except OSError as error:
                 # The entries in memory are right, and the next start rebuilds them again.
-                logger.warning("%s: cannot be rewritten: %s", index.path, error)
+                logger.warning(
+                    "%s: the index of aborted transactions cannot be rewritten; the next start rebuilds it: %s",
+                    index.path,
+                    error,
+                )
     return created

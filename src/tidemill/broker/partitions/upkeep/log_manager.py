@@ -290,7 +290,11 @@ class LogManager:
                         for partition in cuts:
                             partition.fence(f"cannot write a checkpoint: {error.strerror or error}")
                         continue
-                    logger.error("the disk is full; free some space, logs that must be cut wait for it")
+                    logger.error(
+                        "the disk of %s is full; free some space: %d partitions wait to be truncated",
+                        self._data_dir.path,
+                        len(cuts),
+                    )
                     self._cuts = {**cuts, **self._cuts}
                     await asyncio.sleep(_FULL_DISK_RETRY_S)
                     continue

@@ -62,8 +62,10 @@ class BearerKeys:
             try:
                 self._validator = await self._run_blocking(self._read)
             except ConfigError as error:
-                logger.error("OAUTHBEARER: %s", error)
                 pause_s = min(pause_s, _RETRY_S)
+                logger.error(
+                    "the keys of OAUTHBEARER cannot be read, trying again in %g s: %s", pause_s, error
+                )
             await asyncio.sleep(pause_s)
 
     def _read(self) -> TokenValidator:
