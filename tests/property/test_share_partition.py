@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tidemill.errors import ApiError
 from tidemill.protocol.share_state import ShareState, StateBatch
-from tidemill.replication.share_partition import (
+from tidemill.replication.share_messages import (
     AcknowledgedBatch,
     AcknowledgeType,
     ShareLimits,
-    SharePartition,
     Span,
     Write,
 )
+from tidemill.replication.share_partition import SharePartition
 from tidemill.replication.share_ranges import DeliveryState
 
 LOCK_MS = 100

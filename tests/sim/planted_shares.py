@@ -28,14 +28,14 @@ from tidemill.coordinator.share_state.records import ShareRecord, decode
 from tidemill.errors import ApiError
 from tidemill.protocol.api.coordinator_records import ShareUpdateValue
 from tidemill.protocol.share_state import SharePartitionKey, ShareState, ShareStateChange, StateBatch
-from tidemill.replication.share_partition import (
+from tidemill.replication.share_messages import (
     AcknowledgeType,
     Change,
     Dead,
     ShareLimits,
-    SharePartition,
     Write,
 )
+from tidemill.replication.share_partition import SharePartition
 from tidemill.replication.share_ranges import DeliveryState, Range
 
 SHARES = replace_(ROUGH, duration_s=90.0, has_shares=True, mean_upset_interval_s=10.0)

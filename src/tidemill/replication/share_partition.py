@@ -18,14 +18,22 @@ Has no I/O and no clock: times are the caller's steady milliseconds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import groupby
-from typing import NamedTuple
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.share_state import ShareState, StateBatch
 from tidemill.replication.share_counts import InFlightCounts, ShareCounts, in_flight_counts
+from tidemill.replication.share_messages import (
+    AcknowledgedBatch,
+    AcknowledgeType,
+    Acquired,
+    Change,
+    Dead,
+    ShareLimits,
+    Span,
+    Transition,
+    Write,
+)
 from tidemill.replication.share_ranges import DeliveryState, InFlight, Range
 
 # The fewest deliveries after which a record is kept apart from others.
@@ -35,96 +43,6 @@ _NEVER_MS = 1 << 62
 # too, here and at the share coordinator.
 _RANGES_PER_LOCK = 4
 _GIVEN_UP = (DeliveryState.ARCHIVING, DeliveryState.ARCHIVED)
-
-
-class AcknowledgeType(IntEnum):
-    GAP = 0
-    ACCEPT = 1
-    RELEASE = 2
-    REJECT = 3
-    RENEW = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ShareLimits:
-    """The settings of the group. Without a backoff a released record is available at once."""
-
-    lock_duration_ms: int = 30_000
-    delivery_count_max: int = 5
-    record_locks_max: int = 2_000
-    is_renew_enabled: bool = True
-    has_dead_letters: bool = False
-    backoff_ms: int = 0
-    backoff_factor: float = 2.0
-    backoff_ms_max: int = 600_000
-
-    def backoff_after(self, delivery_count: int) -> int:
-        if not (self.backoff_ms and delivery_count):
-            return 0
-        # Beyond this exponent every factor has reached the maximum, and a float would overflow.
-        exponent = min(delivery_count - 1, 64)
-        return int(min(self.backoff_ms * self.backoff_factor**exponent, self.backoff_ms_max))
-
-
-class Span(NamedTuple):
-    """Consecutive offsets of the log, with or without records to deliver."""
-
-    first_offset: int
-    end_offset: int
-    has_records: bool = True
-
-
-class Acquired(NamedTuple):
-    first_offset: int
-    end_offset: int
-    delivery_count: int
-
-
-class AcknowledgedBatch(NamedTuple):
-    """As on the wire: one type for all offsets, or one for each."""
-
-    first_offset: int
-    last_offset: int
-    types: Sequence[int]
-
-
-class Change(NamedTuple):
-    """What becomes of a range when the write is durable."""
-
-    changed: Range
-    state: DeliveryState
-    # When it may be acquired again.
-    deadline_ms: int = 0
-
-
-class Transition:
-    """Changes that take effect together, or not at all."""
-
-    __slots__ = ("changes", "counts")
-
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-        # What is counted when it is durable.
-        self.counts = ShareCounts()
-
-
-class Write(NamedTuple):
-    """What the share coordinator is to remember. Given back to `written` with the outcome."""
-
-    start_offset: int
-    batches: tuple[StateBatch, ...]
-    delivery_complete_count: int
-    transitions: tuple[Transition, ...]
-    # (first offset, ended deliveries) of ranges whose count was not durable.
-    counted: tuple[tuple[int, int], ...]
-
-
-class Dead(NamedTuple):
-    """Records that were rejected or reached the limit, durably, and whose dead letters are owed."""
-
-    first_offset: int
-    end_offset: int
-    delivery_count: int
 
 
 class SharePartition:

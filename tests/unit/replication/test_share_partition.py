@@ -6,14 +6,14 @@ import pytest
 
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.share_state import ShareState, StateBatch
-from tidemill.replication.share_partition import (
+from tidemill.replication.share_messages import (
     AcknowledgedBatch,
     AcknowledgeType,
     Acquired,
     ShareLimits,
-    SharePartition,
     Span,
 )
+from tidemill.replication.share_partition import SharePartition
 
 ACCEPT, RELEASE, REJECT, RENEW = (
     AcknowledgeType.ACCEPT,

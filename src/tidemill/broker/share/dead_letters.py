@@ -37,7 +37,7 @@ from tidemill.protocol.api.data import (
 from tidemill.protocol.records import Header, Record, build_batch, iterate_records
 from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.protocol.steps import Steps
-from tidemill.replication.share_partition import Dead
+from tidemill.replication.share_messages import Dead
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tidemill.broker.share.led_partition import LedSharePartition
 from tidemill.broker.share.reading import Part, Shared
 from tidemill.errors import ApiError, ErrorCode, StorageError
-from tidemill.replication.share_partition import Acquired
+from tidemill.replication.share_messages import Acquired
 
 
 @dataclass(frozen=True, slots=True)

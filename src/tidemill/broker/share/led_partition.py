@@ -36,12 +36,12 @@ from tidemill.protocol.share_state import (
     ShareStateSummary,
 )
 from tidemill.replication.share_counts import ShareCounts
-from tidemill.replication.share_partition import (
+from tidemill.replication.share_messages import (
     AcknowledgedBatch,
-    SharePartition,
     Transition,
     Write,
 )
+from tidemill.replication.share_partition import SharePartition
 
 logger = logging.getLogger(__name__)
 

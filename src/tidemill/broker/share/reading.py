@@ -20,7 +20,7 @@ from tidemill.log.log import Log
 from tidemill.log.transactions import AbortedTransaction
 from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at, is_plausible, iterate_records
 from tidemill.protocol.steps import Steps
-from tidemill.replication.share_partition import Acquired, Span
+from tidemill.replication.share_messages import Acquired, Span
 
 _CHUNK_BYTES = 16 * 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.config.share_groups import OffsetResetStrategy, ShareGroupConfig
-from tidemill.replication.share_partition import ShareLimits
+from tidemill.replication.share_messages import ShareLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tidemill.broker.metrics import names
 from tidemill.broker.status.lag import lags_of
 from tidemill.coordinator.consumer_groups.machine import ConsumerGroup
 from tidemill.coordinator.groups.classic import ClassicGroup
-from tidemill.replication.share_partition import AcknowledgeType
+from tidemill.replication.share_messages import AcknowledgeType
 from tidemill.security.quotas import CLIENT_ID, USER
 from tidemill.types import NO_BROKER
 

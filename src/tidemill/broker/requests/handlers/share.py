@@ -48,7 +48,7 @@ from tidemill.protocol.api.share import (
 from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.schema import decode, encode
 from tidemill.protocol.share_fetch import ShareFetched, pack_share_fetched
-from tidemill.replication.share_partition import AcknowledgedBatch, AcknowledgeType
+from tidemill.replication.share_messages import AcknowledgedBatch, AcknowledgeType
 from tidemill.security.acls import Operation
 from tidemill.types import TopicId
 
