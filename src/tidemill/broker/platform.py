@@ -1,4 +1,4 @@
-"""What a node stands on: files, network, clock, random numbers, and threads for what blocks.
+"""The operating system as a node sees it: files, network, clock, random numbers, and threads for what blocks.
 
 These are the seams. A real node gets `real_platform`; a simulated one gets a disk, a network and a clock that are
 made up, and runs what blocks in virtual time. Nothing else in the broker reaches for the operating system.

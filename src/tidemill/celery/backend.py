@@ -163,7 +163,7 @@ class Backend:
                 raise
 
     def _known(self, topics: Sequence[str]) -> list[str]:
-        """Those that exist."""
+        """Returns the topics that exist."""
         found = list(self._admin.existing_topics(topics))
         if found:
             delays = self._admin.topic_values(found, DELAYS_ENABLE)

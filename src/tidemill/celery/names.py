@@ -1,4 +1,4 @@
-"""Which topics and groups queues and exchanges have. No I/O.
+"""Names the topics and groups of queues and exchanges. No I/O.
 
 A name that Kafka allows for a topic is kept. Any other name is cut, cleaned and marked with a hash, so that different
 queues never share a topic. So is one that is too long, or that would be taken for another kind of topic. A virtual host

@@ -1,4 +1,4 @@
-"""What can be wrong with a claim. Each message is one line: which record, what happened, and what to do.
+"""The errors of claims. Each message is one line: which record, what happened, and what to do.
 
 ClientError
 └── ClaimError

@@ -129,7 +129,10 @@ def whole_batches(data: memoryview) -> list[Batch]:
 
 
 def shown_batches(batches: Iterable[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[Batch]:
-    """Those that hold records for a reader. `aborted` are (producer id, first offset) of aborted transactions."""
+    """Yields the batches that hold records for a reader.
+
+    `aborted` has (producer id, first offset) of aborted transactions.
+    """
     hidden = AbortedBatches(aborted) if aborted else None
     for each in batches:
         header, batch = each

@@ -1,4 +1,4 @@
-"""When the same request may be sent again, and how long it is tried.
+"""Decides when the same request may be sent again, and how long it is tried.
 
 Rules, in the order in which they are applied:
 

@@ -232,7 +232,10 @@ class PartitionDelays:
         return self.pending.take_due(wall_ms, self._committed_offset, limit)
 
     def confirm(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Those that nothing has settled since `due` gave them. Call it last before the append, with no wait between."""
+        """Returns the deliveries that nothing has settled since `due` gave them.
+
+        Call it last before the append, with no wait between.
+        """
         return self.pending.still_taken(deliveries)
 
     def give_back(self) -> None:
@@ -249,7 +252,7 @@ class PartitionDelays:
         return self.confirm_carries([Carry(offset, due_ms) for offset, due_ms in below])
 
     def confirm_carries(self, carries: Sequence[Carry]) -> list[Carry]:
-        """Those that may still be carried. Call it last before the append, with no wait between."""
+        """Returns the carries that are still allowed. Call it last before the append, with no wait between."""
         staged = [each for transaction in self.staged.values() for each in transaction.values()]
         contested = {each.request.identity for each in staged} - {None}
         cancelled = {each.request.offset for each in staged if isinstance(each.request, Cancel)}

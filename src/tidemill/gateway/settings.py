@@ -1,4 +1,4 @@
-"""What a gateway is started with. Plain values, checked where they are made; nothing here touches the network.
+"""The settings of a gateway: plain values, checked where they are made. Nothing here touches the network.
 
 `client_options` are Kafka's client options for security (`security.*`, `ssl.*`, `sasl.*`), by the names of the Java
 client or of librdkafka; both of the gateway's clients get them from here. `authenticate` decides which requests

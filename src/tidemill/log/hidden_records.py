@@ -1,4 +1,4 @@
-"""Which records of a topic with delayed messages readers are shown.
+"""Selects the records that readers of a topic with delayed messages are shown.
 
 Consumers get all but those that wait, or say what waits. That is a function of the records alone. A listing gets those
 that wait, and no others. That is what the leader's state says.

@@ -1,4 +1,4 @@
-"""What an object store does for us: put if absent, open, list and delete.
+"""The interface of an object store: put if absent, open, list and delete.
 
 Objects have keys of path parts with slashes, and never change. All calls block; callers choose the thread. A store
 raises `StoreError` and nothing else. `ObjectNotFound` stands for a missing object, `ObjectRefused` for one that must

@@ -1,4 +1,4 @@
-"""What is counted of a share partition: what happened to its records, and how they stand now.
+"""Counts the records of a share partition: what happened to them, and in which state they are now.
 
 `ShareCounts` only grows, by an addition for each range of records. `in_flight_counts` looks at the ranges, at a scrape
 or for an administrator.

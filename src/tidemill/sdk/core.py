@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` share: everything but how they wait.
+"""The common part of `Client` and `AsyncClient`: everything but how they wait.
 
 Owns the settings, the one producer, the one admin client and the list of consumers that are open. Every call here may
 block; the faces decide in which thread that happens.

@@ -1,4 +1,4 @@
-"""What the SDK raises. Each message is one line: what happened, to which topic, and what to do.
+"""The exceptions of the SDK. Each message is one line: what happened, to which topic, and what to do.
 
     TidemillError
     └── ClientError

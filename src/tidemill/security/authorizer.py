@@ -1,4 +1,4 @@
-"""What a principal may do: Kafka's StandardAuthorizer over one set of rules.
+"""Decides what a principal may do: Kafka's StandardAuthorizer over one set of rules.
 
 Super users may do everything. For others, a DENY that covers the principal, host, operation and resource wins over every
 ALLOW, whichever of them names the resource more closely. An ALLOW of Read, Write, Delete or Alter includes Describe, and of

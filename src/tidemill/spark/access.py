@@ -1,4 +1,4 @@
-"""How the processes of a query reach a cluster, and how its secrets stay out of what Spark shows.
+"""The access of a query's processes to a cluster; keeps its secrets out of what Spark shows.
 
 Spark prints the options of a query: in plans, on its pages, in its event log. It hides the value of an option whose name
 or value matches `spark.redaction.regex`, by default `secret`, `password` and `token`. So it hides `kafka.sasl.password` and

@@ -1,4 +1,4 @@
-"""How far a streaming query is behind, from the progress that Spark reports of it.
+"""Computes how far a streaming query is behind, from the progress that Spark reports of it.
 
 Spark's own Kafka source puts `minOffsetsBehindLatest`, `avgOffsetsBehindLatest` and `maxOffsetsBehindLatest` into the
 `metrics` of its progress. A Python source has no way to do that: PySpark 4.3 requests its latest offsets and no more.

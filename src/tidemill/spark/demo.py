@@ -1,4 +1,4 @@
-"""What `tidemill demo` does with a broker: an order stream, two pipelines over it, and what both left behind.
+"""Runs `tidemill demo` on a broker: an order stream, two pipelines over it, and what both left behind.
 
 The stream is the same for the same seed, up to its beginning: orders arrive in waves, most are paid within a minute, shipped
 within some, a few refunded. Each event is a JSON record with the order's id as its key, so that the events of an order stay

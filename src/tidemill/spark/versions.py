@@ -1,4 +1,4 @@
-"""What the versions of Spark from 4.0 on give a Python data source, made alike for the modules around.
+"""Hides the differences between the versions of Spark from 4.0 on for a Python data source.
 
     4.0    batches and streams, both ways; Arrow batches, though a stream's writer has to say so in its own way
     4.1    `DataSourceStreamArrowWriter`

@@ -1,4 +1,4 @@
-"""What TLS is made of, as plain values: no file is read here.
+"""The settings of TLS as plain values: no file is read here.
 
 A store is a PEM file, PEM text or a PKCS12 file, as in Kafka's `ssl.keystore.*` and `ssl.truststore.*`. Secrets are
 `Password` values, which no `repr`, log line or traceback shows.

@@ -1,1 +1,4 @@
-"""What is counted, and under which names. Counting costs the hot path an addition; `status/` shows the counts."""
+"""The counters of a broker, and their names.
+
+Counting costs the hot path an addition; `status/` shows the counts.
+"""

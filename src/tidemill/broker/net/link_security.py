@@ -1,4 +1,4 @@
-"""How this node's links are secured: the TLS of each listener, and the login with which nodes come in.
+"""Secures this node's links to other nodes: the TLS of each listener, and the login of nodes.
 
 `Authentication` is the exchange of one link. It sends its requests through the channel, which sends nothing else until it is
 done. The arithmetic of SCRAM takes milliseconds, so it runs in a thread.

@@ -1,4 +1,4 @@
-"""Which requests of one connection may be under way together.
+"""Decides which requests of one connection may be under way together.
 
 Kafka handles one request of a connection at a time. Here a request waits only where an answer could tell the difference:
 

@@ -1,4 +1,4 @@
-"""What waits on one partition: acks, deletions, fetches (Kafka: DelayedOperations).
+"""The operations that wait on one partition: acks, deletions, fetches (Kafka: DelayedOperations).
 
 An ack waits for an offset: until it is committed or, for DeleteRecords, until every live replica has dropped what is before
 it. A fetch waits for bytes. It is called with the bytes that became visible, or stable if it reads committed transactions

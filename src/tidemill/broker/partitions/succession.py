@@ -1,4 +1,4 @@
-"""Which broker leads a partition when this one does not know it by the metadata yet.
+"""Decides whether this broker still leads a partition when the metadata may be out of date.
 
 A leader that is replaced learns it from the metadata, perhaps late. It must not answer as the leader for long after that,
 and its successor must not answer before that.

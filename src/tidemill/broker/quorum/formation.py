@@ -1,4 +1,4 @@
-"""How a node finds its quorum, or becomes the first of one, and how a controller becomes a voter of it.
+"""Finds the quorum of a node, or begins one, and makes a controller a voter of it.
 
     the voters are                     when
     what the log says                  it has a voters record: nothing else is asked, ever again

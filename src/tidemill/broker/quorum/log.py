@@ -258,7 +258,7 @@ class MetadataLog:
         return content
 
     def batches(self, offset: int, end_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Those that begin at `offset` or later and before `end_offset`; ends early at a damaged one."""
+        """Yields the batches that begin at `offset` or later and before `end_offset`. Ends early at a damaged one."""
         while offset < end_offset:
             content = memoryview(self._read(offset, _READ_BYTES))
             position = 0

@@ -1,4 +1,4 @@
-"""What a handler may use: the broker's parts, each behind its own name.
+"""The parts of the broker that a handler may use, each behind its own name.
 
 Wired once by `node.py`. Handlers take what they need from here and own no state of their own.
 """

@@ -115,7 +115,7 @@ class SharePartitions:
         return led
 
     def led(self) -> list[LedSharePartition]:
-        """Those that serve."""
+        """Returns the share partitions that serve."""
         return [each for each in list(self._led.values()) if each.machine is not None and not each.is_over]
 
     def counted(self) -> list[tuple[SharePartitionKey, ShareCounts]]:

@@ -1,4 +1,4 @@
-"""How the gateway of a node reaches that node: at which listener, and with which properties of a Kafka client.
+"""Chooses the listener and the client properties with which the gateway of a node reaches that node.
 
 A listener with SASL comes first: callers log in there with users of the cluster, so the gateway needs no login of its
 own and opens no way around one. Where the node's settings do not say how to connect, the operator has to, in the file that

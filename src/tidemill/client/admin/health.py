@@ -1,4 +1,5 @@
-"""How a cluster is: the one judgement that `tidemill doctor`, `tidemill cluster status` and the console show.
+"""Judges the health of a cluster: the one judgement that `tidemill doctor`, `tidemill cluster status` and the console
+show.
 
 `judge` is a function of what brokers said: which brokers there are, which of them do not answer (`probes`), the partitions
 and their `min.insync.replicas`, the quorum. `examine` requests all of that once. Callers that have the facts already (the

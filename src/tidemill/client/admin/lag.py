@@ -26,7 +26,7 @@ def lag_of(committed_offset: int | None, start_offset: int | None, end_offset: i
 def partitions_to_read(
     known: Iterable[TopicPartition], partition_counts: Mapping[str, int]
 ) -> list[TopicPartition]:
-    """Those that a group has committed or is assigned, and all others of their topics."""
+    """Returns the partitions that a group has committed or is assigned, and all others of their topics."""
     found = set(known)
     for topic in {partition.topic for partition in found}:
         found.update(TopicPartition(topic, index) for index in range(partition_counts.get(topic, 0)))

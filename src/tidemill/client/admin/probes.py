@@ -37,7 +37,7 @@ class Probes:
             self._connections.pop(address).close()
 
     def silent(self, brokers: Mapping[int, Address]) -> dict[int, str]:
-        """Those of the brokers that do not answer, and why."""
+        """Returns the brokers that do not answer, and why."""
         for address in set(self._connections) - set(brokers.values()):
             self._connections.pop(address).close()
         if not brokers:

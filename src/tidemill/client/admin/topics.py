@@ -104,7 +104,10 @@ class Admin:
         return self.cluster.retrying(attempt)
 
     def existing_topics(self, names: Sequence[str]) -> dict[str, MetadataResponseTopic]:
-        """Those of the names that are topics. A topic that this client may not see is an error, not a missing one."""
+        """Returns those of the names that are topics.
+
+        A topic that this client may not see is an error, not a missing one.
+        """
         response = self.cluster.retrying(lambda: self.cluster.load_metadata(list(names)))
         for topic in response.topics:
             if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:

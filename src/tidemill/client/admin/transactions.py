@@ -77,7 +77,10 @@ class TransactionAdmin:
         duration_ms_min: int | None = None,
         id_pattern: str | None = None,
     ) -> list[ListedTransaction]:
-        """Those of every coordinator, by transactional id. A state that no broker knows is INVALID_REQUEST."""
+        """Lists the transactions of every coordinator, by transactional id.
+
+        A state that no broker knows is INVALID_REQUEST.
+        """
         message = ListTransactionsRequest(
             state_filters=list(states),
             producer_id_filters=list(producer_ids),
@@ -141,7 +144,10 @@ class TransactionAdmin:
         )
 
     def owners(self, candidates: Sequence[OpenTransaction]) -> dict[OpenTransaction, str]:
-        """Those that a coordinator knows of and will end, with their transactional ids. The others hang."""
+        """Returns the transactions that a coordinator knows of and will end, with their transactional ids.
+
+        The others hang.
+        """
         producer_ids = sorted({each.producer_id for each in candidates})
         if not producer_ids:
             return {}

@@ -1,4 +1,4 @@
-"""How a client's connections are secured, by the option names of Kafka's clients.
+"""The security of a client's connections, by the option names of Kafka's clients.
 
 `SecurityOptions.parse` takes the `security.*`, `ssl.*` and `sasl.*` options of Apache Kafka's Java client, and the
 names that librdkafka has for the same things. An unknown option is never ignored: it is refused by its name, with what

@@ -1,4 +1,4 @@
-"""Which partition a record goes to: the same answer as Kafka's Java client gives.
+"""Chooses the partition of a record as Kafka's Java client does.
 
 A key decides by its murmur2 hash, so every client that follows Kafka sends one key to one partition. Without a key, one
 partition is drawn at random and kept until the producer has sent what it gathered: batches stay large, and the

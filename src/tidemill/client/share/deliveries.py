@@ -196,7 +196,7 @@ class Held:
                 self.drop(each)
 
     def to_renew(self, node_id: int, session: int, until_s: float) -> list[ShareDelivery]:
-        """Those of a session whose lock ends before a time, and that are neither settled nor being renewed."""
+        """Returns what a session holds under locks that end before a time, neither settled nor being renewed."""
         return [
             each
             for each in self._deliveries.values()

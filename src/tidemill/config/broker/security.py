@@ -1,4 +1,4 @@
-"""How each listener is secured: TLS, SASL, and what this node logs in with where it dials one.
+"""The security of each listener: TLS, SASL, and the login of this node where it dials one.
 
 A key may be for all listeners (`ssl.client.auth`), for one (`listener.name.external.ssl.client.auth`), or for one
 mechanism of one (`listener.name.external.scram-sha-256.sasl.jaas.config`); the most specific text is in force. Nothing is

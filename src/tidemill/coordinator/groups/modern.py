@@ -1,4 +1,4 @@
-"""What consumer groups (KIP-848) and share groups (KIP-932) have in common (Kafka: ModernGroup).
+"""The common part of consumer groups (KIP-848) and share groups (KIP-932) (Kafka: ModernGroup).
 
 The coordinator computes the assignment of such a group. The *group epoch* grows whenever that must be done again. The
 *assignment epoch* is the group epoch of the target assignment. A *member epoch* is the assignment epoch that a member

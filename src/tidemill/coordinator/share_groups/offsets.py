@@ -1,4 +1,4 @@
-"""What administrators do to the state of a share group, and what becomes of initialisations.
+"""Handles what administrators do to the state of a share group, and the outcomes of initialisations.
 
 Offsets of a share group are start offsets in the share coordinator. To alter them is to initialise the partitions
 anew, and to delete them is to delete their state; both need a group without members. Where there is state already, a

@@ -1,4 +1,4 @@
-"""Which partitions of a share group have state in the share coordinator (Kafka: ShareGroupStatePartitionMetadata).
+"""The partitions of a share group that have state in the share coordinator (Kafka: ShareGroupStatePartitionMetadata).
 
     a member subscribes                 InitializeShareGroupState is done              offsets are deleted
     ───────────────────▶  initializing  ─────────────────────────────────▶  initialized  ───────────────────▶  deleting

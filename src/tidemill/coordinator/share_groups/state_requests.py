@@ -1,4 +1,4 @@
-"""What the machine of share groups has done in the share coordinators, and what it learns of the outcome.
+"""The requests of the machine of share groups to the share coordinators, and their outcomes.
 
 The machine cannot wait. It returns an effect or a reply with what is to be initialised or deleted. The shell calls the
 share coordinators and reports the outcome as one of the events here.

@@ -1,4 +1,4 @@
-"""What brokers report about the cluster, as values: its topology, and its groups with their committed offsets.
+"""Facts that brokers report about the cluster, as values: its topology, and its groups with their committed offsets.
 
 A fact never changes once it is made, so any number of threads and requests may read it.
 """

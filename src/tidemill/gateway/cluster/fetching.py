@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
         return max(self.position, self.batches[-1][0].next_offset) if self.batches else self.position
 
     def records(self, end: int) -> Iterator[Read]:
-        """Those before `end`."""
+        """Yields the records before `end`."""
         for header, batch in shown_batches(self.batches, self.aborted):
             for record in decoded(self.place, header, batch):
                 if self.position <= record.offset < end:
@@ -69,7 +69,7 @@ class Fetcher:
         return {each.partition_index: each.leader_id for each in found.partitions}
 
     def round(self, positions: Mapping[int, int]) -> dict[int, Chunk]:
-        """Those that answered, which may be none; the first partition of an answer brings at least one batch."""
+        """Returns the partitions that answered; there may be none. The first of an answer has at least one batch."""
         leaders = self.leaders()
         led: dict[int, dict[int, int]] = {}
         for partition, position in positions.items():

@@ -1,1 +1,1 @@
-"""What the console shows: pictures of the cluster, messages, live tails."""
+"""The HTTP API of the console: pictures of the cluster, messages, live tails."""

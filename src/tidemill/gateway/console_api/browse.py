@@ -138,7 +138,7 @@ class _Reading:
         self._shown_bytes = 0
 
     def _readable(self) -> list[int]:
-        """Those that are asked for and have a leader."""
+        """Returns the requested partitions that have a leader."""
         query = self._query
         wanted = sorted(query.positions or self._leaders)
         if query.partition is not None:

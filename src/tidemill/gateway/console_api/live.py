@@ -58,7 +58,7 @@ Events = AsyncGenerator[Event, None]
 
 
 class Streams:
-    """Those that are open."""
+    """The streams that are open."""
 
     def __init__(self) -> None:
         # By the session that opened them; empty for callers without one.

@@ -1,4 +1,4 @@
-"""How a record is shown: where and when it was written, and what a person can make of its bytes.
+"""Shows a record: where and when it was written, and what a person can make of its bytes.
 
 Keys, values and header values are `{"kind": ..., "data": ...}`:
 

@@ -30,7 +30,7 @@ class Rebalances:
     async def newest(
         self, group: str | None, limit: int, visible: Container[str] | None = None
     ) -> dict[str, Any]:
-        """Those of one group, or of all; with `visible`, of these groups only."""
+        """Returns the rebalances of one group, or of all; with `visible`, of these groups only."""
         path = "/rebalances" + (f"?group={quote(group, safe='')}" if group else "")
         answers = await get_all(self._settings, path)
         unknown = [url for url in answers if url not in self._broker_ids]

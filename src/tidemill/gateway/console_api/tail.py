@@ -1,4 +1,4 @@
-"""What is written to a topic from now on, as server-sent events.
+"""Streams the records that are written to a topic from now on, as server-sent events.
 
 A tail reads without waiting, at most ten times a second, and less often the longer a reading takes (`_SHARE` of its
 time). So it holds neither a thread of the backend nor the broker's loop. An event has at most `_ITEMS_MAX` records. Of

@@ -1,4 +1,4 @@
-"""How a route declares itself, and the OpenAPI 3.1 document made of that.
+"""The declarations of routes, and the OpenAPI 3.1 document made of them.
 
 A part of the API (`rest_v3`, `rest_v2`, ...) makes one `Part` and declares each operation where it is written:
 

@@ -113,12 +113,15 @@ class Sessions:
                 del self._by_owner[session.owner]
 
     def revoke_all(self, owner: str) -> None:
-        """Those of a user whose password is no longer good."""
+        """Ends the sessions of a user whose password is no longer good."""
         for session_id in list(self._by_owner.get(owner, ())):
             self.revoke(session_id)
 
     def expire(self, now_s: float) -> list[Session]:
-        """Those that are over, which are dropped. Both tables have the first to go at the front, so few are looked at."""
+        """Drops and returns the sessions that are over.
+
+        Both tables have the first to go at the front, so few are looked at.
+        """
         over: list[Session] = []
         for table, is_over in ((self._sessions, self._is_idle), (self._opened, self._is_old)):
             while table and len(over) < _EXPIRED_AT_ONCE:

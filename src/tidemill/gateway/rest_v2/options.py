@@ -1,4 +1,4 @@
-"""What a caller may set for a consumer instance: `InstanceOptions`, by the names that Kafka's consumers have for it.
+"""The options of a consumer instance (`InstanceOptions`), by the names that Kafka's consumers have for them.
 
 Numbers and booleans may be strings, as in REST Proxy's examples. What is wrong, or not an option, is refused by its
 name (42204).

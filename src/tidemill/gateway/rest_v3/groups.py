@@ -347,7 +347,7 @@ async def get_lag_summary(request: Request) -> Response:
 
 
 async def _lags_of(cluster: ClusterLinks, request: Request) -> tuple[str, list[PartitionLag]]:
-    """Those that are known."""
+    """Returns the group and the lags that are known."""
     group_id: str = request.path_params["consumer_group_id"]
 
     def call(admins: Admins) -> list[PartitionLag]:

@@ -1,4 +1,4 @@
-"""When the offsets of a batch are committed: the whole difference between the three guarantees.
+"""Commits the offsets of batches. When it does so is the whole difference between the three guarantees.
 
 | | offsets are committed | a crash in the middle of a batch |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Where a consumer stands in each of its partitions: seeking, pausing, lag.
+"""The positions of a consumer in its partitions: seeking, pausing, lag.
 
 `assigned` is what this member has. A seek before the first assignment applies to the partitions of that assignment.
 Partitions of other members, and their positions, are not affected. Later a seek is for what it has then.

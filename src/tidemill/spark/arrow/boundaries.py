@@ -1,4 +1,4 @@
-"""Where each record of many batches begins.
+"""Finds the start of each record in many batches.
 
 A record's length is its first varint, so the next one's place is known only when this one has been looked at. This is
 the single part of decoding that is sequential, and a loop over records would cost more than all the rest. So it is

@@ -1,4 +1,4 @@
-"""What a pipeline is: a module of this package with the members of `Pipeline`, one command each.
+"""The pipelines: each is a module of this package with the members of `Pipeline`, and one command.
 
 `tidemill pipeline run NAME` parses the pipeline's own options together with those that all have (see `connecting`),
 makes a session, and calls `run`. Meanwhile it shows what `run` passes to `Progress`. In the end it prints the `Summary`

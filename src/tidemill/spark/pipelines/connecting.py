@@ -1,4 +1,4 @@
-"""How a pipeline reaches the cluster: the options that all pipelines have, and what is checked before any job starts.
+"""Connects a pipeline to the cluster: the options that all pipelines have, and what is checked before any job starts.
 
 A missing topic, or a broker that does not answer, is reported before Spark plans anything. A topic that is written
 to is created when it is missing, with as many partitions as the one that is read.

@@ -1,4 +1,4 @@
-"""How far a pipeline is, in the form that the command displays.
+"""Reports how far a pipeline is, in the form that the command displays.
 
 `Progress` turns what Spark reports into a `Status` and passes that to the display. It shows the progress of a streaming
 query (`follow`), the tasks done of batch jobs (`jobs`), or what the pipeline itself counts (`show`). It owns no thread

@@ -1,4 +1,5 @@
-"""What all pipelines from topics to a topic share: a streaming query whose source and sink are `format("tidemill")`.
+"""The common part of pipelines from topics to a topic: a streaming query whose source and sink are
+`format("tidemill")`.
 
 The query reads what there is and ends (Trigger.AvailableNow), or goes on until Ctrl-C with --continuous. Its checkpoint
 decides where the next run goes on, and the sink commits each task's records in a transaction. So readers with

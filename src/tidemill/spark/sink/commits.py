@@ -1,4 +1,4 @@
-"""What a query has decided: one record for each query, in a topic of its own.
+"""The decisions of queries: one record for each query, in a topic of its own.
 
 A batch is committed by its record here; the transactions that it names are ended after that. The topic
 `_tidemill_spark_commits` is compacted: the last record of a query is the one that counts. A record says

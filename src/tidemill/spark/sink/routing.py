@@ -1,4 +1,4 @@
-"""Which partition each row goes to, and the rows of each partition, in their order.
+"""Chooses the partition of each row, and gives the rows of each partition in their order.
 
 The column `partition` decides where it is not null; then the key, by the hash that the Java client uses. Rows without
 either share one partition for each batch of rows, the next one each time. So batches of records stay large and

@@ -1,4 +1,4 @@
-"""Which offsets a query reads: places named by a user become ranges of offsets, and ranges become shares of tasks.
+"""The offsets that a query reads: places named by a user become ranges of offsets, and ranges become shares of tasks.
 
 Offsets travel as Spark's Kafka source has them, `{"topic":{"0":12}}`, where 12 is the next offset to read. In what a user
 writes, -2 stands for the earliest offset and -1 for the latest. Who names offsets or timestamps names every partition of

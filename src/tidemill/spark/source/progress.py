@@ -1,4 +1,4 @@
-"""What must outlive a call: the offsets at which a stream began, and the group that shows how far it is.
+"""The state of a stream that outlives a call: the offsets at which it began, and the group that shows how far it is.
 
 **The initial offsets.** Spark requests them when it plans the first batch and when it runs that batch. It does so
 again, in another process, when it repeats that batch after a crash. "Latest" is another offset each time, so what was

@@ -75,7 +75,7 @@ def plan_files(options: SourceOptions) -> list[Work]:
 
 
 def _topics_that_hide(cluster: Cluster, names: set[str]) -> set[str]:
-    """Those whose files hold delayed records that wait, which only the broker leaves out; or may hold them."""
+    """Returns the topics whose files may hold delayed records that wait. Only the broker leaves these out."""
     # The module loads all definitions of settings, which few queries need.
     from tidemill.config import DELAYS_ENABLE
 

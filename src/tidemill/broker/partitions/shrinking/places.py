@@ -1,4 +1,4 @@
-"""Where the records are stored that producers send to a partition (decision 18)."""
+"""Finds the partition that stores what producers send to a partition (decision 18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decommissioned partitions are empty, so that they can be removed (decision 18)."""
+"""Finds decommissioned partitions that are empty, so that they can be removed (decision 18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connections may use the APIs that nodes have for each other.
+"""Decides which connections may use the APIs that nodes have for each other.
 
 A listener that authenticates its peers serves those that log in as a node or a super user. Without authentication,
 controller listeners serve every peer that reaches them. A lone node has one listener for all peers: there

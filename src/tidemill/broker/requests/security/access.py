@@ -1,4 +1,4 @@
-"""What the peer of one request may do, and the audit log of the answers.
+"""Authorises the peer of one request, and writes the audit log of the answers.
 
 Every decision that refuses something leaves one line at INFO, every other one at DEBUG, in the logger `tidemill.authorizer`.
 Names come from clients: what could end a line or pretend to be another one is escaped.

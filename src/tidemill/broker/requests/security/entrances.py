@@ -1,4 +1,4 @@
-"""What stands before each listener: its TLS, its gate for logins, and how a certificate becomes a principal."""
+"""The entrance of each listener: its TLS, its gate for logins, and the mapping of certificates to principals."""
 
 from __future__ import annotations
 

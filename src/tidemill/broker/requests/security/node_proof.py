@@ -1,4 +1,4 @@
-"""What shows that a connection is that of a node of this cluster: its login, or the address from which it comes.
+"""Proves that a connection is that of a node of this cluster: by its login, or by the address from which it comes.
 
 Where a listener authenticates its peers, the principal decides. Elsewhere a request speaks for a node, and the metadata
 says where that node is. What this proves, and what it does not, is in docs/decisions/0010. Two things rest on it: whether a

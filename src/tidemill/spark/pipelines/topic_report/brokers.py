@@ -1,4 +1,4 @@
-"""What the brokers tell for a report: which offsets there are, sizes on disk, settings, and who is how far behind.
+"""Gets from the brokers what a report shows: offsets, sizes on disk, settings, and the lag of groups.
 
 Nothing here reads a record. A broker that does not tell its sizes is no failure: the report says so and does without.
 """

@@ -1,4 +1,4 @@
-"""When a disk fills up, from what was written per hour or day, and how little is known about it.
+"""Forecasts when a disk fills up, from what was written per hour or day, and how uncertain that is.
 
 The rate is the mean of complete buckets of time, with the 80 % interval of that mean. Neighbouring hours resemble each
 other, so they count for less than as many independent ones (their first autocorrelation says by how much). A topic grows

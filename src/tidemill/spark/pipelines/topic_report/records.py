@@ -1,4 +1,4 @@
-"""What the records tell for a report, by one Spark job: records and bytes by partition, hour and key.
+"""Counts records and bytes by partition, hour and key for a report, in one Spark job.
 
 A read may cover evenly spread pieces of each partition only; counts are then scaled up by the part that was read.
 Records by hour cannot be had from pieces, so they come from the brokers' time indexes instead (`hours_by_offsets`).
