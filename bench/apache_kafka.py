@@ -1,10 +1,10 @@
 """Starts Apache Kafka beside Tidemill, to measure against and to compare answers with.
 
-The jars come from Maven Central through `bench/kafka/pom.xml`, once, into `bench/kafka/target/jars`. A
-cluster of `nodes` processes runs in KRaft combined mode (each node broker and controller) with Kafka's
-defaults, the heap and collector of Kafka's own start script, and only those settings that one machine forces
-on it: listeners, directories, internal topics replicated no further than there are nodes. Ports are chosen
-here, because a controller's port is written into the storage directory before its process starts.
+The jars come from Maven Central through `bench/kafka/pom.xml`, once, into `bench/kafka/target/jars`. A cluster of
+`nodes` processes runs in KRaft combined mode (each node broker and controller). It has Kafka's defaults, and the heap
+and collector of Kafka's own start script. One machine forces only a few settings on it: listeners, directories,
+internal topics replicated no further than there are nodes. Ports are chosen here, because a controller's port is
+written into the storage directory before its process starts.
 
     reason = ApacheKafka.available()          # None, or one line that says what is missing
     with ApacheKafka(data_dir, overrides={"num.partitions": "3"}) as kafka:

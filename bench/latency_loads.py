@@ -1,9 +1,8 @@
 """Loads at a steady rate that time every message, from the moment it was due to its ack or its arrival.
 
-The rate is open loop: what is due is sent whether or not earlier messages were acknowledged, with at most
-five requests in flight (the limit of Kafka's own producer); what becomes due meanwhile shares the next
-request. Nothing lingers. With `is_end_to_end` a consumer reads the topic at the same time, in the same
-process, so that one clock times both ends.
+The rate is open loop: what is due is sent whether or not earlier messages were acknowledged. At most five requests are
+in flight (the limit of Kafka's own producer); what becomes due meanwhile shares the next request. Nothing lingers. With
+`is_end_to_end` a consumer reads the topic at the same time, in the same process, so that one clock times both ends.
 """
 
 from __future__ import annotations

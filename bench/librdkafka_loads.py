@@ -1,8 +1,7 @@
 """Loads from librdkafka, the C client under confluent-kafka, as applications use it.
 
-Throughput loads run a tight loop without per-message callbacks: reports of failed deliveries are still
-collected, and the log end offset is checked against the number of messages afterwards, so a loss cannot
-pass as speed.
+Throughput loads run a tight loop without per-message callbacks. Reports of failed deliveries are still collected, and
+the log end offset is compared with the number of messages afterwards. So a loss cannot pass as speed.
 """
 
 from __future__ import annotations

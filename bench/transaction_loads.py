@@ -1,8 +1,8 @@
 """A transactional producer from librdkafka beside an idempotent one that differs in nothing else.
 
-The transactional one sends as fast as it can and commits whenever `commit_every_ms` have passed since it began: what
-it loses is the wait for its queue to drain and for the coordinator, once a transaction. One record per transaction
-shows the rest: what a transaction costs when it holds almost nothing.
+The transactional one sends as fast as it can and commits whenever `commit_every_ms` have passed since it began. What it
+loses is the wait for its queue to drain and for the coordinator, once a transaction. One record per transaction shows
+the rest: what a transaction costs when it holds almost nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Failover: a leader is killed with `kill -9`, one broker after the other, under a steady producer.
 
-A topic has a partition for each broker, which leads it when its turn comes (a preferred leader election sees to that),
-so that every third kill, about, also hits the active controller, the worst case. Two things are timed from the kill:
-until a leader takes a write with acks=all from a probe that tries every 20 ms, which is the time without a
-writable leader; and until the producer hears the first ack of a message that it sent after the kill (and that also
-from the last ack before), which is what an application sees. The killed broker is started again, and when all replicas
-are in sync the next round begins. In the end everything is read back: each acknowledged message has to be there, once,
-in order.
+A topic has a partition for each broker, which leads it when its turn comes (a preferred leader election sees to that).
+So about every third kill also hits the active controller, the worst case. Two things are timed from the kill. The first
+is the time without a writable leader: until a leader takes a write with acks=all from a probe that tries every 20 ms.
+The second is what an application sees: until the producer gets the first ack of a message that it sent after the kill.
+That is also timed from the last ack before. The killed broker is started again, and when all replicas are in sync the
+next round begins. In the end everything is read back: each acknowledged message has to be there, once, in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Produce loads with acks=all that also time acks: from librdkafka as applications send, and from canned frames.
 
-From librdkafka one message in `SAMPLE` is timed, from `produce()` to its delivery report, so that the client does
-not spend its time on reports; its queue is short, because under full load a message waits for as long as the
-queue takes. A canned frame is timed from its sending to its answer, with a fixed number in flight.
+From librdkafka one message in `SAMPLE` is timed, from `produce()` to its delivery report, so that the client does not
+spend its time on reports. Its queue is short, because under full load a message waits for as long as the queue takes. A
+canned frame is timed from its sending to its answer, with a fixed number in flight.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Requests and answers as plain dicts, encoded by `kio` so that no code of Tidemill judges itself.
 
-A request is written once for all versions of its API, in kio's field names: `encode` drops the fields that
-a version does not have and fills in those that were not given. A name that no version knows is a mistake in
-the script and raises. `decode` turns an answer into dicts, lists and scalars; error codes become
-`NAME(code)`.
+A request is written once for all versions of its API, in kio's field names. `encode` drops the fields that a version
+does not have and fills in those that were not given. A name that no version knows is a mistake in the script and
+raises. `decode` turns an answer into dicts, lists and scalars; error codes become `NAME(code)`.
 """
 
 from __future__ import annotations
