@@ -21,6 +21,7 @@ from tidemill.coordinator.groups.classic import ClassicGroup
 from tidemill.coordinator.groups.group import EVENTS_PER_GROUP_MAX, TopicsChanged
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.groups import (
+    ConsumerProtocolSubscription,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
     SyncGroupRequestAssignment,
@@ -107,6 +108,31 @@ def test_failure_22_a_commit_that_overlaps_a_rebalance_leaves_the_group_able_to_
     assert answer_of(world, "a", sync).error_code == 0
     assert commit(world, 2, member_id=again.member_id, generation=again.generation_id) == 0
     assert fetch(world) == 2
+
+
+def subscription(*topics: str) -> list[JoinGroupRequestProtocol]:
+    metadata = b"\x00\x00" + encode(ConsumerProtocolSubscription(topics=list(topics)), 0)
+    return [JoinGroupRequestProtocol(name="range", metadata=metadata)]
+
+
+def test_a_group_rebalances_when_a_topic_that_it_reads_loses_partitions() -> None:
+    world = World()
+    world.topics.create("t", 2)
+    world.ask("a", join_request(protocols=subscription("t")), 3)
+    world.advance(world.config.group_initial_rebalance_delay_ms * 2)
+    ((_, joined),) = world.take_answers()
+    assert isinstance(joined, JoinGroupResponse)
+    assert answer_of(world, "a", sync_request(joined, assignments=[])).error_code == 0
+    # Topics that it does not read, and partitions that are added, are none of its business.
+    world.tell(TopicsChanged(frozenset({"u"}), removed={"u": frozenset({1})}))
+    world.tell(TopicsChanged(frozenset({"t"})))
+    assert heartbeat(world, "a", joined.member_id, joined.generation_id) == ErrorCode.NONE
+    world.tell(TopicsChanged(frozenset({"t"}), removed={"t": frozenset({1})}))
+    error = heartbeat(world, "a", joined.member_id, joined.generation_id)
+    assert error == ErrorCode.REBALANCE_IN_PROGRESS
+    request = join_request(member_id=joined.member_id, protocols=subscription("t"))
+    assert answer_of(world, "a", request).generation_id == joined.generation_id + 1
+    assert "t has fewer partitions" in world.groups.events_of("g")[-1].cause
 
 
 def calls_for_members(count: int) -> int:

@@ -186,7 +186,7 @@ class ConsumerGroupProtocol(Migration):
             )
         return describe_group(group, self.topics, self.assignors[0])
 
-    def topics_changed(self, change: TopicsChanged, _steady_ms: int) -> Decision:
+    def topics_changed(self, change: TopicsChanged) -> None:
         """Note changed topics. The next heartbeat in each group decides whether its assignment must change."""
         names = sorted(change.names.union(change.deleted))
         for group in self.registry.groups.values():
@@ -198,7 +198,6 @@ class ConsumerGroupProtocol(Migration):
                 group.changed_topics.update(
                     dict.fromkeys(name for name in names if group.subscribes_to(name))
                 )
-        return Decision()
 
 
 def _updated(

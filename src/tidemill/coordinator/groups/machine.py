@@ -317,10 +317,10 @@ class Groups:
         written += self.offsets.partitions_removed(change.removed)
         if self.share is not None:
             written += self.share.topics_changed(change)
-        if self.consumer is None:
-            return Decision(written, None)
-        regrouped = self.consumer.topics_changed(change, steady_ms)
-        return replace(regrouped, records=[*written, *regrouped.records], reply=None)
+        if self.consumer is not None:
+            self.consumer.topics_changed(change)
+        rebalanced = self.classic.rebalance_readers_of(change.removed, steady_ms)
+        return replace(rebalanced, records=[*written, *rebalanced.records], reply=None)
 
     # Lists and descriptions.
 

@@ -12,7 +12,7 @@ cannot send heartbeats yet, so its first join may wait for a limited time only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tidemill.coordinator.groups.classic import ClassicGroup, ClassicState
 from tidemill.coordinator.groups.classic_member import ClassicMember
@@ -66,6 +66,22 @@ class Rebalances:
             return None
         out = Outcome()
         self.prepare(out, group, cause, steady_ms)
+        return out.decision()
+
+    def rebalance_readers_of(self, removed: Iterable[str], steady_ms: int) -> Decision:
+        """Start a rebalance of each group that reads one of these topics, which have lost partitions.
+
+        Some clients watch for new partitions only. Without a new generation such a member keeps its position in a partition
+        that is gone, and continues there in the next partition with that number: it would skip records.
+        """
+        out = Outcome()
+        topics = sorted(removed)
+        for group in self._groups.values() if topics else ():
+            if not isinstance(group, ClassicGroup) or group.is_empty or group.is_preparing:
+                continue
+            topic = next((each for each in topics if group.subscribes_to(each)), None)
+            if topic is not None:
+                self.prepare(out, group, f"{topic} has fewer partitions", steady_ms)
         return out.decision()
 
     def release(self, group: ClassicGroup, error: ErrorCode) -> list[Answer]:
