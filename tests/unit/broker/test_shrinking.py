@@ -230,6 +230,18 @@ def test_a_sequence_goes_on_from_the_decommissioned_log_and_back(world: World) -
     assert (ends(world, 0), ends(world, 1)) == ([4, 4, 4], [3, 3, 3])
 
 
+def test_a_leader_knows_what_others_store_before_its_first_batch_comes(world: World) -> None:
+    """Otherwise it would refuse that batch for now, and some clients cannot repeat one in order."""
+    shrink(world)
+    world.settle()
+    assert send(world, 1, 0) == STORED
+    take_back(world)
+    world.settle()
+    answers = [ask(world, 1, sequence) for sequence in (0, 1)]
+    world.until(lambda: all(answer.is_there for answer in answers), "the answers")
+    assert [(produced(each).error_code, produced(each).base_offset) for each in answers] == [STORED, (0, 1)]
+
+
 def test_a_retry_is_found_by_a_new_leader_of_the_partition_that_stores(world: World) -> None:
     """Followers know the partition that the producer named."""
     assert send(world, 1, 0) == (ErrorCode.NONE, 1)

@@ -162,6 +162,8 @@ class Partition:
         self.leader_id, self.leader_epoch = image.leader, image.leader_epoch
         if self.log is not None and image.leader == self._host.broker_id:
             self.leadership.lead(self.log, image)
+            if is_new_epoch:
+                self.appender.began_to_lead()
         else:
             self._stop_leading()
         self.delivery.update()

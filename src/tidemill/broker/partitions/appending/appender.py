@@ -159,6 +159,11 @@ class Appender:
     def is_decommissioned(self) -> bool:
         return self.passing_on is not None
 
+    def began_to_lead(self) -> None:
+        """Ask early what other partitions store for this one. The first batch is refused until they have answered."""
+        if self._elsewhere is not None:
+            self._elsewhere.ask()
+
     def resigned(self) -> None:
         """This broker stopped leading: what coordinators verified here is void."""
         self._guards.clear()
@@ -395,10 +400,8 @@ class Appender:
 
     def _not_storing(self, named: int) -> tuple[ErrorCode, str]:
         """One of two brokers does not know yet that the number of partitions has changed."""
-        return (
-            ErrorCode.NOT_LEADER_OR_FOLLOWER,
-            f"{self._name} does not store what is sent to partition {named}",
-        )
+        reason = f"{self._name} does not store what is sent to partition {named}"
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER, reason
 
     def _appended(self, log: Log, size: int) -> None:
         if self._leadership.commits_at_once:
