@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -80,15 +81,31 @@ def test_produced_value_above_the_threshold_is_consumed_from_the_store(
         cli("consume", scans, *store, "--format", "{key}={value} {headers}\n").ok
         == "k=small \nk=a larger value \n"
     )
-    raw = cli("consume", scans, "--format", "{value}\n")
-    assert raw.out == "small\n\n"
-    assert raw.err == "payloads of this topic are in an object store; --large-payloads STORE prints them\n"
     (listed,) = cli("claims", "list", scans, "--json").json
     assert (listed["topic"], listed["partition"], listed["offset"], listed["size"]) == (scans, 0, 1, 14)
+    raw = cli("consume", scans, "--format", "{value}\n")
+    assert raw.out == f"small\n(a claim: the payload of 14 bytes is at {listed['uri']})\n"
+    assert raw.err == "payloads of this topic are in an object store; --large-payloads STORE prints them\n"
+    # The JSON of a record can be produced again: it stays a claim.
+    copied = json.loads(cli("consume", scans, "--json").out.splitlines()[1])
+    assert (copied["value"], len(copied["headers"])) == ("", 3)
     assert cli("claims", "list", scans).ok.startswith("TOPIC")
     assert cli("claims", "verify", scans, "--store", str(root), "--full").ok == (
         f"1 claim of {scans} checked, 0 problems found\n"
     )
+
+
+def test_dead_letter_with_a_claim_says_where_its_payload_is(
+    cli: Run, scans: str, put: Callable[..., Claim], refer: Callable[..., None]
+) -> None:
+    claim = put(b"x" * 100)
+    refer(scans, claim)
+    shown = cli("dead-letters", "show", scans, "--offset", "0").ok
+    assert f"value: (a claim: the payload of 100 bytes is at {claim.uri})\n" in shown
+    broken = Claim("s3://elsewhere", 5, "no hash")
+    refer(scans, broken)
+    shown = cli("dead-letters", "show", scans, "--offset", "1").ok
+    assert f"value: (a claim that cannot be resolved: {scans}-0 at offset 1: " in shown
 
 
 def test_verify_names_missing_torn_and_forged_claims_and_fails(

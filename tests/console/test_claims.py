@@ -44,6 +44,7 @@ def test_a_claim_says_where_its_payload_is_and_loads_it_on_demand(
     publish(kafka, topic, "scan", claim)
     console.go(f"topics/{topic}/messages")
     rows = console.rows(f"Messages of {topic}")
+    expect(rows.first).to_contain_text("claim: 78.1 KB in an object store")
     rows.first.click()
     note = console.page.locator(".cut-note")
     expect(note).to_contain_text(f"The payload is in an object store: {claim.uri}")
@@ -65,3 +66,15 @@ def test_a_claim_whose_object_is_gone_is_named_where_it_is_opened(
     console.expected_messages.append("409")
     console.button("Load the whole value").click()
     expect(console.page.locator(".problem")).to_contain_text(f"{topic}-0 at offset 0: {claim.uri} is gone")
+
+
+def test_a_claim_that_does_not_parse_is_named_and_not_shown_as_empty(
+    console: ConsolePage, kafka: Broker, topic: str
+) -> None:
+    make_topic(kafka, topic)
+    publish(kafka, topic, "scan", Claim("s3://elsewhere", 5, "no hash"))
+    console.go(f"topics/{topic}/messages")
+    rows = console.rows(f"Messages of {topic}")
+    expect(rows.first).to_contain_text("claim that cannot be resolved")
+    rows.first.click()
+    expect(console.page.locator(".cut-note")).to_contain_text(f"{topic}-0 at offset 0: the header")

@@ -128,6 +128,17 @@ def parse_claim(
     return Claim(found[URI_HEADER], int(found[SIZE_HEADER]), found[SHA256_HEADER])
 
 
+def shown_claim(
+    value: bytes | memoryview | None, headers: Sequence[tuple[str, Text | None]], place: Place
+) -> str | None:
+    """The line that stands for the value where people read it; None for a record whose value is its own."""
+    try:
+        claim = parse_claim(value, headers, place)
+    except ClaimInvalid as error:
+        return f"(a claim that cannot be resolved: {error})"
+    return None if claim is None else f"(a claim: the payload of {claim.size} bytes is at {claim.uri})"
+
+
 def claimed_bytes(
     value: bytes | memoryview | None, headers: Iterable[tuple[str, Text | None]], place: Place
 ) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidemill.claims.claim import Claim
+from tidemill.claims.errors import ClaimUnresolved
 from tidemill.errors import ConfigError, StorageError
 from tidemill.spark.arrow.decode import SCHEMA
 from tidemill.spark.source import archive as archives
@@ -196,3 +198,22 @@ def test_a_root_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
             Archive(root)
     assert Archive(f"file://{tmp_path}").manifest(TP) is None
     assert Archive(str(tmp_path / "not there")).topics() == []
+
+
+def test_a_claim_is_refused_where_only_its_empty_value_would_be_seen(tmp_path: Path) -> None:
+    claim = Claim(f"s3://bucket/orders/2026-11-17/{'ab' * 32}", 5, "ab" * 32)
+    stored = rows([1, 2, 3]).to_pylist()
+    # An empty value of its own, with other headers; then a claim.
+    stored[0] |= {"value": b"", "headers": [{"key": "note", "value": b"tidemill-claim-uri"}]}
+    stored[2] |= {
+        "value": b"",
+        "headers": [{"key": name, "value": content} for name, content in claim.headers()],
+    }
+    archive = Archive(str(tmp_path))
+    chunk = archive.write_chunk(TP, 0, 4, [pa.RecordBatch.from_pylist(stored, schema=SCHEMA)])
+    archive.commit(archive.claim(TP, "id", "me"), [chunk])
+    with pytest.raises(ClaimUnresolved, match=r"orders\.eu-x_1-3 at offset 3: .*largePayloads.*headers"):
+        read(archive, TP, 0, 4, ["key", "value"])
+    assert len(read(archive, TP, 0, 4, ["value", "headers"])) == 3
+    assert len(read(archive, TP, 0, 4, ["key", "offset"])) == 3
+    assert [row["value"] for row in read(archive, TP, 0, 3, ["value"])] == [b"", b"vv"]

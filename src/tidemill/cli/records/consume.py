@@ -81,7 +81,7 @@ def _consume(arguments: argparse.Namespace) -> int:
         raise UsageError("either --json or --format, not both")
     template = DEFAULT_TEMPLATE if arguments.format is None else arguments.format
     write = json_writer if arguments.json else template_writer(template, is_terminal=sys.stdout.isatty())
-    write = resolving(write, large_payloads_of(arguments))
+    write = resolving(write, large_payloads_of(arguments), is_lossless=arguments.json)
     start = positions.parse_position(arguments.start or "beginning")
     follow = isinstance(start, End) if arguments.follow is None else arguments.follow
     try:

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 from itertools import islice
 
+from tidemill.claims.claim import Place, shown_claim
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import add_verb, add_verbs, connect, natural, positive, print_json
 from tidemill.cli.prompt import confirm
@@ -124,6 +125,10 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(shown)
         return 0
+    letter = found.letter
+    place = Place(arguments.topic, arguments.partition, arguments.offset)
+    if (claim := shown_claim(letter.value, letter.headers, place)) is not None:
+        shown["value"] = claim
     headers = shown.pop("headers")
     assert isinstance(headers, list)
     for name, value in shown.items():

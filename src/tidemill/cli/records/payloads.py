@@ -1,6 +1,7 @@
 """Large payloads of `tidemill produce` and `tidemill consume`: into an object store and back.
 
-Without a store, `consume` prints claims as they are and says once on standard error that there are payloads elsewhere.
+Without a store, `consume` prints where the payload is instead of an empty value, and says once on standard error how to
+get at it. The JSON of a record is lossless: there a claim stays as it is.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tidemill.claims.claim import CLAIM_HEADERS, CLAIM_VALUE, Place, has_claim, parse_claim
+from tidemill.claims.claim import CLAIM_HEADERS, CLAIM_VALUE, Place, has_claim, parse_claim, shown_claim
 from tidemill.claims.large_payloads import THRESHOLD_BYTES, LargePayloads
 from tidemill.cli.options import natural
 from tidemill.cli.records.record_format import BadRecord, NewRecord, Writer
@@ -51,8 +52,8 @@ def stored(large_payloads: LargePayloads | None, topic: str, record: NewRecord) 
     return record._replace(value=CLAIM_VALUE, headers=headers)
 
 
-def resolving(write: Writer, large_payloads: LargePayloads | None) -> Writer:
-    """Writes records with their payloads."""
+def resolving(write: Writer, large_payloads: LargePayloads | None, *, is_lossless: bool) -> Writer:
+    """Writes records with their payloads. A lossless format shows a claim by its headers."""
     is_told = False
 
     def write_resolved(consumed: Consumed) -> bytes:
@@ -60,6 +61,7 @@ def resolving(write: Writer, large_payloads: LargePayloads | None) -> Writer:
         partition, record = consumed
         if not has_claim(record.value, record.headers):
             return write(consumed)
+        place = Place(partition.topic, partition.partition, record.offset)
         if large_payloads is None:
             if not is_told:
                 is_told = True
@@ -67,8 +69,10 @@ def resolving(write: Writer, large_payloads: LargePayloads | None) -> Writer:
                     "payloads of this topic are in an object store; --large-payloads STORE prints them",
                     file=sys.stderr,
                 )
-            return write(consumed)
-        place = Place(partition.topic, partition.partition, record.offset)
+            if is_lossless:
+                return write(consumed)
+            instead = shown_claim(record.value, record.headers, place) or ""
+            return write(Consumed(partition, record._replace(value=instead.encode())))
         claim = parse_claim(record.value, record.headers, place)
         assert claim is not None
         headers = [header for header in record.headers if header.key not in CLAIM_HEADERS]

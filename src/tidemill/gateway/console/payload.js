@@ -1,6 +1,7 @@
 // Keys and values of records as the gateway sends them: {kind, data}. Shown as text, whatever they hold.
 
 import { fill, h } from "./dom.js";
+import { bytes } from "./format.js";
 import { jsonElements, jsonLine, jsonText } from "./json_text.js";
 
 const PREVIEW_CHARACTERS = 300;
@@ -65,6 +66,12 @@ export function textOf({ kind, data }) {
 }
 
 const isBinary = ({ kind, is_binary: isBinaryCut }) => kind === "binary" || isBinaryCut === true;
+
+/** What stands for the value of a record whose payload is in an object store; null for other records. */
+export function claimLine({ claim, value_bytes: size }) {
+  if (!claim) return null;
+  return h("span", { class: "faint" }, claim.uri === null ? "claim that cannot be resolved" : `claim: ${bytes(size)} in an object store`);
+}
 
 /** One line, for a row of a table. */
 export function preview(payload) {

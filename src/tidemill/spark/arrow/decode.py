@@ -159,10 +159,7 @@ class Decoder:
                 continue
             (headers,) = read_headers(buffer, fields.part(np.array([index]))).to_pylist()
             if has_claim(b"", ((each["key"], each["value"]) for each in headers)):
-                raise ClaimUnresolved(
-                    f"{Place(*self._partition, int(offsets[index]))}: the payload is in an object store; name that with the "
-                    "option largePayloads, or read the column headers, which has the claim"
-                )
+                raise unresolved(self._partition, int(offsets[index]))
 
     def _constants(self, count: int) -> tuple[pa.Array, pa.Array]:
         """Topic and partition of so many records, cut from what is kept of earlier calls."""
@@ -171,6 +168,14 @@ class Decoder:
             self._topics = pa.repeat(scalar_of(topic.encode(), pa.string()), count)
             self._partitions = array_of(np.full(count, partition, dtype=np.int32))
         return self._topics[:count], self._partitions[:count]
+
+
+def unresolved(partition: TopicPartition, offset: int) -> ClaimUnresolved:
+    """A query reads values and not headers, and this record's value stands for a payload elsewhere."""
+    return ClaimUnresolved(
+        f"{Place(*partition, offset)}: the payload is in an object store; name that with the "
+        "option largePayloads, or read the column headers, which has the claim"
+    )
 
 
 def _int64(values: Iterable[int]) -> Ints:

@@ -37,10 +37,13 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from tidemill.claims.claim import has_claim
 from tidemill.errors import ConfigError, StorageError, TidemillError
+from tidemill.spark.arrow.decode import unresolved
 from tidemill.spark.source.work import Work
 from tidemill.types import TopicPartition
 
@@ -378,8 +381,23 @@ class ArchiveWork(Work):
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         archive = Archive(self.root)
+        is_blind = "value" in columns and "headers" not in columns
         for chunk in self.chunks:
-            yield from archive.read_chunk(chunk, self.start_offset, self.end_offset, columns)
+            is_checked = not is_blind
+            for batch in archive.read_chunk(chunk, self.start_offset, self.end_offset, columns):
+                if not is_checked and pc.any(pc.equal(pc.binary_length(batch.column("value")), 0)).as_py():
+                    is_checked = True
+                    self._refuse_claims(archive, chunk)
+                yield batch
+
+    def _refuse_claims(self, archive: Archive, chunk: Chunk) -> None:
+        """Refuse an empty value that stands for a payload in an object store: the headers, which say so, are not read."""
+        columns = ("offset", "value", "headers")
+        for batch in archive.read_chunk(chunk, self.start_offset, self.end_offset, columns):
+            empty = batch.filter(pc.equal(pc.binary_length(batch.column("value")), 0))
+            for offset, headers in zip(empty.column("offset"), empty.column("headers"), strict=True):
+                if has_claim(b"", [(each["key"], each["value"]) for each in headers.as_py() or ()]):
+                    raise unresolved(self.partition, offset.as_py())
 
 
 def _file_system(root: str) -> tuple[pafs.FileSystem, str]:

@@ -6,7 +6,7 @@ import { ago, bytes, count, inputTime, nearTime, plural, utc } from "../format.j
 import { bind } from "../keys.js";
 import { live } from "../live.js";
 import { emptyState, problem } from "../parts.js";
-import { preview } from "../payload.js";
+import { claimLine, preview } from "../payload.js";
 import { note } from "../router.js";
 import { DataTable, loadFrom } from "../table.js";
 import { recordPane } from "./record_pane.js";
@@ -111,7 +111,7 @@ class MessageBrowser {
         { id: "offset", label: "Offset", isNumber: true, width: "w-m", cell: (row) => count(row.offset) },
         { id: "time", isMinor: true, label: "Time", width: "w-time", cell: (row) => h("time", { title: `${utc(row.timestamp_ms)}, ${ago(row.timestamp_ms)}` }, nearTime(row.timestamp_ms)) },
         { id: "key", label: "Key", width: "w-key", cell: (row) => preview(row.key) },
-        { id: "value", label: "Value", cell: (row) => preview(row.value) },
+        { id: "value", label: "Value", cell: (row) => claimLine(row) ?? preview(row.value) },
         { id: "size", isMinor: true, isExtra: true, label: "Size", isNumber: true, width: "w-s", cell: (row) => bytes(row.value_bytes) },
       ],
       empty: () => this.#emptyText(),

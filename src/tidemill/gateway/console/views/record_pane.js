@@ -46,6 +46,7 @@ class Part {
     fill(this.element,
       h("div", { class: "part-head" }, h("h3", null, this.#label), h("span", { class: "faint" }, size), h("span", { class: "spring" }), actions),
       this.#isCut && this.#cutNote(),
+      this.#name === "value" && this.#row.claim?.error && h("p", { class: "cut-note" }, `The payload is in an object store, and its claim cannot be resolved: ${this.#row.claim.error}`),
       isNull && this.#name === "key" ? null : block(this.#payload, this.#label));
   }
 
