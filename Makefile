@@ -102,14 +102,14 @@ diff-kafka: $(VENV)/dev.stamp  ## the same requests to Apache Kafka and to Tidem
 diff-acls: $(VENV)/dev.stamp  ## 10,000 random ACLs, principals and requests, to Apache Kafka and to Tidemill: CASES=500 SEED=7
 	@$(BIN)/python -m bench.diff.acls --cases $(or $(CASES),10000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-interop-java: $(VENV)/dev.stamp  ## Kafka's own client and tools (jars from Maven Central) over TLS and SASL, and its share consumers
+interop-java: $(VENV)/dev.stamp  ## Kafka's own client and tools (jars from Maven Central) over TLS and SASL, in share groups, while partitions go and come
 	@$(BIN)/python -m tests.interop.kafka_tools
 	@$(BIN)/python -m pytest tests/interop/test_kafka_tools.py tests/interop/test_security.py tests/interop/test_share_groups.py \
-		tests/interop/test_hidden_records.py -k "java or tools" $(ARGS)
+		tests/interop/test_hidden_records.py tests/interop/test_fewer_partitions_others.py -k "java or tools" $(ARGS)
 
-interop-others: $(VENV)/dev.stamp  ## kafkajs, kafka-go and sarama (npm, Go) read views and topics with delayed records
+interop-others: $(VENV)/dev.stamp  ## kafkajs, kafka-go and sarama (npm, Go): views, delayed records, partitions that go and come
 	@$(BIN)/python -m tests.interop.other_clients
-	@$(BIN)/python -m pytest tests/interop/test_hidden_records.py -k other_languages $(ARGS)
+	@$(BIN)/python -m pytest tests/interop/test_hidden_records.py tests/interop/test_fewer_partitions_others.py -k other_languages $(ARGS)
 
 cluster: $(VENV)/dev.stamp  ## clusters of real processes: kill -9, SIGSTOP, network namespaces (as root), a full disk; SECURED=1: TLS and SCRAM between nodes
 	@TIDEMILL_CLUSTER_SECURED=$(SECURED) $(BIN)/python -m pytest tests/cluster $(ARGS)

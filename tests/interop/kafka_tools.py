@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bench import maven
 
+from tests.interop.other_clients import Conversation
+
 FOLDER = Path(maven.__file__).parent / "kafka_tools"
 LIMIT_S = 120.0
 ACLS = "org.apache.kafka.tools.AclCommand"
@@ -35,6 +37,17 @@ def run_tool(main: str, *arguments: str, stdin: bytes = b"", java: tuple[str, ..
     printed = done.stdout.decode()
     assert done.returncode == 0, f"{main} {arguments}\n{printed}\n{done.stderr.decode()[-3000:]}"
     return printed
+
+
+def start_client(*arguments: str) -> Conversation:
+    """Kafka's own client as a program that talks (others/java/Live.java), with the arguments of `other_clients`.
+
+    A member's last argument is the protocol of its group: classic, consumer or share.
+    """
+    log4j = f"-Dlog4j2.configurationFile={FOLDER / 'log4j2.properties'}"
+    command = ["java", "-Xmx128M", "-XX:TieredStopAtLevel=1", log4j, "-cp", f"{FOLDER}/target/jars/*"]
+    folder = Path(__file__).parent / "others" / "java"
+    return Conversation("Java", [*command, "Live.java", *arguments], folder)
 
 
 def main() -> None:

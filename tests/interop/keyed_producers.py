@@ -18,8 +18,10 @@ import aiokafka
 import confluent_kafka
 
 from tests.brokers import eventually
+from tests.interop import kafka_tools
 from tests.interop.clients import LIMIT_S, ClientError
 from tests.interop.kcat_client import KcatClient
+from tests.interop.other_clients import KAFKA_GO, KAFKAJS, SARAMA, Conversation, Program
 from tidemill.sim.checks.checker import MessageId
 
 with warnings.catch_warnings():
@@ -29,6 +31,8 @@ with warnings.catch_warnings():
 
 ck: Any = confluent_kafka
 METADATA_AGE_MS = 1_000
+# How long a feed may take for what it does at once on a machine that is not busy.
+FEED_LIMIT_S = 120.0
 # Between two rounds over all keys.
 ROUND_S = 0.02
 
@@ -209,7 +213,79 @@ class KcatKeyed(KeyedProducer):
             raise ClientError(-1, told[-2000:])
 
 
+class ProgramKeyed(KeyedProducer):
+    """A program of another language, which a line of its input makes send a record."""
+
+    @classmethod
+    @abstractmethod
+    def start(cls, *arguments: str) -> Conversation: ...
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(bootstrap, topic)
+        self._program = self.start(bootstrap, topic, "feed", str(METADATA_AGE_MS))
+
+    def send(self, key: bytes, value: bytes) -> None:
+        self._program.tell(f"{key.decode()} {value.decode()}")
+
+    def flush(self) -> None:
+        assert self._program.ask("flush") == "flushed"
+
+    def partition_count(self) -> int | None:
+        return int(self._program.ask("partitions"))
+
+    def close(self) -> None:
+        try:
+            self._program.end()
+        finally:
+            self._program.close()
+
+
+class JavaKeyed(ProgramKeyed):
+    name = "Java"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return kafka_tools.missing()
+
+    @classmethod
+    def start(cls, *arguments: str) -> Conversation:
+        return kafka_tools.start_client(*arguments)
+
+
+class OtherKeyed(ProgramKeyed):
+    program: ClassVar[Program]
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return cls.program.missing()
+
+    @classmethod
+    def start(cls, *arguments: str) -> Conversation:
+        return cls.program.start(*arguments)
+
+
+class KafkajsKeyed(OtherKeyed):
+    program = KAFKAJS
+    name = program.name
+
+    def partition_count(self) -> None:
+        """It does not say. What it sends is assigned to partitions at that moment, so it holds nothing back."""
+
+
+class KafkaGoKeyed(OtherKeyed):
+    """The library has no idempotent producer. It repeats nothing here: no connection breaks."""
+
+    program = KAFKA_GO
+    name = program.name
+
+
+class SaramaKeyed(OtherKeyed):
+    program = SARAMA
+    name = program.name
+
+
 PRODUCERS: tuple[type[KeyedProducer], ...] = (ConfluentKeyed, AiokafkaKeyed, KafkaPythonKeyed, KcatKeyed)
+OTHER_PRODUCERS: tuple[type[KeyedProducer], ...] = (KafkajsKeyed, KafkaGoKeyed, SaramaKeyed)
 
 
 class Feed:
@@ -246,12 +322,12 @@ class Feed:
             assert self.failure is None, f"{self.name}: {self.failure!r}"
             return self.rounds >= wanted
 
-        eventually(is_reached, f"{rounds} more rounds of {self.name}")
+        eventually(is_reached, f"{rounds} more rounds of {self.name}", FEED_LIMIT_S)
 
     def pause(self) -> None:
         """Returns when everything that was sent has been acknowledged."""
         self._is_to_pause.set()
-        assert self._is_paused.wait(LIMIT_S), f"{self.name} does not come to rest"
+        assert self._is_paused.wait(FEED_LIMIT_S), f"{self.name} does not come to rest"
 
     def resume(self) -> None:
         self._is_paused.clear()
@@ -262,13 +338,15 @@ class Feed:
         producer = self._producer
         assert producer is not None
         eventually(
-            lambda: producer.partition_count() in (None, count), f"{self.name} knows of {count} partitions"
+            lambda: producer.partition_count() in (None, count),
+            f"{self.name} knows of {count} partitions",
+            FEED_LIMIT_S,
         )
 
     def stop(self) -> None:
         self._is_stopping.set()
         self._is_to_pause.clear()
-        self._thread.join(2 * LIMIT_S)
+        self._thread.join(FEED_LIMIT_S)
         assert not self._thread.is_alive(), f"{self.name} did not close"
         assert self.failure is None, f"{self.name}: {self.failure!r}"
 

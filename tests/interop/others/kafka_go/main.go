@@ -1,4 +1,4 @@
-// Reads records with segmentio/kafka-go. See other_clients.py for its arguments.
+// Reads and writes records with segmentio/kafka-go. See other_clients.py for its arguments.
 package main
 
 import (
@@ -14,6 +14,14 @@ import (
 
 func main() {
 	bootstrap, topic, mode, name := os.Args[1], os.Args[2], os.Args[3], os.Args[4]
+	switch mode {
+	case "feed":
+		feed(bootstrap, topic, milliseconds(name))
+		return
+	case "follow":
+		follow(bootstrap, topic, name, milliseconds(os.Args[5]))
+		return
+	}
 	count, err := strconv.Atoi(os.Args[5])
 	if err != nil {
 		log.Fatal(err)
@@ -48,4 +56,12 @@ func main() {
 	if err := reader.Close(); err != nil {
 		log.Fatal(err)
 	}
+}
+
+func milliseconds(text string) time.Duration {
+	number, err := strconv.Atoi(text)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return time.Duration(number) * time.Millisecond
 }

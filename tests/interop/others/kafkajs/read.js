@@ -1,4 +1,4 @@
-// Reads records with kafkajs. See other_clients.py for its arguments.
+// Reads and writes records with kafkajs. See other_clients.py for its arguments.
 
 const { Kafka, logLevel } = require("kafkajs");
 
@@ -36,7 +36,8 @@ async function main() {
   await consumer.disconnect();
 }
 
-main().catch((error) => {
+if (mode === "feed" || mode === "follow") require("./live.js");
+else main().catch((error) => {
   console.error(error);
   process.exit(1);
 });

@@ -1,4 +1,4 @@
-// Reads records with IBM/sarama. See other_clients.py for its arguments.
+// Reads and writes records with IBM/sarama. See other_clients.py for its arguments.
 package main
 
 import (
@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/IBM/sarama"
 )
@@ -38,6 +39,14 @@ func (h *handler) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama
 
 func main() {
 	bootstrap, topic, mode, name := []string{os.Args[1]}, os.Args[2], os.Args[3], os.Args[4]
+	switch mode {
+	case "feed":
+		feed(bootstrap, topic, milliseconds(name))
+		return
+	case "follow":
+		follow(bootstrap, topic, name, milliseconds(os.Args[5]))
+		return
+	}
 	count, err := strconv.Atoi(os.Args[5])
 	check(err)
 	config := sarama.NewConfig()
@@ -78,4 +87,10 @@ func check(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
+}
+
+func milliseconds(text string) time.Duration {
+	number, err := strconv.Atoi(text)
+	check(err)
+	return time.Duration(number) * time.Millisecond
 }
