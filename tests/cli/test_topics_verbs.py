@@ -119,5 +119,15 @@ def test_shrink_says_what_is_left_in_decommissioned_partitions(
 
 def test_shrink_to_a_number_that_cannot_be(cli: Run, topic: str) -> None:
     cli("topics", "create", topic, "--partitions", "4")
-    for number, reason in (("4", "are not fewer"), ("3", "does not divide")):
+    for number, reason in (("4", "are not fewer"), ("8", "are not fewer"), ("3", "does not divide")):
         assert reason in cli("topics", "shrink", topic, "--partitions", number).error
+    none = cli("topics", "shrink", topic, "--partitions", "0")
+    assert (none.code, "--partitions" in none.err) == (2, True)
+    assert cli("topics", "shrink", topic, "--partitions", "3", "--unkeyed").code == 0
+
+
+def test_shrink_of_a_topic_that_keeps_its_records_for_ever_says_what_that_means(cli: Run, topic: str) -> None:
+    cli("topics", "create", topic, "--partitions", "2", "--config", "retention.ms=-1").check()
+    out = cli("topics", "shrink", topic, "--partitions", "1").out
+    assert f"{topic} keeps its records for ever (retention.ms=-1): these partitions stay" in out
+    assert f"tidemill topics delete-records {topic} --partition N --before end" in out

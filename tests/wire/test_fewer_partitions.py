@@ -158,6 +158,29 @@ def test_transaction_across_a_shrink_ends_everywhere(
     eventually(lambda: stored(1) == everything, "the ends of all transactions")
 
 
+@pytest.mark.parametrize("produce_version", [11, 12])
+def test_retry_in_a_transaction_across_a_shrink_is_found_where_it_was_stored(
+    connection: Connection, orders: str, produce_version: int
+) -> None:
+    producer = Producer(connection, f"{orders}-{produce_version}", produce_version)
+    producer.init()
+    before = producer.batch(b"a")
+    assert producer.send(orders, b"a", partition=3) == 0
+    shrink(connection, orders, 2)
+    after = producer.batch(b"b")
+    assert producer.send(orders, b"b", partition=3) == 0
+    # Both come again within their transaction, as if their answers had been lost.
+    for again in (before, after):
+        assert producer.send_batch(orders, again, 3).error_code == 0
+    assert producer.end(commit=True) == 0
+
+    def stored(partition: int) -> list[str]:
+        return kinds(fetch(connection, orders, partition=partition))
+
+    eventually(lambda: stored(3) == ["old", "a", "commit"], "the end of the transaction where it began")
+    eventually(lambda: stored(1) == ["old", "b", "commit"], "the end of the transaction where it went on")
+
+
 def test_partitions_disappear_in_descending_order_and_stale_producers_are_served(
     connection: Connection, target: RunningBroker, orders: str
 ) -> None:
@@ -177,6 +200,10 @@ def test_partitions_disappear_in_descending_order_and_stale_producers_are_served
     assert connection.produce(orders, batch(b"c", sequence=2), partition=3).error_code == 0
     assert connection.produce(orders, encode([b"d"]), partition=4).error_code == UNKNOWN_TOPIC_OR_PARTITION
     assert values(target, orders, 1) == [b"old", b"b", b"c"]
+    # A consumer with the same metadata learns that the partition is gone.
+    stale = connection.fetch(orders, 1, partition=3)
+    assert stale.error_code == UNKNOWN_TOPIC_OR_PARTITION
+    assert connection.list_offset(orders, -1, partition=3).error_code == UNKNOWN_TOPIC_OR_PARTITION
     grown = connection.request(
         "create_partitions", 3, topics=[{"name": orders, "count": 4}], timeout=20_000, validate_only=False
     )
