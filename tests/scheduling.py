@@ -6,7 +6,7 @@ differ from xdist's own order:
 * The files that use the Spark session are one unit. A session is a JVM that needs a minute to get warm, and three of them
   would share two cores.
 * The console's tests are one unit, with one browser, broker and gateway: to start them costs as much as two tests.
-* Each test of the simulator is a unit. These files are long and have no fixtures that their tests could share.
+* Each test of the simulator and of the docs is a unit. These files are long and have no fixtures that tests could share.
 * Folders whose tests start processes come first, and plain unit tests last. Otherwise the slowest files, which have few
   tests, would begin when everything else is done, and one worker would run alone at the end.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 SPARK_SESSION = "tests/spark"
 CONSOLE = "tests/console"
-SIMULATOR = "tests/sim"
+APART = ("tests/sim", "tests/docs")
 # Files in tests/spark that start drivers of their own, or need no Spark.
 _WITHOUT_SESSION = {
     "test_declarative.py",
@@ -48,9 +48,9 @@ _SLOWEST_FIRST = (
 
 
 def unit_of(node_id: str) -> str:
-    """The unit that one worker runs without interruption: a file, a test of the simulator, or a whole folder."""
+    """The unit that one worker runs without interruption: a file, one test of a folder in `APART`, or a whole folder."""
     path = PurePosixPath(node_id.partition("::")[0])
-    if path.parent.as_posix() == SIMULATOR:
+    if path.parent.as_posix() in APART:
         return node_id
     if path.parent.as_posix() == CONSOLE:
         return CONSOLE

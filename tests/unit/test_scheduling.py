@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.scheduling import (
     _SLOWEST_FIRST,
     _WITHOUT_SESSION,
+    APART,
     CONSOLE,
-    SIMULATOR,
     SPARK_SESSION,
     rank_of,
     repeated_id,
@@ -39,15 +39,15 @@ def test_files_of_the_console_are_one_unit() -> None:
     )
 
 
-def test_each_test_of_the_simulator_is_a_unit() -> None:
-    first, second = f"{SIMULATOR}/test_world.py::test_x[1]", f"{SIMULATOR}/test_world.py::test_x[a::b]"
-    assert unit_of(first) == first
-    assert unit_of(second) == second
+def test_tests_of_some_folders_are_units_of_their_own() -> None:
+    for test in ("tests/sim/test_world.py::test_x[1]", "tests/docs/test_snippets.py::test_x[a/b::c]"):
+        assert unit_of(test) == test
 
 
-def test_no_file_of_the_simulator_has_fixtures_to_share() -> None:
-    for path in (TESTS.parent / SIMULATOR).glob("*.py"):
-        assert not re.search(r"fixture\([^)]*scope=", path.read_text()), path.name
+def test_no_file_whose_tests_are_apart_has_fixtures_to_share() -> None:
+    for folder in APART:
+        for path in (TESTS.parent / folder).glob("*.py"):
+            assert not re.search(r"fixture\([^)]*scope=", path.read_text()), path.name
 
 
 def test_slow_folders_come_first_and_unit_tests_last() -> None:
