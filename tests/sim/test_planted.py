@@ -61,6 +61,13 @@ _LONG = {
     "nothing is delivered after an election",
     "answered before it is durable",
     "records are given up one delivery early",
+    "joins the ISR when it is behind",
+    "releases are not counted",
+    "a new coordinator reads only snapshots",
+    "the backoff does not grow",
+    "runs are joined whatever their dictionaries are",
+    "a record is taken for the one before it",
+    "what did not fit is skipped",
     *(bug.name for bug in SHRINKING_BUGS),
 }
 # Those whose course waits longest for what does not come.

@@ -334,7 +334,13 @@ def _replica(stage: Stage) -> tuple[Machine, Partition] | None:
     return None
 
 
-@pytest.mark.parametrize("skew_s", [3_590, -3_590], ids=["clock ahead", "clock behind"])
+@pytest.mark.parametrize(
+    "skew_s",
+    [
+        pytest.param(3_590, id="clock ahead"),
+        pytest.param(-3_590, id="clock behind", marks=pytest.mark.long),
+    ],
+)
 def test_failure_28_an_hour_between_the_clocks_of_two_coordinators_keeps_no_transaction_open(
     skew_s: int,
 ) -> None:
