@@ -30,7 +30,7 @@ Hidden set-up is a comment of its own, and runs like a block:
     from confluent_kafka import Producer
     -->
 
-The folder that the snippets run in is the reader's, `tidemill` and `python` are those of the tests, and addresses and
+The folder that the snippets run in is the reader's. `tidemill` and `python` are those of the tests. Addresses and
 folders that a page names are replaced by real ones. Everything that was started is ended with the reader.
 """
 

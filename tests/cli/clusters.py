@@ -1,7 +1,8 @@
 """Starts clusters for the commands under test with the command for it: `tidemill cluster start`.
 
-`RunningCluster` is a cluster that somebody else started: with `TIDEMILL_CLUSTER_BOOTSTRAP=host:port,host:port,host:port`,
-the tests that only speak the protocol run against that one, which is how their expectations are proved against Apache Kafka.
+`RunningCluster` is a cluster that was started elsewhere. With
+`TIDEMILL_CLUSTER_BOOTSTRAP=host:port,host:port,host:port`, the tests that only speak the protocol run against that one.
+So their expectations are proved against Apache Kafka.
 """
 
 from __future__ import annotations

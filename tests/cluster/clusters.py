@@ -4,8 +4,8 @@
 starts them again by their id. What it knows of the cluster it asks over the wire. When a test fails inside its `with`
 block, the ends of the nodes' logs are printed.
 
-Ports have to be in the files before anybody listens, so they are chosen here: at a loopback address that belongs to this
-process alone, where nobody else takes them meanwhile.
+Ports have to be in the files before a broker listens, so they are chosen here: at a loopback address that belongs to
+this process alone. No other process takes them meanwhile.
 
 With `TIDEMILL_CLUSTER_OF=apache-kafka` the same files start Apache Kafka. That is how the tests are proved. With
 `TIDEMILL_CLUSTER_SECURED=1` (`make cluster SECURED=1`) nodes reach each other over TLS with SCRAM; clients, which are the

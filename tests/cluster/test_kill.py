@@ -1,9 +1,9 @@
 """Rounds of `kill -9` under load: what was acked under `flush.messages=1` is there, what is there is whole.
 
-Each round starts a broker on the data of the last one, lets several producers write until a seeded number of acks is
-reached, kills the broker at that moment, and reads the partition's files with a parser of the test's own. The next
-broker then recovers and must serve exactly what the rules allow: every acked batch at its acked offset, no gap, no
-damaged batch, nothing that was never sent. Five rounds by default; `TIDEMILL_KILL_ROUNDS=200` for the long run.
+Each round starts a broker on the data of the last one. Several producers write until a seeded number of acks is
+reached. Then the broker is killed, and the test reads the partition's files with a parser of its own. The next broker
+then recovers and must serve exactly what the rules allow: every acked batch at its acked offset, no gap, no damaged
+batch, nothing that was never sent. Five rounds by default; `TIDEMILL_KILL_ROUNDS=200` for the long run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A broker's storage without the broker: what `broker/partitions/replicas.py` does with a data directory, in the same order.
 
-`Store` writes down in a `History` what it is about to do and what is done, so that the survivor of a crash can be judged
-by `judge`: every synced byte is there, the surviving batches are a prefix of the appended ones, and all derived state
+`Store` writes down in a `History` what it is about to do and what is done. `judge` compares the survivor of a crash
+with that. Every synced byte is there, and the surviving batches are a prefix of the appended ones. All derived state
 (indexes, producers, transactions, epochs) equals a simple replay of the surviving batches.
 """
 

@@ -1,7 +1,8 @@
 """Stop a compaction at every disk operation: afterwards the log is as before it or as after it.
 
-Cleaned segments come in one by one, so "before or after" holds for each of them; for the whole log it means: each record
-is one that was there before, everything that the cleaning keeps is there, and a reader's table of last values is the same.
+Cleaned segments come in one by one, so "before or after" holds for each of them. For the whole log it means three
+things. Each record is one that was there before, everything that the cleaning keeps is there, and a reader's table of
+last values is the same.
 """
 
 from __future__ import annotations

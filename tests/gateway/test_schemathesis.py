@@ -1,7 +1,7 @@
 """The API against its own OpenAPI document: schemathesis makes requests of it, valid and not, and judges the answers.
 
-All of schemathesis' checks are on. One is told what it cannot know: a request that fits the schema may still be refused by
-the cluster (a topic that exists already, a setting that is read-only), which is a 400 with the code 40002 and nothing else.
+All of schemathesis' checks are on. One exception is declared to it. The cluster may refuse a request that fits the
+schema (a topic that exists already, a setting that is read-only). That is a 400 with the code 40002 and nothing else.
 
 `TIDEMILL_SCHEMATHESIS_EXAMPLES=200 pytest tests/gateway/test_schemathesis.py` searches longer.
 """

@@ -1,7 +1,7 @@
 """Random filters with a meaning of their own, and random records for them.
 
-A drawn filter is its text and a dumb function over a decoded record, so that nothing of the parser or the matcher is
-needed to know what it should keep. Names and values come from small sets, so that filters match now and then.
+A drawn filter is its text and a dumb function over a decoded record. So neither the parser nor the matcher is needed to
+know what it should keep. Names and values come from small sets, so that filters match now and then.
 """
 
 from __future__ import annotations

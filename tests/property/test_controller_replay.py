@@ -1,8 +1,8 @@
 """A replay of the metadata log gives the live image, after any history.
 
 A random life of a cluster is lived twice: by the controller, record by record as decisions are made, and by an
-observer that reads the encoded log in batches of another size. Both must end with the same image, and so must a
-snapshot of it.
+observer. The observer reads the encoded log in batches of another size. Both must end with the same image, and so must
+a snapshot of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random histories of transactions that commit offsets of the same two partitions.
 
-Commits inside and outside of transactions, markers, deletions and expiry come in any order, writes fail, and the coordinator
-moves. After every step the offsets are those that the ledger reads off the log, who asks for stable offsets is sent away
-exactly while one is pending, and a machine that knows only the log up to there is the same.
+Commits inside and outside of transactions, markers, deletions and expiry come in any order, writes fail, and the
+coordinator moves. After every step the offsets are those that the ledger reads from the log. A request for stable
+offsets is refused exactly while one is pending. A machine that knows only the log up to there is the same.
 """
 
 from __future__ import annotations

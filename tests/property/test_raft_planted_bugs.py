@@ -1,7 +1,7 @@
 """The simulated quorum bites: each of these bugs, put into the production code from outside, is found.
 
-A bug counts as found when an invariant breaks, when the machine or its log stops on an assertion of its own, or
-when the quorum does not recover after the faults. `seeds` is how many, from 0 on, may be needed; most need one.
+A bug counts as found when an invariant breaks, or when the machine or its log stops on an assertion of its own. It also
+counts when the quorum does not recover after the faults. `seeds` is how many, from 0 on, may be needed; most need one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Share state against dumb twins: merging offset by offset, and random histories of the machine.
 
-After every step the machine equals one that replays the log from where it was pruned, and no state that was answered is
+After every step the machine equals one that replays the log from where it was pruned. No state that was answered is
 lost, however the requests are repeated, delayed and mixed with failovers.
 """
 

@@ -1,9 +1,10 @@
 """Random histories of transactional ids: the live state equals a replay, and every confirmed decision is carried out.
 
-Clients of both kinds (those that end with a bumped epoch, and older ones) initialize, take transactions over, add partitions
-and end, also with producers that they were before; time passes, writes fail, commits are held back, the coordinator moves
-and loses what was not committed. After every step the machine agrees with itself (`World` checks that) and with a machine
-rebuilt from the log. The responses to clients are kept here and compared with the decisions in the log.
+Clients of both kinds (those that end with a bumped epoch, and older ones) initialize, take transactions over, add
+partitions and end, also with their former producers. Time passes, writes fail, and commits are held back. The
+coordinator moves and loses what was not committed. After every step the machine agrees with itself (`World` checks
+that) and with a machine rebuilt from the log. The responses to clients are kept here and compared with the decisions in
+the log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A groups machine that knows the consumer protocol, and consumers that behave as KIP-848 requires.
 
-A `Consumer` holds what the coordinator gave it: it gives partitions up as soon as it hears that it must, says so in its next
-heartbeat, and drops everything when it is fenced. A response can get lost on its way.
+A `Consumer` holds what the coordinator gave it. It gives partitions up as soon as a response revokes them, says so in
+its next heartbeat, and drops everything when it is fenced. A response can get lost on its way.
 """
 
 from __future__ import annotations

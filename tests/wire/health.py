@@ -1,5 +1,5 @@
-"""What must hold after every kind of bad input: the broker serves, in the same process, in bounded memory, and has
-logged no more than a line for each connection it closed.
+"""Checks what must hold after every kind of bad input. The broker serves, in the same process and in bounded memory. It
+has logged no more than a line for each connection it closed.
 """
 
 from __future__ import annotations

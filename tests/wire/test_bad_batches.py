@@ -1,5 +1,5 @@
-"""Batches that a producer should never send: each is refused with the error that Apache Kafka gives, nothing of it is
-stored, and the next good batch on the same connection gets the next offset.
+"""Batches that a producer should never send. Each is refused with the error that Apache Kafka gives, and nothing of it
+is stored. The next good batch on the same connection gets the next offset.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whole transactions by hand: what producers, coordinators and consumers send each other, in every version that matters.
 
-`OLD` clients add their partitions themselves and keep an epoch for as long as they live; `NEW` ones leave the adding to
+`OLD` clients add their partitions themselves and keep an epoch for as long as they live. `NEW` ones leave the adding to
 the broker and get a new epoch with each transaction (KIP-890).
 """
 

@@ -1,7 +1,7 @@
 """Several brokers' `Replicas`, with their fetch and produce handlers, on virtual time; the test is their controller.
 
-Each broker is a loop, a simulated disk and a `Replicas`. The world keeps the one image and hands every change to every
-broker that is up; AlterPartition requests are applied as the controller would, unless the test refuses or holds them.
+Each broker is a loop, a simulated disk and a `Replicas`. The world keeps the one image and passes every change to every
+broker that is up. AlterPartition requests are applied as the controller would, unless the test refuses or holds them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DescribeConfigs: values, sources, synonyms.
 
-A topic and a broker were also described by Apache Kafka 4.3 with the same settings; what they show agrees, apart
-from `min.insync.replicas`, which Kafka sets for all brokers because of its eligible leader replicas.
+Apache Kafka 4.3 also described a topic and a broker with the same settings, and the two agree. The exception is
+`min.insync.replicas`, which Kafka sets for all brokers because of its eligible leader replicas.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Says whether brokers stay well while they are attacked.
 
 An innocent client's round trips go on throughout. Findings are: a process that ended, more memory than the bound, a log
-entry at ERROR or with a traceback, a round trip that failed and, where a bound is given, a p99 of round trips that is not
-below it. `report` gives the times and the memory seen.
+entry at ERROR or with a traceback, a round trip that failed. Where a bound is given, a p99 of round trips that is not
+below it is one too. `report` gives the times and the memory seen.
 """
 
 from __future__ import annotations
