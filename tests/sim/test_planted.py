@@ -6,6 +6,7 @@ Each is looked for in the seeds from 0 on, up to the number that its entry state
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests.sim.planted_two_phase import TWO_PHASE_BUGS
 from tests.sim.planted_views import VIEW_BUGS, VIEW_COURSES
 from tidemill.sim.world import World
 
+ROOT = Path(__file__).resolve().parents[2]
 # Those that take the most simulated time to be found.
 _LONG = {
     "a new leader shows everything",
@@ -100,22 +102,19 @@ def _as_course_parameter(bug: Bug, course: Callable[[], None]) -> object:
     return pytest.param(bug, course, id=bug.name, marks=marks)
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        _as_parameter(bug)
-        for bug in (
-            *BUGS,
-            *TRANSACTION_BUGS,
-            *TWO_PHASE_BUGS,
-            *VIEW_BUGS,
-            *DELAY_BUGS,
-            *GUARD_BUGS,
-            *SHARE_BUGS,
-            *SHRINKING_BUGS,
-        )
-    ],
+FOUND_BY_SEEDS: tuple[Bug, ...] = (
+    *BUGS,
+    *TRANSACTION_BUGS,
+    *TWO_PHASE_BUGS,
+    *VIEW_BUGS,
+    *DELAY_BUGS,
+    *GUARD_BUGS,
+    *SHARE_BUGS,
+    *SHRINKING_BUGS,
 )
+
+
+@pytest.mark.parametrize("bug", [_as_parameter(bug) for bug in FOUND_BY_SEEDS])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     # The likeliest first: what a seed leads to changes with every change of the code.
     seeds = sorted(range(bug.seeds), key=lambda seed: seed != bug.found_in)
@@ -193,3 +192,15 @@ SCRIPTED: tuple[tuple[Bug, Callable[[], None]], ...] = (
 def test_a_planted_bug_is_found_by_its_course(bug: Bug, course: Callable[[], None]) -> None:
     with planted(bug), pytest.raises(AssertionError):
         course()
+
+
+def test_pages_state_how_many_bugs_are_planted() -> None:
+    seeds = {bug.name: bug.seeds for bug in FOUND_BY_SEEDS}
+    at_once = sum(count <= 5 for count in seeds.values())
+    others = {bug.name for bug, _ in SCRIPTED} - seeds.keys()
+    count = len(seeds) + len(others)
+    proved = " ".join((ROOT / "docs/proved.md").read_text().split())
+    assert f"plants {count} bugs" in proved
+    assert f"The first five seeds find {at_once} of them, more seeds {len(seeds) - at_once}," in proved
+    assert f"scripted courses of events the other {len(others)}." in proved
+    assert f"- {count} bugs are planted" in (ROOT / "README.md").read_text()
