@@ -1,9 +1,10 @@
 """A cleaning or an indexing in a process of its own. Both parse records in Python, which in the broker's process takes the
 loop's time.
 
-The parent starts `python -m tidemill.broker.disk.cleaning_process`, writes one pickled plan to its stdin and reads pickled
-outcomes from its stdout: one of a cleaning, and one of each index as soon as it is there. The process lives for one plan, so
-that an idle broker pays nothing for it. Both ends are this program, and nothing else can write to the pipes.
+The parent starts `python -m tidemill.broker.disk.cleaning_process`, writes one pickled plan to its stdin and reads
+pickled outcomes from its stdout. There is one of a cleaning, and one of each index as soon as it is there. The process
+lives for one plan, so that an idle broker pays nothing for it. Both ends are this program, and nothing else can write
+to the pipes.
 
 The child ends when its stdin does: a broker that was killed leaves no process behind that still writes to its folders.
 """

@@ -5,8 +5,8 @@ What needs no broker is checked when Spark asks for the schema, that is at `load
 
 A batch is planned once: where each partition starts and ends, cut into tasks. A task of Python costs 50 ms before it
 reads a record, so partitions are not cut unless `minPartitions` or `maxRecordsPerPartition` says so. There is no
-`pushFilters`. Spark keeps the tasks that were planned under a filter for as long as the DataFrame lives, and a later
-query without one would read no more than those (seen in PySpark 4.3).
+`pushFilters`. Spark keeps the tasks that were planned under a filter for as long as the DataFrame lives. A later query
+without one would read no more than those (seen in PySpark 4.3).
 
 A stream is driven by one process for each run of the query. `latestOffset` decides how far the next batch goes, within
 the limits of a trigger; `partitions` makes it tasks. Spark's checkpoint is the truth about progress. What becomes of
