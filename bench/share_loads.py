@@ -372,6 +372,8 @@ class Fairness(Load):
     def run(self) -> Metrics:
         begin_earliest(self.bootstrap, self.group)
         tally = Tally(self.members, self.messages)
+        # What a member has not acknowledged when it leaves goes to those that still fetch, and would be counted twice.
+        leaving = threading.Barrier(self.members)
         work = self._confluent if self.is_confluent else self._sdk
 
         def fill_later() -> None:
@@ -381,15 +383,17 @@ class Fairness(Load):
 
         filling = threading.Thread(target=fill_later, daemon=True)
         filling.start()
-        tally.run(lambda number: work(tally, number))
+        tally.run(lambda number: work(tally, number, leaving))
         filling.join()
+        if sum(tally.counts) != self.messages:
+            raise RequestFailedError(f"{sum(tally.counts)} deliveries of {self.messages} records")
         return {
             "fewest": min(tally.counts),
             "most": max(tally.counts),
             "without_work": tally.counts.count(0),
         }
 
-    def _sdk(self, tally: Tally, number: int) -> None:
+    def _sdk(self, tally: Tally, number: int, leaving: threading.Barrier) -> None:
         consumer = ShareConsumer(Cluster(self.bootstrap), self.group, [self.topic], capacity=10)
         while not tally.is_done:
             delivery = consumer.take(0.2)
@@ -398,12 +402,14 @@ class Fairness(Load):
             time.sleep(self.work_s)
             consumer.acknowledge(delivery, Acknowledge.ACCEPT)
             tally.add(number, 1)
+        leaving.wait(SILENCE_S)
         consumer.close()
 
-    def _confluent(self, tally: Tally, number: int) -> None:
+    def _confluent(self, tally: Tally, number: int, leaving: threading.Barrier) -> None:
         from confluent_kafka import ShareConsumer as Confluent
 
         consumer = Confluent({"bootstrap.servers": self.bootstrap, "group.id": self.group})
         consumer.subscribe([self.topic])
         _poll_on(consumer, tally, number, self.work_s)
+        leaving.wait(SILENCE_S)
         consumer.close()
