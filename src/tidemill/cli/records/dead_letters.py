@@ -131,8 +131,10 @@ def _show(arguments: argparse.Namespace) -> int:
         shown["value"] = claim
     headers = shown.pop("headers")
     assert isinstance(headers, list)
+    shown["replayed"] = "yes" if shown.pop("is_replayed") else "no"
     for name, value in shown.items():
-        print(f"{name.replace('_', ' ')}: {'' if value is None else value}")
+        if value is not None:
+            print(f"{name.replace('_', ' ')}: {value}")
     for header in headers:
         print(f"header {header['name']}: {header['value']}")
     return 0
