@@ -14,7 +14,7 @@ from typing import Self
 Metrics = dict[str, float]
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]
 
 
@@ -45,7 +45,7 @@ def rss_mb(pid: int) -> float:
 def _of_children(pid: int, measure: Callable[[int], float]) -> float:
     """The sum over the children, without those that end meanwhile."""
     total = 0.0
-    for child in _children(pid):
+    for child in children(pid):
         with contextlib.suppress(OSError):  # no such file, process or clock
             total += measure(child)
     return total

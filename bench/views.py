@@ -1,7 +1,7 @@
 """Reading a part of a topic: through a view, and by a client that reads the source and filters for itself.
 
 The source has segments of 16 MB and batches of 16 KB. Matching records are spread evenly, or stand together at the
-beginning. The case waits until the broker has built the indexes of the sealed segments, and reports what they cost.
+beginning. The case waits until the broker has built the indexes, and reports what they cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.connection import (
 from bench.frames import produce_request
 from bench.librdkafka_loads import CONSUMER_SETTINGS
 from bench.load import Load, measure
-from bench.processes import Meter, Metrics, cpu_seconds
+from bench.processes import Meter, Metrics, children, cpu_seconds
 from bench.raw_loads import send_pipelined
 
 BATCH_BYTES = 16 * KB
@@ -148,7 +148,8 @@ class Fill(Load):
         while time.monotonic() < deadline_s:
             time.sleep(IDLE_S)
             before_s, used_s = used_s, sum(map(cpu_seconds, self.broker_pids))
-            if used_s - before_s < IDLE_CPU_S:
+            # On a busy machine a process that builds indexes may use little time.
+            if used_s - before_s < IDLE_CPU_S and not any(map(children, self.broker_pids)):
                 return
         raise RequestFailedError(f"the broker still works after {IDLE_LIMIT_S:.0f} s")
 

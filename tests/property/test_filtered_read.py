@@ -10,7 +10,7 @@ import pytest
 from tests.poisoned import POISONED
 from tests.unit.log import compacted
 from tests.unit.log.batches import T0, append, small_segments
-from tests.unit.log.indexed import check_indexes, index_sealed_segments
+from tests.unit.log.indexed import check_indexes, index_in_parts, index_sealed_segments
 from tidemill.broker.partitions.delayed_operations import DelayedOperations
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.errors import StorageError
@@ -125,6 +125,15 @@ def everything(log: Log) -> bytes:
     return b"".join(bytes(batch) for segment in log.segments for _, _, batch in segment.batches())
 
 
+def index_some(disk: SimulatedDisk, log: Log, random: Random) -> None:
+    """Segments with an index, with indexes of parts of them, and without."""
+    for segment in log.segments:
+        if random.random() < 0.7:
+            index_in_parts(disk, segment, random)
+    if random.random() < 0.5:
+        index_sealed_segments(disk, log)
+
+
 @pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_shows_what_a_dumb_filter_shows(seed: int, is_indexed: bool, short_runs: None) -> None:
@@ -134,7 +143,7 @@ def test_shows_what_a_dumb_filter_shows(seed: int, is_indexed: bool, short_runs:
     fill(log, random)
     skipping = None
     if is_indexed:
-        index_sealed_segments(disk, log)
+        index_some(disk, log, random)
         skipping = Skipping(PROBE, TagIndexes(disk, random.choice((0, ALL))))
     offset = random.randrange(log.log_end_offset)
     expected = [record for record in shown(everything(log)) if keeps(record.key) and record.offset >= offset]
@@ -172,7 +181,7 @@ def test_a_read_with_indexes_returns_the_same_bytes_as_one_without(seed: int, sh
         return joined(read.result()), read.next_offset
 
     expected = found(None)
-    index_sealed_segments(disk, log)
+    index_some(disk, log, random)
     assert found(Skipping(PROBE, TagIndexes(disk))) == expected
 
 

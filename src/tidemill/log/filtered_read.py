@@ -5,8 +5,9 @@ and last offset, producer, sequence numbers, transactional flag, timestamps and 
 batches stay. A run of batches without any record left is skipped. Only at the end of the result one empty batch
 covers it, so that the reader's position gets past it.
 
-A sealed segment may have a tag index, which says where the records are that match. Batches without any are skipped
-without a look at them, and in others the records that match are not searched for. Control batches still come.
+A sealed segment may have a tag index, and the active one indexes of its parts. They say where the records are that match.
+Batches without any are skipped without a look at them, and in others the records that match are not searched for. Control
+batches still come.
 
 `filtered_batches.py` writes the batches. Those that follow each other are one part of the result.
 
@@ -27,7 +28,7 @@ from tidemill.log.log import Log
 from tidemill.log.segments.dictionaries import Probe
 from tidemill.log.segments.segment import Segment, can_hold
 from tidemill.log.segments.tag_index import Found, Piece, TagIndex
-from tidemill.log.segments.tag_index_files import TagIndexes
+from tidemill.log.segments.tag_index_files import Covering, TagIndexes
 from tidemill.protocol.record_walk import RawRecord, holds_record, records_in_steps
 from tidemill.protocol.records import (
     COMPRESSION_MASK,
@@ -202,38 +203,41 @@ class FilteredRead:
         return segments[max(0, number)]
 
     def _look_through(self, segment: Segment, end_offset: int, scan_bytes_max: int) -> Steps[int]:
-        """Look through one segment."""
-        index: TagIndex | None = None
-        skipping = self._skipping
-        if skipping is not None and segment.tag_index_key is not None:
+        """Look through one segment, or through the part of it that has an index."""
+        covering: Covering | None = None
+        skipping, position = self._skipping, segment.locate(self.next_offset)
+        if skipping is not None and (segment.tag_index_key is not None or position < segment.tag_index_end):
             yield None
-            index = yield from skipping.indexes.of(segment)
+            covering = yield from skipping.indexes.at(segment, position)
             if self.log.removals != self._removals:
                 return 0
-        position, size = segment.locate(self.next_offset), segment.size
-        if skipping is None or index is None:
+        if skipping is None or covering is None:
+            end_position = segment.size
             scanned_bytes, is_through = yield from self._look_at(
-                segment, position, size, end_offset, scan_bytes_max
+                segment, position, end_position, end_offset, scan_bytes_max
             )
         else:
+            end_position = covering.end_position
             scanned_bytes, is_through = yield from self._look_at_pieces(
-                segment, index, skipping, position, end_offset, scan_bytes_max
+                segment, covering, skipping, position, end_offset, scan_bytes_max
             )
-        if is_through:
+            if is_through:
+                self._skip_to(min(covering.tag_index.next_offset, end_offset))
+        if is_through and end_position == segment.size:
             self._step_over_gap(segment, end_offset)
         return scanned_bytes
 
     def _look_at_pieces(
         self,
         segment: Segment,
-        index: TagIndex,
+        covering: Covering,
         skipping: Skipping,
         position: int,
         end_offset: int,
         scan_bytes_max: int,
     ) -> Steps[tuple[int, bool]]:
-        """As `_look_at`, to the end of a sealed segment, for the batches that its index does not exclude."""
-        scanned_bytes, size = 0, segment.size
+        """As `_look_at`, to the end of what an index covers, for the batches that it does not exclude."""
+        scanned_bytes, (index, size) = 0, covering
         while position < size:
             piece: Piece | None
             if (

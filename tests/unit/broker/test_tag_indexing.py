@@ -16,6 +16,7 @@ from tests.unit.log.indexed import check_indexes, index_files
 from tidemill.broker.disk.cleaning_process import index_in_process
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
+from tidemill.broker.partitions.upkeep import tag_indexing
 from tidemill.broker.partitions.upkeep.tag_indexing import Finished, TagIndexer
 from tidemill.errors import StorageError
 from tidemill.log.files import DiskFiles, Files
@@ -25,6 +26,7 @@ from tidemill.log.segments.tag_index_files import Indexing, write_index, write_i
 from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
 
+NO_PARTS = 1 << 40
 TOPIC_ID = bytes(15) + b"\x01"
 
 
@@ -36,6 +38,7 @@ class Broker:
         self.shown: list[Partition] = []
         self.during_work: Callable[[], object] = lambda: None
         self.indexer = TagIndexer(files, lambda: self.shown, self._run_blocking)
+        self.indexer._part_bytes_at_rest = NO_PARTS
 
     # What a partition needs of its broker, none of which indexing uses.
     syncer = None
@@ -206,3 +209,44 @@ async def test_indexes_of_a_process_are_used_one_by_one_and_what_it_died_of_is_l
         pass
     assert order == [each.base_offset for each in (newest, deadly, damaged, good)]
     assert index_files(disk, log.folder) == [good.base_offset, newest.base_offset]
+
+
+async def test_active_segment_is_indexed_in_parts_when_it_rests_or_has_grown_by_much(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(disk)
+    broker.indexer._part_bytes_at_rest = 1
+    log = broker.add("t")
+    append(log, batch(1))
+    active = log.active
+    assert not await broker.indexer.index_newest(), "it may grow"
+    assert await broker.indexer.index_newest(), "it rested"
+    first_end = active.tag_index_end
+    assert first_end == active.size
+    assert not await broker.indexer.index_newest()
+    append(log, batch(1))
+    assert not await broker.indexer.index_newest()
+    monkeypatch.setattr(tag_indexing, "_PART_BYTES", 1)
+    append(log, batch(1))
+    assert await broker.indexer.index_newest(), "it has grown by so much"
+    assert first_end < active.tag_index_end == active.size
+    monkeypatch.undo()
+    fill(log, 1)
+    while await broker.indexer.index_newest():
+        pass
+    assert log.segments[0] is active
+    assert active.tag_index_part_at(0) is None, "the index of the sealed segment is in their place"
+    assert active.tag_index_key is not None
+
+
+async def test_part_of_a_log_that_was_cut_meanwhile_is_dropped(disk: SimulatedDisk) -> None:
+    broker = Broker(disk)
+    broker.indexer._part_bytes_at_rest = 1
+    log = broker.add("t")
+    append(log, batch(1))
+    append(log, batch(1))
+    assert not await broker.indexer.index_newest()
+    broker.during_work = lambda: log.truncate_to(1)
+    assert await broker.indexer.index_newest()
+    assert log.active.tag_index_end == 0
+    assert not [name for name in disk.list(log.folder) if TAG_INDEX in name]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from tidemill.log.files import Files
 from tidemill.log.log import Log
-from tidemill.log.segments.segment import TAG_INDEX, read_batches
+from tidemill.log.segments.segment import TAG_INDEX, Segment, read_batches
 from tidemill.log.segments.tag_index import TagIndex, build
 from tidemill.log.segments.tag_index_files import Indexing, write_index
 
@@ -17,6 +19,21 @@ def index_sealed_segments(files: Files, log: Log) -> int:
             indexing = Indexing.of(segment)
             write_index(files, indexing)
             segment.take_tag_index(indexing.path)
+            count += 1
+    return count
+
+
+def index_in_parts(files: Files, segment: Segment, random: Random) -> int:
+    """Index the first batches of a segment in parts of random size. Returns how many parts that were."""
+    count = 0
+    for position, header, _ in list(segment.batches()):
+        end_position = position + header.size
+        if random.random() < 0.05:
+            break
+        if random.random() < 0.4:
+            indexing = Indexing.of_next_part(segment)._replace(segment_size=end_position)
+            write_index(files, indexing)
+            segment.take_tag_index_part(indexing.path, indexing.start_position, end_position)
             count += 1
     return count
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.log.batches import T0, append, small_segments
 from tests.unit.log.compacted import compact, open_log, put, seal, topic_config
-from tests.unit.log.indexed import check_indexes, index_files, index_sealed_segments
+from tests.unit.log.indexed import check_indexes, index_files, index_in_parts, index_sealed_segments
 from tidemill.filters.language import parse
 from tidemill.filters.matching import compile_filter
 from tidemill.log.files import FileSlice
@@ -126,6 +126,43 @@ def test_log_that_was_cut_and_filled_anew_is_searched_by_its_new_batches(
     assert [segment.size for segment in log.segments] == sizes, "otherwise no old index would fit"
     assert shown_keys(disk, log, "key = 'n'") == [b"n"] * cut_at
     assert shown_keys(disk, log, "key = 'y'") == [b"y"] * (end_offset - cut_at)
+
+
+@pytest.mark.parametrize("end", ["truncation", "sealed index", "retention", "restart"])
+def test_indexes_of_parts_go_with_their_batches(disk: SimulatedDisk, end: str) -> None:
+    log = new_log(disk)
+    fill(log, 2)
+    active = log.active
+    assert index_in_parts(disk, active, Random(2)) > 0
+    assert active.tag_index_part_at(0) is not None
+    while log.active is active:
+        fill(log, 1)
+    if end == "truncation":
+        log.truncate_to(1)
+    elif end == "sealed index":
+        assert index_sealed_segments(disk, log) == 1
+    elif end == "retention":
+        for path in log.move_start(log.active.base_offset):
+            disk.remove(path)
+    else:
+        log.release()
+        log = Log(disk, FOLDER, log.config, wall_ms=T0)
+    assert active.tag_index_part_at(0) is None or end == "restart"
+    assert check_indexes(disk, log) == (end == "sealed index")
+
+
+def test_parts_of_the_active_segment_are_searched(disk: SimulatedDisk) -> None:
+    log = new_log(disk)
+    fill(log, 1, b"y")
+    fill(log, 1)
+    assert index_in_parts(disk, log.active, Random(2)) > 0
+    fill(log, 1, b"y")
+    assert len(log.segments) == 1
+    assert shown_keys(disk, log, "key = 'y'") == [b"y", b"y"]
+    log.truncate_to(1)
+    fill(log, 2, b"z", leader_epoch=1)
+    assert shown_keys(disk, log, "key = 'y'") == [b"y"]
+    assert shown_keys(disk, log, "key = 'z'") == [b"z", b"z"]
 
 
 def test_restart_at_removes_all(disk: SimulatedDisk, log: Log) -> None:
@@ -281,19 +318,19 @@ def test_a_wrong_index_is_not_used_and_removed(
     segment = log.segments[1]
     spoil(disk, segment.path_of(TAG_INDEX))
     indexes = TagIndexes(disk)
-    assert run_steps(indexes.of(segment)) is None
+    assert run_steps(indexes.at(segment, 0)) is None
     assert segment.tag_index_key is None
     assert segment.base_offset not in index_files(disk, FOLDER)
-    assert run_steps(indexes.of(log.segments[0])) is not None
+    assert run_steps(indexes.at(log.segments[0], 0)) is not None
     assert index_sealed_segments(disk, log) == 1
-    assert run_steps(indexes.of(segment)) is not None
+    assert run_steps(indexes.at(segment, 0)) is not None
 
 
 def test_an_index_that_cannot_be_removed_is_not_used_either(disk: SimulatedDisk, log: Log) -> None:
     segment = log.segments[1]
     _flip_a_bit(disk, segment.path_of(TAG_INDEX))
     disk.fail("remove", pattern=f"*.{TAG_INDEX}")
-    assert run_steps(TagIndexes(disk).of(segment)) is None
+    assert run_steps(TagIndexes(disk).at(segment, 0)) is None
     disk.heal()
     log.truncate_to(segment.base_offset + 1)
     assert check_indexes(disk, log) == 1
@@ -303,7 +340,7 @@ def test_indexes_in_memory_are_bounded_and_read_once(disk: SimulatedDisk, log: L
     size = disk.size(log.segments[0].path_of(TAG_INDEX))
     indexes = TagIndexes(disk, 2 * size)
     for number, is_read in ((0, True), (1, True), (0, False), (2, True), (0, False), (1, True)):
-        steps = indexes.of(log.segments[number])
+        steps = indexes.at(log.segments[number], 0)
         assert isinstance(_first_step(steps), partial) == is_read, number
 
 

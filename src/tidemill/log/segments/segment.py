@@ -11,6 +11,7 @@ does. When an entry does not point at a batch, the index is rebuilt from the log
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -36,7 +37,7 @@ CLEANED, SWAP, IN_PLACE = ".cleaned", ".swap", ""
 INDEX_SUFFIXES = ("index", "timeindex")
 # The last one exists only when the segment has aborted transactions.
 SUFFIXES = ("log", *INDEX_SUFFIXES, "txnindex")
-# The tag index. Only sealed segments of topics with views have one.
+# The tag index of topics with views. A sealed segment has one; the active one may have parts of one.
 TAG_INDEX = "tagindex"
 # A consumer at the end of the log fetches an offset that was appended a moment ago. These need no index lookup.
 _RECENT_APPENDS_MAX = 64
@@ -87,6 +88,17 @@ def read_batches(file: File, size: int, position: int = 0) -> Iterator[tuple[int
         position += header.size
 
 
+class TagIndexPart:
+    """The file of the tag index of a part of a growing segment. Each has an identity of its own."""
+
+    __slots__ = ("end_position", "path", "start_position")
+
+    def __init__(self, path: str, start_position: int, end_position: int) -> None:
+        self.path = path
+        self.start_position = start_position
+        self.end_position = end_position
+
+
 class Segment:
     """One segment and its index files."""
 
@@ -101,6 +113,7 @@ class Segment:
         "_is_damaged",
         "_recent",
         "_state",
+        "_tag_index_parts",
         "_time_index",
         "base_offset",
         "created_ms",
@@ -137,6 +150,8 @@ class Segment:
         self._is_damaged = False
         # Another object for each tag index that the segment gets; None while it has none.
         self.tag_index_key: object | None = object() if has_tag_index else None
+        # While it has none: the indexes of its batches, part by part, from the first batch on.
+        self._tag_index_parts: list[TagIndexPart] = []
         if create:
             # Index files of an earlier segment of this name, left by a crash, do not belong to the new one.
             for path in self.paths[1:]:
@@ -342,18 +357,45 @@ class Segment:
                 self._files.rename(path, f"{path}.deleted")
                 renamed.append(f"{path}.deleted")
         self.tag_index_key = None
+        self._drop_tag_index_parts()
         return renamed
 
     def take_tag_index(self, path: str) -> None:
         """Take a new tag index: the file at `path`."""
         self._files.rename(path, self.path_of(TAG_INDEX))
         self.tag_index_key = object()
+        self._drop_tag_index_parts()
+
+    def take_tag_index_part(self, path: str, start_position: int, end_position: int) -> None:
+        """Take the file at `path` for the tag index of the next part, unless the segment has that by now."""
+        if self.tag_index_key is None and start_position == self.tag_index_end:
+            part_path = f"{self.path_of(TAG_INDEX)}.{start_position}.tmp"
+            part = TagIndexPart(part_path, start_position, end_position)
+            self._files.rename(path, part.path)
+            self._tag_index_parts.append(part)
+
+    @property
+    def tag_index_end(self) -> int:
+        """The position up to which parts have tag indexes."""
+        return self._tag_index_parts[-1].end_position if self._tag_index_parts else 0
+
+    def tag_index_part_at(self, position: int) -> TagIndexPart | None:
+        parts = self._tag_index_parts
+        if not parts or position >= parts[-1].end_position:
+            return None
+        return parts[bisect_right(parts, position, key=lambda part: part.end_position)]
 
     def drop_tag_index(self) -> None:
         """Remove the tag index, before the batches change that it describes or because it is broken."""
         if self.tag_index_key is not None:
             self._files.remove(self.path_of(TAG_INDEX))
             self.tag_index_key = None
+        self._drop_tag_index_parts()
+
+    def _drop_tag_index_parts(self) -> None:
+        while self._tag_index_parts:
+            self._files.remove(self._tag_index_parts[-1].path)
+            self._tag_index_parts.pop()
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import struct
 import sys
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
@@ -234,7 +234,7 @@ class _Entry:
 class _Writer:
     """Writes runs one after the other."""
 
-    def __init__(self, first_offset: int) -> None:
+    def __init__(self, first_offset: int, position: int) -> None:
         self._first_offset = first_offset
         self._runs = bytearray()
         self._controls = bytearray()
@@ -242,13 +242,13 @@ class _Writer:
         # Dictionaries by their content: most runs have the same ones.
         self._dictionaries: dict[bytes, int] = {}
         # Of the run that is being collected.
-        self._position = 0
+        self._position = position
         self._run_offset = first_offset
         self._controls_before = 0
         self._run = _RunWriter()
         # The last run, which the next one may join.
         self._last: _Entry | None = None
-        self._end_position = 0
+        self._end_position = position
         self._next_offset = first_offset
 
     def add(self, position: int, header: BatchHeader, batch: memoryview) -> None:
@@ -303,7 +303,7 @@ class _Writer:
     def finish(self, segment_size: int) -> bytes:
         if self._end_position != segment_size or segment_size > _UINT32_MAX:
             raise StorageError(f"of {segment_size} bytes of a segment, {self._end_position} are batches")
-        if segment_size:
+        if segment_size > self._position:
             self._end_run(self._next_offset)
         self._append_last()
         run_count = len(self._runs) // _RUN.size
@@ -334,17 +334,19 @@ class _Writer:
         return _CRC.pack(crc32c(content)) + content
 
 
-def build(batches: Iterable[tuple[int, BatchHeader, memoryview]], segment_size: int) -> bytes:
+def build(
+    batches: Iterable[tuple[int, BatchHeader, memoryview]], segment_size: int, start_position: int = 0
+) -> bytes:
     """The index of a segment from its batches with their positions, as `read_batches` returns them.
 
     It decodes every record, so it belongs into a thread or a worker process. Raises `StorageError` unless the
-    batches follow each other and fill the segment.
+    batches follow each other and fill the segment. Of a segment that grows, it is the index from a position to a size.
     """
     writer = None
     for position, header, batch in batches:
-        writer = writer or _Writer(header.base_offset)
+        writer = writer or _Writer(header.base_offset, start_position)
         writer.add(position, header, batch)
-    return (writer or _Writer(0)).finish(segment_size)
+    return (writer or _Writer(0, start_position)).finish(segment_size)
 
 
 class _Records(NamedTuple):
@@ -410,6 +412,11 @@ class TagIndex:
     def size(self) -> int:
         return len(self._content)
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after its last batch."""
+        return self._first_offset + self._runs[-1][2]
+
     def next_piece(self, probe: Probe, position: int) -> Steps[Piece | None]:
         """The first batches at or after the batch at `position` that have to be looked at. None when there are none.
 
@@ -427,9 +434,7 @@ class TagIndex:
                 if verdict is not NO_MATCH and verdict is not UNKNOWN:
                     of_run = self._records(records, records_end)
                     kept = yield from probe.kept(verdict, of_run.columns)
-                    found = _batches_with(of_run, kept, start)
-                    if position > start:
-                        found = [each for each in found if each.position >= position]
+                    found = _batches_with(of_run, kept, start, position)
                 if verdict is UNKNOWN or found:
                     first, following = self._first_offset + base_offset, self._first_offset + next_offset
                     return Piece(max(start, position), end, first, following, found)
@@ -474,17 +479,26 @@ class TagIndex:
         return Piece(position, position + size, base_offset, next_offset, [Found(position, size, 0, None)])
 
 
-def _batches_with(records: _Records, kept: bytes, position: int) -> list[Found]:
-    """The batches of a run that have to be read: control batches, and those with a record that is kept."""
+def _batches_with(records: _Records, kept: bytes, start: int, position: int) -> list[Found]:
+    """The batches to read of a run that begins at `start`, from a position on.
+
+    These are control batches, and those with a record that is kept.
+    """
     batch_sizes, record_counts, sizes, _ = records
     found: list[Found] = []
-    positions = list(accumulate(batch_sizes, initial=position))
+    positions = list(accumulate(batch_sizes, initial=start))
+    first_batch = bisect_left(positions, position)
     if _IS_CONTROL in record_counts:
         ends = list(accumulate(0 if count == _IS_CONTROL else count for count in record_counts))
-        controls = [number for number, count in enumerate(record_counts) if count == _IS_CONTROL]
+        controls = [
+            number
+            for number, count in enumerate(record_counts)
+            if count == _IS_CONTROL and number >= first_batch
+        ]
     else:
         ends, controls = list(accumulate(record_counts)), []
-    hit = kept.find(1)
+    # A response that is full ends inside a run, and the next one begins there.
+    hit = kept.find(1, ends[first_batch - 1] if first_batch else 0)
     while hit >= 0:
         number = bisect_right(ends, hit)
         end = ends[number]

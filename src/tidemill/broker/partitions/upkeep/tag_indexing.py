@@ -6,7 +6,9 @@ The newest segments come first.
 Retention keeps them longest, and a reader that starts at the beginning of a long log would overtake indexes that are
 built from there.
 
-A segment gets an index only below the recovery point: then no crash takes its batches back.
+A segment gets an index only below the recovery point: then no crash takes its batches back. The active segment, which may
+hold all records of a topic, is indexed in parts: when it has grown by much, or by less and then rested. A part lasts as
+long as the process, or until its segment is sealed and indexed.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ RunIndexing = Callable[[Sequence[Indexing], Finished], Awaitable[None]]
 _INTERVAL_S = 2.0
 # A smaller segment has a few runs only, and is read in less time than a process takes to start.
 _SIZE_MIN = 256 * 1024
+# A part of the active segment has so many bytes, or so many when the segment did not grow since the last look.
+_PART_BYTES = 64 << 20
+_PART_BYTES_AT_REST = 4 << 20
 # What one process indexes before the newest segments are looked for again.
 _PROCESS_BYTES = 256 << 20
 
@@ -67,6 +72,9 @@ class TagIndexer:
         self._run_blocking = run_blocking
         self._run_elsewhere = run_elsewhere
         self._size_min = 1 if run_elsewhere is None else _SIZE_MIN
+        self._part_bytes_at_rest = 1 if run_elsewhere is None else _PART_BYTES_AT_REST
+        # The sizes of the active segments at the last look.
+        self._active_sizes: dict[Segment, int] = {}
         # Segments that cannot be indexed: each is reported once, until the broker restarts.
         self._failed: set[Indexing] = set()
         self._rounds = Rounds("indexing for views", self.index_newest, _INTERVAL_S)
@@ -103,23 +111,31 @@ class TagIndexer:
     def _for_one_process(self, due: Sequence[_Due]) -> Sequence[_Due]:
         if self._run_elsewhere is None:
             return due[:1]
-        size, count = due[0].segment.size, 1
-        while count < len(due) and (size := size + due[count].segment.size) <= _PROCESS_BYTES:
+        size, count = due[0].indexing.indexed_bytes, 1
+        while count < len(due) and (size := size + due[count].indexing.indexed_bytes) <= _PROCESS_BYTES:
             count += 1
         return due[:count]
 
     def _due(self) -> Iterable[_Due]:
+        sizes, self._active_sizes = self._active_sizes, {}
         for partition in self._partitions():
             log = partition.log
-            for segment, following in pairwise(() if log is None else log.segments):
+            if log is None:
+                continue
+            for segment, following in pairwise(log.segments):
                 if (
-                    log is not None
-                    and segment.tag_index_key is None
+                    segment.tag_index_key is None
                     and segment.size >= self._size_min
                     and following.base_offset <= log.recovery_point
                     and (indexing := Indexing.of(segment)) not in self._failed
                 ):
                     yield _Due(partition, log, segment, log.removals, indexing)
+            active = log.active
+            self._active_sizes[active] = active.size
+            part_bytes = _PART_BYTES if sizes.get(active) != active.size else self._part_bytes_at_rest
+            indexing = Indexing.of_next_part(active)
+            if indexing.indexed_bytes >= part_bytes and _of_any_size(indexing) not in self._failed:
+                yield _Due(partition, log, active, log.removals, indexing)
 
     async def _write(self, indexings: Sequence[Indexing], finished: Finished) -> None:
         if self._run_elsewhere is not None:
@@ -134,14 +150,25 @@ class TagIndexer:
             return True
         # The index may be of other batches when the log was cut or compacted meanwhile.
         if error is None and due.log.removals == due.removals:
+            indexing = due.indexing
             try:
-                due.segment.take_tag_index(due.indexing.path)
+                if indexing.is_part:
+                    due.segment.take_tag_index_part(
+                        indexing.path, indexing.start_position, indexing.segment_size
+                    )
+                else:
+                    due.segment.take_tag_index(indexing.path)
             except OSError as failure:
                 error = failure
         if error is None:
             return True
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return False
-        self._failed.add(due.indexing)
+        self._failed.add(_of_any_size(due.indexing) if due.indexing.is_part else due.indexing)
         logger.warning("%s cannot be indexed for views: %s", due.indexing.segment_path, error)
         return True
+
+
+def _of_any_size(part: Indexing) -> Indexing:
+    """A part that cannot be indexed is not tried again when it has grown."""
+    return part._replace(segment_size=0)
