@@ -40,6 +40,13 @@ def test_a_bad_filter_is_refused_with_the_reason(client: Client, topic: str, nam
         client.views.create(f"{name}-bad", topic, "region ~ 'eu'")
 
 
+def test_publishing_to_a_view_is_refused_with_the_way_out(client: Client, topic: str, name: str) -> None:
+    client.views.create(f"{name}-eu", topic, "region = 'eu'")
+    with pytest.raises(ClientError, match="publish to the source of the view"):
+        client.publish(f"{name}-eu", "x").result(30)
+    client.views.delete(f"{name}-eu")
+
+
 def test_a_topic_is_not_deleted_as_a_view(client: Client, topic: str) -> None:
     with pytest.raises(ClientError, match="not a view"):
         client.views.delete(topic)

@@ -192,7 +192,9 @@ class Publisher:
             return DeliveryFailed(str(late), code=error.name(), is_retriable=True)
         advice = ""
         failed = translated(error, doing, DeliveryFailed)
-        if isinstance(failed, UnknownTopic):
+        if error.code() == KafkaError.TOPIC_EXCEPTION:
+            advice = "views and internal topics take no records: publish to the source of the view"
+        elif isinstance(failed, UnknownTopic):
             advice = "create it with create_topic, or give a partition that it has"
         elif error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
             advice = "raise message_max_bytes here and max.message.bytes of the topic, or send less"
