@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 # What the pipeline imports when it runs; the forks have it then.
+import pandas  # type: ignore[import-untyped]  # noqa: F401
+
+import tidemill.config
+import tidemill.spark.arrow.decode
 import tidemill.spark.source.table  # noqa: F401
 from tidemill.spark.pipelines import Progress, archive
 
