@@ -17,16 +17,17 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.faulty_source import FORMAT, FaultySource, announce_driver
+from tidemill.spark.session import lean_spark_home
 
 # These processes live for seconds: what a JVM compiles at leisure would not be used.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -44,8 +45,6 @@ def arguments() -> argparse.Namespace:
 
 def start_session(master: str, scratch: Path, others: Mapping[str, str]) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # The workers of a local cluster look for Spark where the driver found it.
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
     os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
     settings = {
@@ -66,7 +65,10 @@ def start_session(master: str, scratch: Path, others: Mapping[str, str]) -> Spar
     builder = SparkSession.builder.master(master).appName("tidemill-chaos")
     for name, value in (settings | dict(others)).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    scratch.mkdir(parents=True, exist_ok=True)
+    # The workers of a local cluster look for Spark where the driver found it, as long as they run.
+    with lean_spark_home(Path(tempfile.mkdtemp(dir=scratch))):
+        return builder.getOrCreate()
 
 
 def raising(flag: str) -> Callable[[str], str]:
