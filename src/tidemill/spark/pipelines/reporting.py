@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.3
 # How often a query is started whose reader is late.
-STARTS_MAX = 5
+STARTS_MAX = 10
 
 
 @dataclass(frozen=True)
