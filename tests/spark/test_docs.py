@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -23,7 +24,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests.brokers import Broker
-from tests.snippets import ROOT, Page, Reader
+from tests.snippets import ROOT, Page, Reader, SnippetFailedError
 from tidemill.cli.main import main
 from tidemill.client.cluster import Cluster
 from tidemill.spark import session
@@ -36,7 +37,7 @@ PAGE = Page("docs/spark.md")
 FOLDER = "/tmp/tidemill"
 ADDRESS = "127.0.0.1:9092"
 LIMIT_S = 600.0
-ATTEMPTS = 4
+ATTEMPTS = 10
 PIPELINE = "tidemill pipeline run "
 
 
@@ -70,8 +71,13 @@ class SparkReader(Reader):
                 assert main(shlex.split(first)[1:]) == 0
                 command = rest
             if "--py-files" in command:
-                command = f"({self._exports()}\n{command}\n)"
-            super().run_shell(place, command, fails)
+                before, _, words = command.rpartition("spark-submit ")
+                super().run_shell(place, f"({self._exports()}\n{before}\n)", fails)
+                exports = [line for line in before.splitlines() if line.startswith("export ")]
+                submit = "\n".join([self._exports(), *exports, f"spark-submit {words}"])
+                _patiently(functools.partial(super().run_shell, place, f"({submit}\n)", fails))
+            else:
+                super().run_shell(place, command, fails)
 
     def _exports(self) -> str:
         """For commands that are to run without Tidemill installed."""
@@ -90,7 +96,7 @@ def _patiently(action: Callable[[], Any]) -> Any:
     for _ in range(ATTEMPTS - 1):
         try:
             return action()
-        except StreamingQueryException as error:
+        except (StreamingQueryException, SnippetFailedError) as error:
             if not session.is_late_worker(error):
                 raise
     return action()

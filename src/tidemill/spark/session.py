@@ -53,7 +53,7 @@ _HOME = "SPARK_HOME"
 # What Spark's own scripts and its JVM look for there.
 _HOME_PARTS = ("bin", "sbin", "jars")
 # Spark waits ten seconds for the Python process that reads for a stream, which no setting changes.
-_LATE_WORKER = "Python worker failed to connect back"
+_LATE_WORKER = re.compile("Python worker (failed )?to connect back")
 
 
 class SparkUnavailable(TidemillError):
@@ -332,7 +332,7 @@ def is_of_spark(error: BaseException) -> bool:
 
 def is_late_worker(error: BaseException) -> bool:
     """Whether a streaming query failed before it began, because its Python process did not start in time."""
-    return _LATE_WORKER in _text(error)
+    return _LATE_WORKER.search(_text(error)) is not None
 
 
 def failure_line(error: BaseException) -> str:
@@ -351,7 +351,7 @@ def line_of(text: str) -> str:
             f"Spark's workers run {python}, and that Python does not have Tidemill; set PYSPARK_PYTHON to one that has, "
             "or import tidemill.spark before the session starts"
         )
-    if _LATE_WORKER in text:
+    if _LATE_WORKER.search(text):
         return (
             "the Python process that reads for a stream did not start within Spark's ten seconds; this machine is busy: "
             "run it again"

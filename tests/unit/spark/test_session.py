@@ -198,8 +198,14 @@ Caused by: java.net.ConnectException: Connection refused: spark:7077
     assert line_of("\n\n") == "Spark failed and gave no reason"
 
 
-def test_a_late_worker_is_a_line_that_says_what_to_do() -> None:
-    trace = "Python worker failed to connect back.\n\tat org.apache.spark.api.python.PythonWorkerFactory"
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "Python worker failed to connect back.\n\tat org.apache.spark.api.python.PythonWorkerFactory",
+        "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
+    ],
+)
+def test_a_late_worker_is_a_line_that_says_what_to_do(trace: str) -> None:
     line = line_of(STREAM_FAILED.format(trace=trace))
     assert "ten seconds" in line
     assert "run it again" in line
