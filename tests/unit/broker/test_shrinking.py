@@ -256,6 +256,28 @@ def test_a_retry_is_found_by_a_new_leader_of_the_partition_that_stores(world: Wo
     world.until(lambda: ends(world, 0) == [2, 2, 2], "copies on all brokers")
 
 
+def test_batches_under_way_while_their_partition_is_removed_are_stored_in_order(world: World) -> None:
+    """A client could not repeat them: its metadata has no such partition any more."""
+    shrink(world)
+    world.settle()
+    assert send(world, 1, 0) == STORED
+    answers = [ask(world, 1, sequence) for sequence in (1, 2, 3)]
+    passing_on = world[1].partition(1).appender.passing_on
+    assert passing_on is not None
+    world.until(lambda: len(passing_on._waiting) == 3, "batches that wait")
+    world.publish(
+        setting(PARTITIONS_TOTAL, "1"),
+        setting(PARTITIONS_EPOCHS, f"1:{FIRST_EPOCH - 1}"),
+        setting(PARTITIONS_FORMER, "2"),
+        setting(PARTITIONS_ACTIVE, None),
+        setting(PARTITIONS_TOTAL, None),
+    )
+    answers.append(ask(world, 1, 4))
+    world.until(lambda: all(answer.is_there for answer in answers), "the answers")
+    assert [(produced(each).error_code, produced(each).base_offset) for each in answers] == [STORED] * 4
+    world.until(lambda: ends(world, 0) == [5, 5, 5], "copies on all brokers")
+
+
 def test_a_batch_does_not_overtake_one_that_was_refused(world: World) -> None:
     """The producer is new, so that any sequence could be its first."""
     world.change(leader=2)

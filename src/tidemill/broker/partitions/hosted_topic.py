@@ -34,6 +34,20 @@ class HostedTopic(dict[int, Partition]):
             )
         return former
 
+    def retire(
+        self, index: int, count: int, config: TopicConfig, host: FormerPartitionHost
+    ) -> Partition | None:
+        """Take out a partition that is removed. What it was passing on is finished under its former number."""
+        partition = self.pop(index, None)
+        passing_on = None if partition is None else partition.hand_over()
+        if passing_on is not None:
+            if index < count or storing_partition(index, count, config) == index:
+                passing_on.close()
+            else:
+                name = TopicPartition(self.name, index)
+                self._former[index] = FormerPartition(name, count, config, host, passing_on)
+        return partition
+
     def configure_former(self, count: int, config: TopicConfig) -> None:
         """Follow a change of the topic."""
         for index, former in list(self._former.items()):

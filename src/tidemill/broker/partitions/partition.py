@@ -22,6 +22,7 @@ from tidemill.broker.partitions.delivery import DelayedDelivery, DeliveryHost
 from tidemill.broker.partitions.flush import LogFlush
 from tidemill.broker.partitions.leadership import Leadership, LeadershipHost
 from tidemill.broker.partitions.reader import PartitionReader
+from tidemill.broker.partitions.shrinking.passing_on import PassingOn
 from tidemill.config import TopicConfig
 from tidemill.controller.image import PartitionImage
 from tidemill.errors import ErrorCode
@@ -169,6 +170,11 @@ class Partition:
         self.delivery.update()
         if is_new_epoch:
             self.delayed.wake_fetches()
+
+    def hand_over(self) -> PassingOn | None:
+        """What passes on the batches of this decommissioned partition, which is about to be removed. It outlives it."""
+        passing_on, self.appender.passing_on = self.appender.passing_on, None
+        return passing_on
 
     def _stop_leading(self) -> None:
         self.appender.resigned()

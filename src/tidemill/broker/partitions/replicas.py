@@ -243,8 +243,9 @@ class Replicas:
         for topic in delta.deleted_topics.values():
             self._drop(topic)
         for topic_id, change in delta.changed_topics.items():
-            self._remove_decommissioned(change)
-            yield from self._host(image.topics_by_id[topic_id], sorted(change.changed))
+            topic = image.topics_by_id[topic_id]
+            self._remove_decommissioned(topic, change)
+            yield from self._host(topic, sorted(change.changed))
         if any(resource.type == ResourceType.BROKER for resource in delta.changed_configs):
             self._configs.clear()
             self._reconfigure(image.topics_by_name.values())
@@ -414,10 +415,12 @@ class Replicas:
         for partition in hosted.values():
             self._remove(partition)
 
-    def _remove_decommissioned(self, change: TopicDelta) -> None:
+    def _remove_decommissioned(self, topic: TopicImage, change: TopicDelta) -> None:
         hosted = self.by_name.get(change.name)
+        if hosted is None:
+            return
         for index in change.removed:
-            partition = hosted.pop(index, None) if hosted is not None else None
+            partition = hosted.retire(index, len(topic.partitions), self.topic_config(topic.name), self)
             if partition is not None:
                 self._remove(partition)
 

@@ -38,13 +38,19 @@ class FormerPartition:
     __slots__ = ("_elsewhere", "_host", "_passing_on", "_refusals", "_rules", "index", "name")
 
     def __init__(
-        self, name: TopicPartition, count: int, config: TopicConfig, host: FormerPartitionHost
+        self,
+        name: TopicPartition,
+        count: int,
+        config: TopicConfig,
+        host: FormerPartitionHost,
+        passing_on: PassingOn | None = None,
     ) -> None:
+        """`passing_on` has batches of the partition that are under way while it is removed: none is refused for that."""
         self.name = name
         self.index = name.partition
         self._host = host
         self._refusals = Refusals()
-        self._passing_on: PassingOn | None = None
+        self._passing_on = passing_on
         self.configure(count, config)
 
     def configure(self, count: int, config: TopicConfig) -> None:
