@@ -61,7 +61,14 @@ class Worker:
             self.process = subprocess.Popen(
                 arguments,
                 cwd=ROOT,
-                env={**os.environ, jobs.BROKER: url, jobs.JOURNAL: str(journal.path), **(environment or {})},
+                env={
+                    **os.environ,
+                    jobs.BROKER: url,
+                    jobs.JOURNAL: str(journal.path),
+                    # A worker that is killed leaves the folders of its pool's processes behind.
+                    "TMPDIR": str(journal.path.parent),
+                    **(environment or {}),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
