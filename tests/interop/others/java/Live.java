@@ -64,7 +64,7 @@ public class Live {
             for (String line = INPUT.readLine(); line != null; line = INPUT.readLine()) {
                 if (line.equals("flush")) {
                     producer.flush();
-                    if (failure.get() != null) throw failure.get();
+                    raise(failure.get());
                     OUTPUT.println("flushed");
                 } else if (line.equals("partitions")) {
                     OUTPUT.println(producer.partitionsFor(topic).size());
@@ -77,7 +77,12 @@ public class Live {
             }
             producer.flush();
         }
-        if (failure.get() != null) throw failure.get();
+        raise(failure.get());
+    }
+
+    /** Failures come from another thread: the launcher of source files cannot show one without a frame of its own. */
+    static void raise(Exception failure) {
+        if (failure != null) throw new IllegalStateException(failure);
     }
 
     static void follow(Properties settings, String topic) throws Exception {
