@@ -19,6 +19,7 @@ from tests.conftest import BOOTSTRAP
 from tests.interop import kafka_tools
 from tests.interop.kafka_tools import (
     CONSOLE_SHARE_CONSUMER,
+    SHARE_CONSUMER_PERFORMANCE,
     SHARE_GROUPS,
     VERIFIABLE_SHARE_CONSUMER,
     run_tool,
@@ -223,6 +224,9 @@ def test_java_share_consumers_and_their_tools_work_unmodified(broker: Broker, gr
     assert _lags(run_tool(SHARE_GROUPS, *at, "--describe", "--group", group)) == [0, 0]
     run_tool(SHARE_GROUPS, *at, "--reset-offsets", *about, "--to-earliest", "--execute")
     assert sum(_lags(run_tool(SHARE_GROUPS, *at, "--describe", "--group", group))) == 20
+    counted = ("--topic", topic, "--group", group, "--num-records", "20", "--timeout", "60000")
+    _, measured = run_tool(SHARE_CONSUMER_PERFORMANCE, *at, *counted).strip().splitlines()
+    assert measured.split(", ")[5] == "20"
     assert "Successful" in run_tool(SHARE_GROUPS, *at, "--delete-offsets", *about)
     assert "was successful" in run_tool(SHARE_GROUPS, *at, "--delete", "--group", group)
 
