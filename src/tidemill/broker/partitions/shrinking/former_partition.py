@@ -49,7 +49,7 @@ class FormerPartition:
         self.name = name
         self.index = name.partition
         self._host = host
-        self._refusals = Refusals()
+        self._refusals = Refusals() if passing_on is None else passing_on.refusals
         self._passing_on = passing_on
         self.configure(count, config)
 

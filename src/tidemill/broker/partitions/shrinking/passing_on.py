@@ -64,10 +64,10 @@ class PassingOn:
         "_host",
         "_is_closed",
         "_name",
-        "_refusals",
         "_used_ms",
         "_waiting",
         "_waiting_bytes",
+        "refusals",
         "target",
     )
 
@@ -75,7 +75,7 @@ class PassingOn:
         self._name = name
         self.target = target
         self._host = host
-        self._refusals = refusals
+        self.refusals = refusals
         # The first one is under way.
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -155,7 +155,7 @@ class PassingOn:
         is_stated = waiting.first_sequence is not None and not waiting.may_leave_gap
         if is_stated or waiting.header.producer_id < 0:
             return None
-        return self._refusals.before(waiting.header, self._host.steady_ms())
+        return self.refusals.before(waiting.header, self._host.steady_ms())
 
     def _settled(self, result: ProduceResult) -> None:
         if self._is_closed:
@@ -165,10 +165,10 @@ class PassingOn:
         if result.error:
             code = result.error
             if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                code = self._refusals.before(waiting.header, self._host.steady_ms()) or code
+                code = self.refusals.before(waiting.header, self._host.steady_ms()) or code
             self._refuse(waiting.header, code, result.message or code.message, waiting.settle)
         else:
-            self._refusals.forget(waiting.header)
+            self.refusals.forget(waiting.header)
             self._note_going_on(waiting.header, waiting.first_sequence)
             # An offset of the target would be wrong for the partition that the producer named. Some clients count from the
             # base offset on, so that -1 would give the second record offset 0: every record gets a negative one.
@@ -190,7 +190,7 @@ class PassingOn:
 
     def _refuse(self, header: BatchHeader, code: ErrorCode, message: str, settle: Settle) -> None:
         if code.retriable:
-            self._refusals.note(header, code, self._host.steady_ms())
+            self.refusals.note(header, code, self._host.steady_ms())
         settle(ProduceResult(self._name.partition, code, message=message))
 
     def close(self) -> None:

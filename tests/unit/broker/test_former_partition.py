@@ -1,0 +1,64 @@
+"""A partition that its topic has had, served by a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tidemill.broker.partitions.appending.refusals import Refusals
+from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
+from tidemill.broker.partitions.shrinking.passing_on import PassingOn, Settle
+from tidemill.broker.partitions.shrinking.stored_elsewhere import Answered
+from tidemill.config import TopicConfig
+from tidemill.errors import ErrorCode
+from tidemill.protocol.produce import ProduceResult
+from tidemill.protocol.records import Record, build_batch, header_at
+from tidemill.types import TopicPartition
+
+NAME = TopicPartition("t", 5)
+# Its records went to partition 2 first, and go to partition 1 now.
+CONFIG = replace(TopicConfig(), tidemill_partitions_former=6, tidemill_partitions_divisors=("3", "2"))
+
+
+@dataclass
+class Brokers:
+    """The leaders of the partitions that store records."""
+
+    asked: list[Answered] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+
+    def steady_ms(self) -> int:
+        return 0
+
+    def ask_stored(self, storing: TopicPartition, named: int, answered: Answered) -> None:
+        assert (storing, named) == (TopicPartition("t", 2), NAME.partition)
+        self.asked.append(answered)
+
+    def pass_on(
+        self,
+        target: TopicPartition,
+        batch: memoryview,
+        _acks: int,
+        _transactional_id: str | None,
+        settle: Settle,
+    ) -> None:
+        self.stored.append(header_at(batch).base_sequence)
+        settle(ProduceResult(target.partition, ErrorCode.NONE, 0))
+
+
+def send(former: FormerPartition, sequence: int) -> ErrorCode:
+    batch = build_batch([Record(0, 0, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=sequence)
+    results: list[ProduceResult] = []
+    former.append_later(memoryview(batch), -1, results.append)
+    return results[0].error
+
+
+def test_a_batch_overtakes_none_that_was_refused_after_its_partition_was_removed() -> None:
+    """What passed batches on goes on under the former number, and knows what is refused from then on."""
+    brokers = Brokers()
+    refusals = Refusals()
+    former = FormerPartition(NAME, 3, CONFIG, brokers, PassingOn(NAME, 1, brokers, refusals))
+    assert send(former, 0) is ErrorCode.NOT_ENOUGH_REPLICAS
+    brokers.asked.pop()([])
+    assert send(former, 1) is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert [send(former, sequence) for sequence in (0, 1)] == [ErrorCode.NONE] * 2
+    assert brokers.stored == [0, 1]
