@@ -71,8 +71,8 @@ class Rebalances:
     def rebalance_readers_of(self, removed: Iterable[str], steady_ms: int) -> Decision:
         """Start a rebalance of each group that reads one of these topics, which have lost partitions.
 
-        Some clients watch for new partitions only. Without a new generation such a member keeps its position in a partition
-        that is gone, and continues there in the next partition with that number: it would skip records.
+        Some clients do not watch the partitions of a topic. Without a new generation such a member keeps its position in a
+        partition that is gone, and continues there in the next partition with that number: it would skip records.
         """
         out = Outcome()
         topics = sorted(removed)
