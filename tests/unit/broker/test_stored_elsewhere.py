@@ -111,6 +111,15 @@ def test_a_producer_is_forgotten_when_its_last_five_batches_are_in_the_own_log(
         assert elsewhere.is_empty == is_forgotten
 
 
+def test_a_producer_is_not_forgotten_for_batches_of_an_earlier_epoch(
+    elsewhere: StoredElsewhere, leaders: Leaders
+) -> None:
+    leaders.answer(1, stored(0, epoch=1))
+    leaders.answer(2)
+    elsewhere.forget_older(ProducerState(PRODUCER_ID, 0, stored(*range(20, 30, 2)).batches))
+    assert elsewhere.find(header(2, epoch=1)) == (None, 2)
+
+
 def test_the_question_and_its_answer_survive_the_wire() -> None:
     for metadata_end in (0, 3, 1 << 31, 1 << 40):
         question = Question(1, 5, metadata_end)

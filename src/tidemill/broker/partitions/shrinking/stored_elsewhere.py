@@ -120,8 +120,11 @@ class StoredElsewhere:
         if state is None or stored is None:
             return
         is_full = len(state.batches) == BATCHES_REMEMBERED
+        # Sequences of different epochs do not compare.
         if state.epoch > stored.epoch or (
-            is_full and _follows(state.batches[0].base_sequence, next_sequence(stored.batches))
+            state.epoch == stored.epoch
+            and is_full
+            and _follows(state.batches[0].base_sequence, next_sequence(stored.batches))
         ):
             del self._producers[state.producer_id]
 
