@@ -90,6 +90,7 @@ Outcomes = part.schema(
         {**dict.fromkeys(_OUTCOMES, _RECEIPTS), "after": times.SCHEMAS["delay"]},
         is_closed=True,
         minProperties=1,
+        dependentRequired={"after": ["retry"]},
     ),
 )
 Settled = part.schema(

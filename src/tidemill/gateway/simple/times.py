@@ -40,7 +40,11 @@ MEMBERS = frozenset(_HEADERS)
 _UNLIMITED = Limits(delay_ms_max=2**63, interval_ms_min=0)
 
 SCHEMAS: dict[str, Schema] = {
-    "delay": {**STRING, "description": "`500ms`, `30s`, `15m`, `2h`, `1d`, or milliseconds."},
+    "delay": {
+        **STRING,
+        "pattern": "^[0-9]{1,15}(ms|s|m|h|d)?$",
+        "description": "`500ms`, `30s`, `15m`, `2h`, `1d`, or milliseconds.",
+    },
     "deliver_at": {
         "anyOf": [{**STRING, "format": "date-time"}, {**LONG, "minimum": 0}],
         "description": "ISO 8601 with an offset, or milliseconds since 1970.",
