@@ -171,7 +171,6 @@ def aborted_offsets_are_applied(replace: Replace) -> None:
 
 
 TRANSACTION_BUGS: tuple[Bug, ...] = (
-    Bug("late markers are accepted", late_markers_are_accepted, 2, plan=LATE),
     Bug("stable past an open transaction", stable_past_an_open_transaction, plan=TRANSACTIONAL),
     Bug(
         "stable up to a marker that is not committed",
