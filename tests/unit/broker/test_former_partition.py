@@ -25,9 +25,11 @@ class Brokers:
 
     asked: list[Answered] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
+    now_ms: int = 0
+    result: ErrorCode = ErrorCode.NONE
 
     def steady_ms(self) -> int:
-        return 0
+        return self.now_ms
 
     def ask_stored(self, storing: TopicPartition, named: int, answered: Answered) -> None:
         assert (storing, named) == (TopicPartition("t", 2), NAME.partition)
@@ -41,8 +43,9 @@ class Brokers:
         _transactional_id: str | None,
         settle: Settle,
     ) -> None:
-        self.stored.append(header_at(batch).base_sequence)
-        settle(ProduceResult(target.partition, ErrorCode.NONE, 0))
+        if not self.result:
+            self.stored.append(header_at(batch).base_sequence)
+        settle(ProduceResult(target.partition, self.result, 0))
 
 
 def send(former: FormerPartition, sequence: int) -> ErrorCode:
@@ -62,3 +65,19 @@ def test_a_batch_overtakes_none_that_was_refused_after_its_partition_was_removed
     assert send(former, 1) is ErrorCode.NOT_ENOUGH_REPLICAS
     assert [send(former, sequence) for sequence in (0, 1)] == [ErrorCode.NONE] * 2
     assert brokers.stored == [0, 1]
+
+
+def test_a_batch_overtakes_none_that_was_refused_for_an_earlier_one_which_is_forgotten() -> None:
+    """The earlier one is stored through another broker meanwhile, and never comes back here."""
+    brokers = Brokers(result=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    former = FormerPartition(NAME, 3, CONFIG, brokers)
+    assert send(former, 0) is ErrorCode.NOT_ENOUGH_REPLICAS
+    brokers.asked.pop()([])
+    assert send(former, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    brokers.result = ErrorCode.NONE
+    brokers.now_ms = 9_900
+    assert send(former, 1) is not ErrorCode.NONE
+    brokers.now_ms = 10_100
+    assert send(former, 2) is not ErrorCode.NONE
+    assert [send(former, sequence) for sequence in (1, 2)] == [ErrorCode.NONE] * 2
+    assert brokers.stored == [1, 2]

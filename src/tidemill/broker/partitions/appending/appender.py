@@ -424,6 +424,7 @@ class Appender:
     def _refuse_successor(self, header: BatchHeader) -> None:
         code = self._refusals.before(header, self._host.steady_ms())
         if code is not None:
+            self._refusals.note(header, code, self._host.steady_ms())
             raise InvalidBatch(code, f"an earlier batch of producer {header.producer_id} comes first")
 
     def _not_writable(self) -> tuple[ErrorCode, str]:

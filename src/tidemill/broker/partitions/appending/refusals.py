@@ -5,7 +5,9 @@ leadership has not arrived yet. When the next one comes, that reason may be gone
 order. On OUT_OF_ORDER_SEQUENCE_NUMBER a client bumps its epoch, under which its other batches in flight may be written twice
 (failure 9). So the later batch gets the same error as the earlier one, and the client sends both again, in order.
 
-A refusal is remembered for ten seconds: after that, a client that gave its batch up gets the error for the gap.
+A refusal is remembered for ten seconds: after that, a client that gave its batch up gets the error for the gap. Each refused
+batch is remembered for itself. An earlier one may have been stored through another broker: when it is forgotten here, the
+later ones are still missing.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from tidemill.protocol.records import HEADER_SIZE, BatchHeader, header_at
 
 _REMEMBERED_MS = 10_000
 _PRODUCERS_MAX = 1_000
+# More than clients have in flight.
+_BATCHES_MAX = 16
 _PARTITIONS_MAX = 1_000
 
 
-class Refusal(NamedTuple):
+class Refused(NamedTuple):
+    """The missing batches of one producer: when each was last refused, by its base sequence."""
+
     epoch: int
-    base_sequence: int
     code: ErrorCode
-    at_ms: int
+    times_ms: dict[int, int]
 
 
 class EarlyRefusals:
@@ -51,32 +56,41 @@ class EarlyRefusals:
         return taken[0]
 
 
-class Refusals(dict[int, Refusal]):
-    """The earliest missing batch of each producer of one partition, by producer id."""
+class Refusals(dict[int, Refused]):
+    """The missing batches of each producer of one partition, by producer id."""
 
     __slots__ = ()
 
     def note(self, header: BatchHeader, code: ErrorCode, steady_ms: int) -> None:
-        if header.producer_id < 0 or self.before(header, steady_ms) is not None:
+        if header.producer_id < 0:
             return
-        self[header.producer_id] = Refusal(header.producer_epoch, header.base_sequence, code, steady_ms)
-        if len(self) > _PRODUCERS_MAX:
-            del self[next(iter(self))]
+        refused = self.get(header.producer_id)
+        if refused is None or refused.epoch != header.producer_epoch:
+            refused = self[header.producer_id] = Refused(header.producer_epoch, code, {})
+            if len(self) > _PRODUCERS_MAX:
+                del self[next(iter(self))]
+        times_ms = refused.times_ms
+        times_ms[header.base_sequence] = steady_ms
+        if len(times_ms) > _BATCHES_MAX:
+            del times_ms[max(times_ms)]
 
     def forget(self, header: BatchHeader) -> None:
-        """A batch was stored: it is not missing any more."""
-        refusal = self.get(header.producer_id)
-        if refusal is not None and refusal.base_sequence <= header.base_sequence:
+        """A batch was stored: it is not missing any more, nor is one before it."""
+        refused = self.get(header.producer_id)
+        if refused is None:
+            return
+        for sequence in [each for each in refused.times_ms if each <= header.base_sequence]:
+            del refused.times_ms[sequence]
+        if not refused.times_ms:
             del self[header.producer_id]
 
     def before(self, header: BatchHeader, steady_ms: int) -> ErrorCode | None:
         """The error with which an earlier batch of this producer was refused; None when none was, lately."""
-        refusal = self.get(header.producer_id)
-        if (
-            refusal is None
-            or refusal.epoch != header.producer_epoch
-            or refusal.base_sequence >= header.base_sequence
-            or steady_ms - refusal.at_ms > _REMEMBERED_MS
-        ):
+        refused = self.get(header.producer_id)
+        if refused is None or refused.epoch != header.producer_epoch:
             return None
-        return refusal.code
+        is_missing = any(
+            sequence < header.base_sequence and steady_ms - at_ms <= _REMEMBERED_MS
+            for sequence, at_ms in refused.times_ms.items()
+        )
+        return refused.code if is_missing else None
