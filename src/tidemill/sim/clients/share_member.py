@@ -75,6 +75,8 @@ class ShareMember:
         self._events = events
         self._member_id = uuid_text(client.rng.randbytes(16))
         self._member_epoch = 0
+        # As stock clients: after a lost response it names its topics, so that the next one has the assignment.
+        self._names_topics = True
         self._assigned: set[TopicPartition] = set()
         self._sessions: dict[int, _Session] = {}
         self._fetches = 0
@@ -101,12 +103,13 @@ class ShareMember:
             group_id=self._group,
             member_id=self._member_id,
             member_epoch=self._member_epoch,
-            subscribed_topic_names=[self._topic] if self._member_epoch == 0 else None,
+            subscribed_topic_names=[self._topic] if self._names_topics else None,
         )
         address = await client.coordinator_of(self._group)
         answer = await client.ask(
             address, request, ShareGroupHeartbeatResponse, purpose="heartbeat", timeout_s=4.0
         )
+        self._names_topics = answer is None or bool(answer.error_code)
         if answer is None:
             client.forget_coordinator(self._group)
             return
