@@ -433,9 +433,8 @@ class Appender:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker does not lead {self._name}"
 
     def _too_few_in_sync(self) -> str:
-        machine = self._leadership.machine
+        machine, least = self._leadership.machine, self._config.min_insync_replicas
         in_sync = 0 if machine is None else len(machine.isr)
-        least = self._config.min_insync_replicas
         return f"{self._name} has {in_sync} replicas in sync, min.insync.replicas is {least}"
 
     def _refused(
