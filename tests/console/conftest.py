@@ -125,7 +125,10 @@ class ConsolePage:
         self.messages: list[str] = []
         self.foreign_requests: list[str] = []
         page.set_default_timeout(LIMIT_MS)
-        page.on("console", lambda message: self._heard(message.type, message.text))
+        page.on(
+            "console",
+            lambda message: self._heard(message.type, f"{message.text} ({message.location.get('url')})"),
+        )
         page.on("pageerror", lambda error: self.messages.append(str(error)))
         page.on("request", lambda request: self._asked(request.url))
 

@@ -11,8 +11,10 @@ import pytest
 
 from tests.brokers import eventually
 from tests.gateway.conftest import Gateway, start_gateway
+from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.admin.share_groups import ShareGroupAdmin
 from tidemill.client.cluster import Cluster
+from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.settings import Limits, Settings
 from tidemill.testing import InProcessBroker
 
@@ -295,3 +297,16 @@ def test_consumer_group_is_no_queue(gateway: Gateway, topic: str, group: str) ->
     assert refused.status_code in (400, 404), refused.text
     assert gateway.client.post(f"{worker.uri}/jobs").status_code == 404
     gateway.client.delete(base)
+
+
+def test_queue_that_no_picture_has_yet_is_found(gateway: Gateway, topic: str, group: str) -> None:
+    """The console's page of a new group asks for it by its name."""
+    gateway.broker.produce(topic, "job")
+    worker = RestWorker(gateway.client, group, topic)
+    assert len(worker.some(1)) == 1
+    with Cluster(gateway.broker.bootstrap) as cluster:
+        found = inquiries.group(GroupAdmin(cluster), group)
+        assert found is not None
+        assert (found[0].group_id, found[0].shares is not None) == (group, True)
+        assert inquiries.group(GroupAdmin(cluster), f"{group}-none") is None
+    worker.delete()

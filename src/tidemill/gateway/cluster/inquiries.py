@@ -215,13 +215,12 @@ def group(group_admin: GroupAdmin, group_id: str) -> tuple[GroupFact, Offsets] |
     try:
         known = group_admin.describe(group_id)
     except ApiError as error:
-        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-            return None
-        raise
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        queue = _share_group(group_admin.cluster, group_id)
+        return None if queue is None else (queue, {})
     lags = group_admin.lags(known)
-    coordinator = group_admin.cluster.coordinator(group_id).address
-    brokers = group_admin.cluster.load_metadata([]).brokers
-    broker_id = next((each.node_id for each in brokers if (each.host, each.port) == coordinator), -1)
+    broker_id = _coordinator_id(group_admin.cluster, group_id)
     committed = {each.partition: each.committed_offset for each in lags if each.committed_offset is not None}
     ends: Offsets = {}
     for each in lags:
@@ -229,6 +228,28 @@ def group(group_admin: GroupAdmin, group_id: str) -> tuple[GroupFact, Offsets] |
             ends.setdefault(each.partition.topic, {})[each.partition.partition] = each.end_offset
     fact = GroupFact(group_id, known.state, known.assignor or known.type, broker_id, known.members, committed)
     return fact, ends
+
+
+def _share_group(cluster: Cluster, group_id: str) -> GroupFact | None:
+    """A share group, which the description of groups that commit offsets does not know."""
+    broker_id = _coordinator_id(cluster, group_id)
+    if broker_id < 0:
+        return None
+
+    def attempt() -> list[GroupFact]:
+        connection = cluster.broker(broker_id)
+        response = connection.request(ListGroupsRequest(), ListGroupsResponse)
+        check(response.error_code)
+        listed = [each for each in response.groups if each.group_id == group_id and is_share_group(each)]
+        return list(share_facts(cluster, connection, broker_id, listed))
+
+    return next(iter(_reconnecting(attempt)), None)
+
+
+def _coordinator_id(cluster: Cluster, group_id: str) -> int:
+    coordinator = cluster.coordinator(group_id).address
+    brokers = cluster.load_metadata([]).brokers
+    return next((each.node_id for each in brokers if (each.host, each.port) == coordinator), -1)
 
 
 def _chunks(listed: Sequence[ListedGroup]) -> Iterator[Sequence[ListedGroup]]:

@@ -484,7 +484,7 @@ async def group(request: Request) -> Response:
         if new is None:
             raise Problem(404, 40403, f"there is no group {name}")
         found, ends = new
-        picture = replace(picture, end_offsets=ends)
+        picture = replace(picture, end_offsets=ends or picture.end_offsets)
         console_of(request).view.expire()
     row = {
         **picture.group_row(found),
