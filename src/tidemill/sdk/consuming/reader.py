@@ -347,6 +347,9 @@ class Reader:
         if first is None:
             return
         messages.append(first)
+        if first.error() is not None:
+            # The end of a partition, or a failure. Only records wait for more records.
+            return
         self._revoked.clear()
         deadline_s = time.monotonic() + self._reading.linger_s
         while len(messages) < self._reading.max_batch:
