@@ -144,7 +144,7 @@ def a_decision_is_replaced_before_it_is_finished(replace: Replace) -> None:
 
 
 def the_report_of_a_task_is_not_compared(replace: Replace) -> None:
-    """What stands under its transactional id by now is committed, whoever has written it."""
+    """The driver commits the open transaction of each task's id, although another producer may have written it."""
 
     async def _take_over(self: Any, attempts: Any) -> list[Any]:
         taken = []

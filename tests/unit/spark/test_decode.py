@@ -161,7 +161,7 @@ def test_damage_is_refused_or_read_as_the_loop_reads_it(source: random.Random) -
     if columns is SCHEMA.names:
         assert rows == expected(damaged)
     else:
-        # Nobody asked for headers, so what they hold was not looked at.
+        # Headers were not requested, so they were not decoded.
         assert len(rows) == sum(header.record_count for header, _ in damaged)
 
 

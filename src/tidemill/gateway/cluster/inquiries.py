@@ -182,10 +182,8 @@ def groups(cluster: Cluster, broker_id: int) -> list[GroupFact]:
 
     def attempt() -> list[GroupFact]:
         connection = cluster.broker(broker_id)
-        response = connection.request(ListGroupsRequest(), ListGroupsResponse)
-        check(response.error_code)
         found: list[GroupFact] = []
-        for chunk in _chunks(response.groups):
+        for chunk in _chunks(_listed(connection)):
             found += _facts(connection, broker_id, [each for each in chunk if not is_share_group(each)])
             found += share_facts(
                 cluster, connection, broker_id, [each for each in chunk if is_share_group(each)]
@@ -238,9 +236,7 @@ def _share_group(cluster: Cluster, group_id: str) -> GroupFact | None:
 
     def attempt() -> list[GroupFact]:
         connection = cluster.broker(broker_id)
-        response = connection.request(ListGroupsRequest(), ListGroupsResponse)
-        check(response.error_code)
-        listed = [each for each in response.groups if each.group_id == group_id and is_share_group(each)]
+        listed = [each for each in _listed(connection) if each.group_id == group_id and is_share_group(each)]
         return list(share_facts(cluster, connection, broker_id, listed))
 
     return next(iter(_reconnecting(attempt)), None)
@@ -250,6 +246,12 @@ def _coordinator_id(cluster: Cluster, group_id: str) -> int:
     coordinator = cluster.coordinator(group_id).address
     brokers = cluster.load_metadata([]).brokers
     return next((each.node_id for each in brokers if (each.host, each.port) == coordinator), -1)
+
+
+def _listed(connection: Connection) -> Sequence[ListedGroup]:
+    response = connection.request(ListGroupsRequest(), ListGroupsResponse)
+    check(response.error_code)
+    return response.groups
 
 
 def _chunks(listed: Sequence[ListedGroup]) -> Iterator[Sequence[ListedGroup]]:

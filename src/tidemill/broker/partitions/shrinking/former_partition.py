@@ -49,25 +49,25 @@ class FormerPartition:
         self.name = name
         self.index = name.partition
         self._host = host
-        self._refusals = Refusals() if passing_on is None else passing_on.refusals
+        if passing_on is None:
+            passing_on = PassingOn(name, storing_partition(self.index, count, config), host, Refusals())
         self._passing_on = passing_on
+        self._refusals = passing_on.refusals
         self.configure(count, config)
 
     def configure(self, count: int, config: TopicConfig) -> None:
         """Follow a change of the topic, which has `count` partitions: what was known of other partitions may be old."""
         self._rules = ProduceRules(self.name.topic, config)
         target = storing_partition(self.index, count, config)
-        if self._passing_on is None or self._passing_on.target != target:
-            if self._passing_on is not None:
-                self._passing_on.close()
+        if self._passing_on.target != target:
+            self._passing_on.close()
             self._passing_on = PassingOn(self.name, target, self._host, self._refusals)
         others = {each for each in storing_partitions(self.index, config) if each < count} - {target}
         self._elsewhere = StoredElsewhere(self.name, tuple(sorted(others)), self._host)
 
     def close(self) -> None:
         """The topic has a partition under this number again, or is gone."""
-        if self._passing_on is not None:
-            self._passing_on.close()
+        self._passing_on.close()
 
     @property
     def appender(self) -> FormerPartition:
@@ -99,7 +99,6 @@ class FormerPartition:
         transactional_id: str | None = None,
         is_passed_on: bool = False,  # noqa: ARG002
     ) -> None:
-        assert self._passing_on is not None
         try:
             header = self._rules.received(data, allows_zstd, allows_transactions, is_passed_on=False)
             check_produced(header)
