@@ -7,8 +7,10 @@ Nothing else is decoded, because a broker makes tens of thousands of copies in a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
+from tidemill.delays.pending import Delivery
 from tidemill.delays.requests import (
     BROKER_HEADERS,
     CARRIED,
@@ -21,6 +23,7 @@ from tidemill.delays.requests import (
     PRODUCER_HEADERS,
     SCHEDULE_ID,
 )
+from tidemill.delays.state import Carry
 from tidemill.protocol.record_walk import varint_at
 from tidemill.protocol.records import (
     HEADER_SIZE,
@@ -31,7 +34,12 @@ from tidemill.protocol.records import (
     append_varint,
     assemble,
 )
+from tidemill.protocol.steps import Steps
 
+_Due = TypeVar("_Due", Delivery, Carry)
+
+_BATCH_BYTES = 256 * 1024
+_COPIES_A_STEP = 100
 _ORIGINAL_OFFSET = ORIGINAL_OFFSET.encode()
 # A copy keeps the schedule id, which tells the consumer which message it is.
 _HIDING = frozenset(name.encode() for name in (PRODUCER_HEADERS | BROKER_HEADERS) - {SCHEDULE_ID})
@@ -177,3 +185,43 @@ def _name(name: str) -> bytes:
 _ORIGINAL_OFFSET_NAME, _PENDING_OFFSET_NAME = _name(ORIGINAL_OFFSET), _name(PENDING_OFFSET)
 _DUE_NAME, _NEXT_DUE_NAME = _name(DUE), _name(NEXT_DUE)
 _CARRIED_HEADER = _name(CARRIED) + b"\0"
+
+
+def visible_copies(
+    deliveries: Sequence[Delivery], originals: Mapping[int, Original]
+) -> Steps[list[tuple[bytearray, list[Delivery]]]]:
+    """Batches of visible copies, each with the deliveries that it makes."""
+    return _copies_of(deliveries, originals, _add_visible)
+
+
+def carried_copies(
+    carries: Sequence[Carry], originals: Mapping[int, Original]
+) -> Steps[list[tuple[bytearray, list[Carry]]]]:
+    """Batches of carried records, each with what it carries."""
+    return _copies_of(carries, originals, _add_carried)
+
+
+def _add_visible(batch: CopyBatch, original: Original, delivery: Delivery) -> None:
+    batch.add_visible(original, delivery.due_ms, delivery.next_due_ms)
+
+
+def _add_carried(batch: CopyBatch, original: Original, carry: Carry) -> None:
+    batch.add_carried(original, carry.due_ms)
+
+
+def _copies_of(
+    due: Sequence[_Due],
+    originals: Mapping[int, Original],
+    add: Callable[[CopyBatch, Original, _Due], None],
+) -> Steps[list[tuple[bytearray, list[_Due]]]]:
+    batches: list[tuple[bytearray, list[_Due]]] = []
+    batch, of_batch = CopyBatch(), []
+    for number, each in enumerate(due, 1):
+        add(batch, originals[each.offset], each)
+        of_batch.append(each)
+        if batch.size >= _BATCH_BYTES or number == len(due):
+            batches.append((batch.finish(), of_batch))
+            batch, of_batch = CopyBatch(), []
+        if number % _COPIES_A_STEP == 0:
+            yield None
+    return batches
