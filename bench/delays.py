@@ -1,7 +1,8 @@
 """Delayed records: how late they become visible, and what millions of pending ones cost a broker.
 
-Latency is from the time a record is due to its arrival at a consumer on the same machine. The records are produced before,
-so that only their delivery is measured. A restart begins when the process starts, and ends when a record that is due
+Latency is from the time a record is due to its arrival at a consumer on the same machine. In one case all records are
+produced before, so that only their delivery is measured. In another one they are produced a second before they are due, as
+fast as others are delivered. A restart begins when the process starts, and ends when a record that is due
 has arrived: then the broker has the state of all pending records.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,10 @@ from bench.raw_loads import send_pipelined
 from bench.stats import percentile
 
 RATE_PER_S = 20_000
+# In and out at the same time.
+SUSTAINED_PER_S = 10_000
+SUSTAINED_BATCH_RECORDS = 100
+SUSTAINED_DELAY_MS = 1_000
 VALUE_BYTES = 100
 BATCH_RECORDS = 500
 CONFIGS = {"tidemill.delays.enable": "true"}
@@ -42,7 +48,16 @@ ARRIVAL_LIMIT_S = 600.0
 
 
 def cases(scale: Scale) -> list[LiveCase]:
-    return [LiveCase("delays", f"due to visible, {RATE_PER_S:,} msgs/s", partial(_latency, scale))]
+    return [
+        LiveCase(
+            "delays", f"due to visible, {RATE_PER_S:,} msgs/s", partial(_latency, scale, RATE_PER_S, False)
+        ),
+        LiveCase(
+            "delays",
+            f"due to visible while {SUSTAINED_PER_S:,} msgs/s are produced",
+            partial(_latency, scale, SUSTAINED_PER_S, True),
+        ),
+    ]
 
 
 def pending_cases(scale: Scale) -> list[FreshCase]:
@@ -50,15 +65,16 @@ def pending_cases(scale: Scale) -> list[FreshCase]:
     return [FreshCase("delays-pending", f"{count:,} pending, restart", partial(_restart, count))]
 
 
-def _latency(scale: Scale, broker: Broker) -> Metrics:
+def _latency(scale: Scale, rate_per_s: int, is_sustained: bool, broker: Broker) -> Metrics:
     with topic(broker, configs=CONFIGS) as name:
-        messages = int((scale.latency_s + scale.latency_warm_up_s) * RATE_PER_S)
         load = DueToVisible(
             broker.bootstrap,
             broker.pids,
             topic=name,
-            messages=messages,
-            warm_up=int(scale.latency_warm_up_s * RATE_PER_S),
+            messages=int((scale.latency_s + scale.latency_warm_up_s) * rate_per_s),
+            warm_up=int(scale.latency_warm_up_s * rate_per_s),
+            rate_per_s=rate_per_s,
+            is_sustained=is_sustained,
         )
         return measure(load, ARRIVAL_LIMIT_S)
 
@@ -103,34 +119,29 @@ def delayed_batch(due_times_ms: range | list[int]) -> bytes:
 
 @dataclass(frozen=True)
 class DueToVisible(Load):
-    """Produces delayed records, then reads them as they become visible."""
+    """Produces delayed records, then or meanwhile reads them as they become visible."""
 
     topic: str
     messages: int
     warm_up: int
+    rate_per_s: int
+    is_sustained: bool
 
     def run(self) -> Metrics:
-        first_ms = time.time_ns() // 1_000_000 + 2_000 + self.messages * 1_000 // PRODUCE_PER_S_MIN
-        with Connection(self.bootstrap) as connection:
-            send_pipelined(connection, self._requests(first_ms), in_flight_max=5)
-        if time.time_ns() // 1_000_000 > first_ms:
-            raise RequestFailedError("the first records were due before the last ones were produced")
-        consumer = Consumer(
-            CONSUMER_SETTINGS | {"bootstrap.servers": self.bootstrap, "fetch.wait.max.ms": 100}
-        )
-        late_ms: list[float] = []
-        try:
-            consumer.assign([TopicPartition(self.topic, 0, 0)])
+        begin_ms = time.time_ns() // 1_000_000
+        if self.is_sustained:
+            first_ms = begin_ms + SUSTAINED_DELAY_MS
+            with ThreadPoolExecutor(1) as executor, Meter(self.broker_pids) as meter:
+                produced = executor.submit(self._produce, self._as_time_passes(first_ms))
+                late_ms = self._read(first_ms)
+                produced.result()
+        else:
+            first_ms = begin_ms + 2_000 + self.messages * 1_000 // PRODUCE_PER_S_MIN
+            self._produce(self._requests(first_ms, BATCH_RECORDS))
+            if time.time_ns() // 1_000_000 > first_ms:
+                raise RequestFailedError("the first records were due before the last ones were produced")
             with Meter(self.broker_pids) as meter:
-                while len(late_ms) < self.messages:
-                    found = consumer.consume(num_messages=500, timeout=0.005)
-                    wall_ms = time.time_ns() / 1e6
-                    # The timestamp of what is delivered is the time it was due.
-                    late_ms += (wall_ms - message.timestamp()[1] for message in found)
-                    if wall_ms > first_ms + 1_000 * ARRIVAL_LIMIT_S:
-                        raise RequestFailedError(f"{len(late_ms)} of {self.messages} messages in time")
-        finally:
-            consumer.close()
+                late_ms = self._read(first_ms)
         if min(late_ms) < 0:
             raise RequestFailedError(f"a record came {-min(late_ms):.1f} ms early")
         measured = sorted(late_ms[self.warm_up :])
@@ -143,10 +154,42 @@ class DueToVisible(Load):
             "broker_us_per_message": meter.broker_cpu_s / self.messages * 1e6,
         }
 
-    def _requests(self, first_ms: int) -> Iterator[bytearray]:
-        for first in range(0, self.messages, BATCH_RECORDS):
-            numbers = range(first, min(first + BATCH_RECORDS, self.messages))
-            due_times_ms = [first_ms + number * 1_000 // RATE_PER_S for number in numbers]
+    def _produce(self, requests: Iterator[bytearray]) -> None:
+        with Connection(self.bootstrap) as connection:
+            send_pipelined(connection, requests, in_flight_max=5)
+
+    def _read(self, first_ms: int) -> list[float]:
+        """How late each record came, in milliseconds."""
+        consumer = Consumer(
+            CONSUMER_SETTINGS | {"bootstrap.servers": self.bootstrap, "fetch.wait.max.ms": 100}
+        )
+        late_ms: list[float] = []
+        try:
+            consumer.assign([TopicPartition(self.topic, 0, 0)])
+            while len(late_ms) < self.messages:
+                found = consumer.consume(num_messages=500, timeout=0.005)
+                wall_ms = time.time_ns() / 1e6
+                # The timestamp of what is delivered is the time it was due.
+                late_ms += (wall_ms - message.timestamp()[1] for message in found)
+                if wall_ms > first_ms + 1_000 * ARRIVAL_LIMIT_S:
+                    raise RequestFailedError(f"{len(late_ms)} of {self.messages} messages in time")
+        finally:
+            consumer.close()
+        return late_ms
+
+    def _as_time_passes(self, first_ms: int) -> Iterator[bytearray]:
+        """Each batch a second before its first record is due."""
+        for number, request in enumerate(self._requests(first_ms, SUSTAINED_BATCH_RECORDS)):
+            sent_ms = (
+                first_ms - SUSTAINED_DELAY_MS + number * SUSTAINED_BATCH_RECORDS * 1_000 / self.rate_per_s
+            )
+            time.sleep(max(0.0, sent_ms / 1_000 - time.time()))
+            yield request
+
+    def _requests(self, first_ms: int, batch_records: int) -> Iterator[bytearray]:
+        for first in range(0, self.messages, batch_records):
+            numbers = range(first, min(first + batch_records, self.messages))
+            due_times_ms = [first_ms + number * 1_000 // self.rate_per_s for number in numbers]
             yield produce_request(self.topic, {0: delayed_batch(due_times_ms)}, acks=1)
 
 

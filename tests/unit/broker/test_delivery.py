@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.unit.log.batches import T0, append
 from tidemill.broker.metrics.registry import TopicCounts
-from tidemill.broker.partitions.delivery import _COLLECT_S, DelayedDelivery
+from tidemill.broker.partitions.appending.held_batches import HeldBatches
+from tidemill.broker.partitions.delivery import _BEHIND_MAX, _COLLECT_S, _REPLAYED_A_ROUND, DelayedDelivery
 from tidemill.config import TopicConfig
 from tidemill.delays.pending import Delivery
 from tidemill.delays.state import PartitionDelays
@@ -18,6 +20,23 @@ from tidemill.protocol.records import Header, Record, build_batch, iterate_recor
 from tidemill.protocol.steps import Steps, run_steps
 from tidemill.sim.platform.disk import SimulatedDisk
 from tidemill.types import TopicPartition
+
+
+class HoldingAppender:
+    """Appends copies at once, and produced batches when delivery lets them in."""
+
+    def __init__(self, append_copies: Callable[[bytearray, int], None]) -> None:
+        self.append_copies = append_copies
+        self.held = HeldBatches()
+        self.let_in = self.held.let_in
+        self.release = self.held.release
+
+    @property
+    def holds_batches(self) -> bool:
+        return len(self.held) > 0
+
+    def hold(self) -> None:
+        self.held.is_open = False
 
 
 class Led:
@@ -50,13 +69,14 @@ class Led:
             note_lateness=lambda _: None,
         )
         self.leadership = SimpleNamespace(writable_log=self.log)
+        self.appender = HoldingAppender(self._append_copies)
         self.delivery = DelayedDelivery(
             TopicPartition("later", 0),
             TopicConfig(tidemill_delays_enable=True),
             cast(Any, host),
             cast(Any, self.reader),
             cast(Any, self.leadership),
-            cast(Any, SimpleNamespace(append_copies=self._append_copies)),
+            cast(Any, self.appender),
             TopicCounts(),
         )
         self.delivery.update()
@@ -65,6 +85,21 @@ class Led:
         append(self.log, batch)
         self.reader.high_watermark = self.log.log_end_offset
         self.listeners[0](len(batch))
+
+    def produce(self, due_times_ms: Sequence[int]) -> None:
+        """A producer sends a batch of delayed records."""
+        records = [
+            Record(number, T0, b"k", b"v", [Header("tidemill-deliver-at", b"%d" % due_ms)])
+            for number, due_ms in enumerate(due_times_ms)
+        ]
+
+        def append_batch() -> None:
+            batch = build_batch(records)
+            append(self.log, batch)
+            self.reader.high_watermark = self.log.log_end_offset
+            self.listeners[0](len(batch))
+
+        self.appender.held.admit(len(records), append_batch)
 
     def run_round(self) -> None:
         self.delivery._worked(run_steps(self.rounds.pop()()), None)
@@ -162,7 +197,7 @@ def test_what_becomes_visible_during_a_round_is_looked_at_after_it() -> None:
         cast(Any, SimpleNamespace(delivery_work=work, wall_ms=lambda: 0)),
         cast(Any, reader),
         cast(Any, SimpleNamespace(writable_log=log)),
-        cast(Any, None),
+        cast(Any, HoldingAppender(lambda *_: None)),
         TopicCounts(),
     )
     delivery.update()
@@ -174,3 +209,73 @@ def test_what_becomes_visible_during_a_round_is_looked_at_after_it() -> None:
     assert len(rounds) == 2
     delivery._worked(True, None)
     assert len(rounds) == 2, "nothing is pending"
+
+
+def test_producer_that_never_pauses_does_not_keep_due_records_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch comes between any two steps. One record of each is due at once, the others in a day."""
+    led = Led(monkeypatch, 0)
+    batch_records, day_ms = 400, 86_400_000
+    due_times_ms = [T0, *[T0 + day_ms] * (batch_records - 1)]
+    delivered: list[int] = []
+    produced = behind_max = journal_max = 0
+    state = led.delivery._state
+    assert state is not None
+    for _ in range(30):
+        steps = led.rounds.pop()()
+        for _ in range(1_000):
+            led.produce(due_times_ms)
+            produced += 1
+            behind_max = max(behind_max, led.log.log_end_offset - state.end_offset)
+            journal_max = max(journal_max, len(state._journal))
+            work = next(steps, StopIteration)
+            if work is StopIteration:
+                break
+            assert work is None, "there are no snapshots to read"
+        else:
+            pytest.fail("a round has no end while batches come")
+        led.delivery._worked(False, None)
+        delivered.append(led.delivery._counts.delays_delivered)
+    assert delivered[-1] > delivered[9] > 0, "delivered while batches came, not only after the last one"
+    assert behind_max <= _BEHIND_MAX + batch_records
+    assert journal_max <= behind_max, "what is committed need not be undone"
+    assert led.appender.holds_batches, "the producer waits"
+    assert produced * batch_records > led.log.log_end_offset
+    led.delivery.stop()
+    assert not led.appender.holds_batches
+
+
+def test_long_log_is_replayed_in_rounds_and_lets_some_batches_in_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    led = Led(monkeypatch, 0)
+    due_times_ms = [T0 + 3_600_000] * 1000
+    for _ in range(30):
+        led.produce(due_times_ms)
+    state = led.delivery._state
+    assert state is not None
+    led.run_round()
+    assert state.end_offset == _REPLAYED_A_ROUND, "other partitions have their turn"
+    for _ in range(30):
+        led.produce(due_times_ms)
+    assert led.log.log_end_offset == 30_000, "they wait"
+    ends = []
+    while led.rounds:
+        led.run_round()
+        ends.append((state.end_offset, led.log.log_end_offset))
+    assert ends[0] == (2 * _REPLAYED_A_ROUND, 30_000 + _REPLAYED_A_ROUND // 2), "one is let in for two"
+    assert ends[-1] == (60_000, 60_000)
+    assert not led.appender.holds_batches
+    led.delivery.stop()
+
+
+def test_held_batches_keep_their_order_and_let_a_large_one_in_alone() -> None:
+    held, appended = HeldBatches(), []
+    held.admit(5, lambda: appended.append("open"))
+    held.is_open = False
+    for name, record_count in (("large", 500), ("small", 5), ("other", 5)):
+        held.admit(record_count, lambda name=name: appended.append(name))  # type: ignore[misc]
+    assert (held.let_in(100), appended) == (0, ["open"])
+    assert (held.let_in(100, takes_any_first=True), appended) == (500, ["open", "large"])
+    assert (held.let_in(7), appended[2:]) == (5, ["small"])
+    held.release()
+    assert (len(held), appended[3:]) == (0, ["other"])

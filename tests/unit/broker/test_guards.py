@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from tidemill.broker.partitions.appending.guards import Guards
@@ -26,7 +28,7 @@ EPOCH = 5
 def test_failure_06_a_marker_voids_what_was_confirmed_of_its_transaction(
     marker_epoch: int, transaction_version: int, is_void: bool
 ) -> None:
-    guards = Guards()
+    guards = Guards(cast(Any, None))
     guard = guards.enter(PRODUCER, EPOCH, sequence=0, adds=transaction_version >= 2)
     guards.ended(
         TransactionEnd(PRODUCER, marker_epoch, 0, is_commit=True, transaction_version=transaction_version)

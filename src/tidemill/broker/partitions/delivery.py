@@ -8,6 +8,10 @@ committed itself.
 The log is followed in steps, up to its very end before each append. So a cancel that was appended first is seen first.
 What this leader appends itself is taken into the state at once, before a reader is woken.
 
+A producer can be faster than the replay of its records. So its batches wait while the replay is behind by too many
+records, and while the last ones before a delivery are replayed. A leader that replays a long log lets one record in for
+every two that it replays, and fewer while records are due that it could not deliver yet.
+
 Records that are due at nearly the same time are delivered together: after a delivery the next one waits some
 milliseconds. One that is due after a pause is delivered at its time.
 
@@ -22,9 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
@@ -33,11 +36,10 @@ from tidemill.broker.partitions.leadership import Leadership
 from tidemill.broker.partitions.originals import Originals, segment_of
 from tidemill.broker.partitions.reader import PartitionReader
 from tidemill.config import TopicConfig
-from tidemill.delays.copies import CopyBatch, Original
-from tidemill.delays.pending import Delivery
+from tidemill.delays.copies import carried_copies, visible_copies
 from tidemill.delays.requests import Cancel, Delayed, may_hold_requests, meaning_of
 from tidemill.delays.snapshot import FrozenDelays, can_freeze
-from tidemill.delays.state import Carry, PartitionDelays
+from tidemill.delays.state import PartitionDelays
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.log.filtered_read import KnownRun
 from tidemill.log.log import Log
@@ -49,16 +51,16 @@ from tidemill.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-_Due = TypeVar("_Due", Delivery, Carry)
-
 # How many records are delivered or carried at once. To take that many copies into the state is one step.
 _AT_ONCE = 200
 # How often a round delivers before other partitions have their turn.
 _DELIVERIES_A_ROUND = 5
-_BATCH_BYTES = 256 * 1024
 _BATCHES_A_STEP = 32
+# Producers wait when the log is ahead of the state by so many records.
+_BEHIND_MAX = 2_000
+# How much of a long log a round replays before other partitions have their turn.
+_REPLAYED_A_ROUND = 10_000
 _RECORDS_A_STEP = 200
-_COPIES_A_STEP = 100
 # After a delivery the next one collects what is due for so long.
 _COLLECT_S = 0.005
 # The wall clock may jump: it is looked at again after this time at the latest.
@@ -89,10 +91,13 @@ class DelayedDelivery:
         "_config",
         "_counted_cancels",
         "_counts",
+        "_credit",
         "_has_delivered",
         "_host",
         "_is_appending",
+        "_is_late",
         "_is_restored",
+        "_is_settling",
         "_is_taking_snapshot",
         "_is_woken",
         "_is_working",
@@ -133,6 +138,10 @@ class DelayedDelivery:
         self._carry_before = 0
         # Whether the snapshots were looked at.
         self._is_restored = False
+        # Whether the last batches before an append are replayed, so that no others may come.
+        self._is_settling = False
+        # How many records were replayed or delivered, each of which lets half a one in.
+        self._credit = 0
         # How many bytes of the log were replayed since the last snapshot, and the size of that.
         self._replayed_bytes = self._snapshot_bytes = 0
         self._is_taking_snapshot = False
@@ -142,8 +151,8 @@ class DelayedDelivery:
         self._is_working = False
         # Whether this object appends: what becomes visible by that needs no round.
         self._is_appending = False
-        # Whether the last round delivered something.
-        self._has_delivered = False
+        # Whether the last round delivered something, and whether it left something that was due.
+        self._has_delivered = self._is_late = False
         # Whether something became visible during a round, which may have looked before.
         self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
@@ -231,7 +240,9 @@ class DelayedDelivery:
             self._left = state, log
         self._state = self._log = None
         self._counted_cancels = None
-        self._carry_before = 0
+        self._carry_before = self._credit = 0
+        self._is_late = False
+        self._appender.release()
         self._originals.forget()
         self._reader.stop_waiting(self._grew)
         if self._timer is not None:
@@ -338,8 +349,12 @@ class DelayedDelivery:
 
     def _grew(self, _added_bytes: int) -> None:
         # Registered for good, not for one round.
-        if not self._is_appending:
-            self._wake()
+        if self._is_appending:
+            return
+        state, log = self._state, self._log
+        if state is not None and log is not None and self._is_restored and _behind(state, log) > _BEHIND_MAX:
+            self._appender.hold()
+        self._wake()
 
     def _wake(self) -> None:
         if self._is_working or self._state is None:
@@ -360,6 +375,7 @@ class DelayedDelivery:
         if state is None or log is None:
             return
         if error is not None:
+            self._appender.release()
             state.give_back()
             if not isinstance(error, ApiError | OSError):
                 logger.error("%s: delivering delayed records failed", self._name, exc_info=error)
@@ -392,7 +408,13 @@ class DelayedDelivery:
             self._is_restored = True
             if restored is not None:
                 self._state = state = restored
-        yield from self._follow(state, log)
+        if _behind(state, log) > _REPLAYED_A_ROUND:
+            yield from self._follow(state, log, state.end_offset + _REPLAYED_A_ROUND)
+            return False
+        if state.next_due_ms is not None and state.next_due_ms <= self._host.wall_ms():
+            yield from self._settle(state, log)
+        else:
+            yield from self._follow(state, log, log.log_end_offset)
         if self._state is not state:
             return True
         self._count_cancels(state)
@@ -400,18 +422,20 @@ class DelayedDelivery:
         yield from state.advance_committed(self._reader.high_watermark)
         if self._state is not state:
             return True
-        self._has_delivered = has_more = False
+        self._has_delivered = self._is_late = False
         for _ in range(_DELIVERIES_A_ROUND):
             delivered_count = yield from self._deliver(state, log)
             self._has_delivered = self._has_delivered or delivered_count > 0
-            has_more = delivered_count == _AT_ONCE
-            if not has_more:
+            self._is_late = delivered_count == _AT_ONCE
+            if not self._is_late:
                 break
             yield None
             if self._state is not state:
                 return True
         carried = yield from self._carry(state, log)
-        return not has_more and not carried and state.end_offset == log.log_end_offset
+        self._pace(state, log)
+        is_at_end = state.end_offset == log.log_end_offset and not self._appender.holds_batches
+        return not self._is_late and not carried and is_at_end
 
     def _deliver(self, state: PartitionDelays, log: Log) -> Steps[int]:
         """Deliver some of the records that are due. Returns how many `due` gave."""
@@ -422,19 +446,20 @@ class DelayedDelivery:
         originals = yield from self._originals.at(log, [each.offset for each in due])
         yield None
         given = [each for each in due if each.offset in originals]
-        batches = yield from _copies_of(given, originals, _add_visible)
-        yield from self._follow(state, log)
+        batches = yield from visible_copies(given, originals)
+        yield from self._settle(state, log)
         if self._state is not state:
             return 0
         live = state.confirm(given)
         if len(live) < len(given):
-            batches = run_steps(_copies_of(live, originals, _add_visible))
+            batches = run_steps(visible_copies(live, originals))
         for batch, deliveries in batches:
             first_offset = log.log_end_offset
             self._append(batch)
             state.replay_copies(first_offset, deliveries)
             self._replayed_bytes += len(batch)
         self._counts.delays_delivered += len(live)
+        self._credit += len(live) // 2
         wall_ms = self._host.wall_ms()
         for each in live:
             self._host.note_lateness(wall_ms - each.due_ms)
@@ -448,11 +473,11 @@ class DelayedDelivery:
             self._carry_before = 0
             return False
         originals = yield from self._originals.at(log, [each.offset for each in wanted])
-        yield from self._follow(state, log)
+        yield from self._settle(state, log)
         if self._state is not state:
             return False
         live = [each for each in state.confirm_carries(wanted) if each.offset in originals]
-        for batch, _ in run_steps(_copies_of(live, originals, _add_carried)):
+        for batch, _ in run_steps(carried_copies(live, originals)):
             self._append(batch)
         return bool(live)
 
@@ -466,9 +491,20 @@ class DelayedDelivery:
 
     # -- reading the log -------------------------------------------------------------------------------------
 
-    def _follow(self, state: PartitionDelays, log: Log) -> Steps[None]:
-        """Replay the log up to its end."""
-        while self._state is state and state.end_offset < log.log_end_offset:
+    def _settle(self, state: PartitionDelays, log: Log) -> Steps[None]:
+        """Replay the log up to its very end. Batches of producers wait until `_pace` lets them in."""
+        self._appender.hold()
+        self._is_settling = True
+        try:
+            while self._state is state and state.end_offset < log.log_end_offset:
+                yield from self._follow(state, log, log.log_end_offset)
+        finally:
+            self._is_settling = False
+
+    def _follow(self, state: PartitionDelays, log: Log, end_offset: int) -> Steps[None]:
+        """Replay the log up to an offset, or further. What is committed by now is final, and needs no undoing later."""
+        while self._state is state and state.end_offset < end_offset:
+            yield from state.advance_committed(self._reader.high_watermark)
             before = state.end_offset
             segment = segment_of(log, before)
             for number, (_, header, batch) in enumerate(segment.batches(segment.locate(before)), 1):
@@ -476,41 +512,40 @@ class DelayedDelivery:
                     continue
                 yield from _replay(state, header, batch)
                 self._replayed_bytes += header.size
-                if number % _BATCHES_A_STEP == 0:
-                    yield None
                 if self._state is not state:
+                    return
+                self._credit += header.record_count
+                self._pace(state, log)
+                if number % _BATCHES_A_STEP == 0:
+                    yield from state.advance_committed(self._reader.high_watermark)
+                    yield None
+                if self._state is not state or state.end_offset >= end_offset:
                     return
             if state.end_offset == before:
                 # Retention or an earlier compaction left a gap here.
                 following = (each.base_offset for each in log.segments if each.base_offset > before)
                 state.end_offset = next(following, log.log_end_offset)
 
+    def _pace(self, state: PartitionDelays, log: Log) -> None:
+        """Hold batches of producers back, or let some in."""
+        if self._is_settling:
+            return
+        appender, room = self._appender, _BEHIND_MAX - _behind(state, log)
+        if room >= 0 and not self._is_late:
+            self._credit = 0
+            appender.let_in(room, takes_any_first=room == _BEHIND_MAX)
+            if not appender.holds_batches:
+                appender.release()
+            return
+        appender.hold()
+        self._credit -= 2 * appender.let_in(self._credit // 2)
+        if not appender.holds_batches:
+            # What was replayed before a batch came lets none in.
+            self._credit = 0
 
-def _add_visible(batch: CopyBatch, original: Original, delivery: Delivery) -> None:
-    batch.add_visible(original, delivery.due_ms, delivery.next_due_ms)
 
-
-def _add_carried(batch: CopyBatch, original: Original, carry: Carry) -> None:
-    batch.add_carried(original, carry.due_ms)
-
-
-def _copies_of(
-    due: Sequence[_Due],
-    originals: Mapping[int, Original],
-    add: Callable[[CopyBatch, Original, _Due], None],
-) -> Steps[list[tuple[bytearray, list[_Due]]]]:
-    """Batches of copies, each with what it is for."""
-    batches: list[tuple[bytearray, list[_Due]]] = []
-    batch, of_batch = CopyBatch(), []
-    for number, each in enumerate(due, 1):
-        add(batch, originals[each.offset], each)
-        of_batch.append(each)
-        if batch.size >= _BATCH_BYTES or number == len(due):
-            batches.append((batch.finish(), of_batch))
-            batch, of_batch = CopyBatch(), []
-        if number % _COPIES_A_STEP == 0:
-            yield None
-    return batches
+def _behind(state: PartitionDelays, log: Log) -> int:
+    return log.log_end_offset - state.end_offset
 
 
 def _replay(state: PartitionDelays, header: BatchHeader, batch: memoryview) -> Steps[None]:

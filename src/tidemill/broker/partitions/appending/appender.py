@@ -19,11 +19,13 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from tidemill.broker.disk.long_work import LongWork
 from tidemill.broker.metrics.registry import TopicCounts
-from tidemill.broker.partitions.appending.guards import Guard, Guards
+from tidemill.broker.partitions.appending.guards import NO_SEQUENCE, Guard, Guards
+from tidemill.broker.partitions.appending.held_batches import HeldBatches
 from tidemill.broker.partitions.appending.produce_rules import Inspected, ProduceRules
 from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.leadership import Leadership
@@ -62,7 +64,6 @@ from tidemill.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 _NO_TIMESTAMP = -1
-_NO_SEQUENCE = 0
 # The coordinator may verify the same batch when it is sent again.
 _RETRIABLE = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.CONCURRENT_TRANSACTIONS)
 
@@ -86,7 +87,7 @@ class Appender:
         "_config",
         "_elsewhere",
         "_fence",
-        "_guards",
+        "_held",
         "_host",
         "_inspecting",
         "_leadership",
@@ -97,6 +98,7 @@ class Appender:
         "_rules",
         "check_passed_on",
         "counts",
+        "guards",
         "passing_on",
     )
 
@@ -119,9 +121,11 @@ class Appender:
         self.counts = counts
         self._refusals = refusals or Refusals()
         self._fence = fence
-        self._guards = Guards()
+        self.guards = Guards(leadership)
         # How many batches wait until their records are inspected, or behind such a batch.
         self._inspecting = 0
+        # Those that wait until the partition takes appends. While it takes none, that counts as a batch that waits.
+        self._held = HeldBatches()
         # Set while the partition is decommissioned. It counts as a batch that waits, so `append` has no test of its own.
         self.passing_on: PassingOn | None = None
         # Partitions that may have stored batches of this one; and what they store, as long as it matters. That counts, too.
@@ -166,11 +170,33 @@ class Appender:
 
     def resigned(self) -> None:
         """This broker stopped leading: what coordinators verified here is void."""
-        self._guards.clear()
+        self.guards.clear()
         if self.passing_on is not None:
             self.passing_on.close()
             self.passing_on = PassingOn(self._name, self.passing_on.target, self._host, self._refusals)
         self._look_elsewhere()
+
+    # -- holding batches back --------------------------------------------------------------------------------
+
+    @property
+    def holds_batches(self) -> bool:
+        return len(self._held) > 0
+
+    def hold(self) -> None:
+        """Let batches of producers wait from now on."""
+        if self._held.is_open:
+            self._held.is_open = False
+            self._inspecting += 1
+
+    def let_in(self, records_max: int, *, takes_any_first: bool = False) -> int:
+        """Append some of the batches that wait (`HeldBatches.let_in`)."""
+        return self._held.let_in(records_max, takes_any_first=takes_any_first)
+
+    def release(self) -> None:
+        """Append all batches that wait, and hold none any more."""
+        if not self._held.is_open:
+            self._inspecting -= 1
+            self._held.release()
 
     # -- producing -------------------------------------------------------------------------------------------
 
@@ -219,7 +245,7 @@ class Appender:
                 data, header = run_first_step(rules.inspect(data, header, wall_ms))
             if header.producer_id >= 0:
                 if header.attributes & TRANSACTIONAL:
-                    duplicate = self._guards.duplicate_of(log.producers, header, guard, first_sequence)
+                    duplicate = self.guards.duplicate_of(log.producers, header, guard, first_sequence)
                 else:
                     duplicate = log.producers.duplicate_of(header, first_sequence)
                 if duplicate is not None:
@@ -231,7 +257,7 @@ class Appender:
                 header = stamp_append_time(data, header, wall_ms)
             base_offset = log.append(data, (header,), leadership.leader_epoch, wall_ms)
             if guard is not None:
-                self._guards.forget(header.producer_id)
+                self.guards.forget(header.producer_id)
         except InvalidBatch as error:
             code = error.code
             if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -281,6 +307,10 @@ class Appender:
             return found
 
         def inspected(found: Inspected, error: Exception | None) -> None:
+            record_count = found[1].record_count if error is None else 0
+            self._held.admit(record_count, partial(store, found, error))
+
+        def store(found: Inspected, error: Exception | None) -> None:
             self._inspecting -= 1
             if error is not None and not isinstance(error, InvalidBatch | ProtocolError):
                 logger.error("%s: inspecting a batch failed", self._name, exc_info=error)
@@ -505,9 +535,8 @@ class Appender:
         if writer is None:
             batch = build_batch(batch_records)
         else:
-            # As in Kafka's coordinators: the sequence has no meaning, because these records are never sent again.
             batch = build_batch(
-                batch_records, attributes=TRANSACTIONAL, **writer._asdict(), base_sequence=_NO_SEQUENCE
+                batch_records, attributes=TRANSACTIONAL, **writer._asdict(), base_sequence=NO_SEQUENCE
             )
         if len(batch) > self._config.max_message_bytes:
             raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -516,7 +545,7 @@ class Appender:
         except OSError as error:
             raise ApiError(self._append_failed(error).error) from error
         if writer is not None:
-            self._guards.forget(writer.producer_id)
+            self.guards.forget(writer.producer_id)
         end_offset = log.log_end_offset
         self._appended(log, len(batch))
         return end_offset
@@ -546,7 +575,7 @@ class Appender:
         log = self._writable_with_enough_in_sync()
         if self.passing_on is not None and not log.producers.is_open_for(end.producer_id):
             # Its records are elsewhere, if it has any. A marker would keep this partition from getting empty.
-            self._guards.ended(end)
+            self.guards.ended(end)
             return log.log_end_offset
         size_before = log.size
         try:
@@ -555,7 +584,7 @@ class Appender:
             raise ApiError(error.code, error.reason) from error
         except OSError as error:
             raise ApiError(self._append_failed(error).error) from error
-        self._guards.ended(end)
+        self.guards.ended(end)
         self._appended(log, log.size - size_before)
         return end_offset
 
@@ -566,35 +595,3 @@ class Appender:
         if self._leadership.is_under_min_isr:
             raise ApiError(ErrorCode.NOT_ENOUGH_REPLICAS)
         return log
-
-    # -- transactions that are about to begin ----------------------------------------------------------------
-
-    def guard_for_writer(self, writer: Writer, *, adds: bool) -> Guard | None:
-        """As `guard_for`, for records of a coordinator that will be part of a transaction."""
-        return self._guard(*writer, _NO_SEQUENCE, adds)
-
-    def drop_guard(self, producer_id: int, guard: Guard) -> None:
-        """Drop a guard that was taken for an epoch the producer does not have, so that it keeps no batch out."""
-        if self._guards.is_present(producer_id, guard):
-            self._guards.forget(producer_id)
-
-    def check_writer(self, writer: Writer, guard: Guard) -> None:
-        """`ApiError` when a marker came since the guard was taken: the transaction that was verified is over."""
-        log = self._leadership.writable_log
-        if (
-            log is None
-            or log.producers.is_open(*writer)
-            or self._guards.is_present(writer.producer_id, guard)
-        ):
-            return
-        raise ApiError(ErrorCode.INVALID_TXN_STATE)
-
-    def guard_for(self, header: BatchHeader, *, adds: bool) -> Guard | None:
-        """The guard for a batch whose transaction the coordinator must verify; None when it need not be verified."""
-        return self._guard(header.producer_id, header.producer_epoch, header.base_sequence, adds)
-
-    def _guard(self, producer_id: int, producer_epoch: int, sequence: int, adds: bool) -> Guard | None:
-        log = self._leadership.writable_log
-        if log is None or log.producers.is_open(producer_id, producer_epoch):
-            return None
-        return self._guards.enter(producer_id, producer_epoch, sequence, adds)

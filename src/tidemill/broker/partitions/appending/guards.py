@@ -14,11 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidemill.errors import ErrorCode
+from tidemill.broker.partitions.leadership import Leadership
+from tidemill.coordinator.shard import Writer
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.log.producer_state.producers import AppendedBatch, Producers
 from tidemill.log.transactions import TransactionEnd
 from tidemill.protocol.records import NAMED_PARTITION, BatchHeader, InvalidBatch
 
+# Of records that a coordinator writes: they are never sent again, so their sequence has no meaning.
+NO_SEQUENCE = 0
 _GUARDS_MAX = 1_000
 # Version 2 of transactions (KIP-890).
 _EPOCH_BUMP_SINCE = 2
@@ -44,10 +48,25 @@ class Guard:
 class Guards:
     """The guards of one partition, by producer id."""
 
-    __slots__ = ("_guards",)
+    __slots__ = ("_guards", "_leadership")
 
-    def __init__(self) -> None:
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
         self._guards: dict[int, Guard] = {}
+
+    def guard_for(self, header: BatchHeader, *, adds: bool) -> Guard | None:
+        """The guard for a batch whose transaction the coordinator must verify; None when it need not be verified."""
+        return self._unless_open(header.producer_id, header.producer_epoch, header.base_sequence, adds)
+
+    def guard_for_writer(self, writer: Writer, *, adds: bool) -> Guard | None:
+        """As `guard_for`, for records of a coordinator that will be part of a transaction."""
+        return self._unless_open(*writer, NO_SEQUENCE, adds)
+
+    def _unless_open(self, producer_id: int, producer_epoch: int, sequence: int, adds: bool) -> Guard | None:
+        log = self._leadership.writable_log
+        if log is None or log.producers.is_open(producer_id, producer_epoch):
+            return None
+        return self.enter(producer_id, producer_epoch, sequence, adds)
 
     def enter(self, producer_id: int, producer_epoch: int, sequence: int, adds: bool) -> Guard:
         """The guard of a producer's next transaction here: the one that is there, or a new one."""
@@ -71,6 +90,18 @@ class Guards:
     def is_present(self, producer_id: int, guard: Guard) -> bool:
         """Whether no marker has removed the guard."""
         return self._guards.get(producer_id) is guard
+
+    def check_writer(self, writer: Writer, guard: Guard) -> None:
+        """`ApiError` when a marker came since the guard was taken: the transaction that was verified is over."""
+        log = self._leadership.writable_log
+        if log is None or log.producers.is_open(*writer) or self.is_present(writer.producer_id, guard):
+            return
+        raise ApiError(ErrorCode.INVALID_TXN_STATE)
+
+    def drop(self, producer_id: int, guard: Guard) -> None:
+        """Drop a guard that was taken for an epoch the producer does not have, so that it keeps no batch out."""
+        if self.is_present(producer_id, guard):
+            self.forget(producer_id)
 
     def ended(self, end: TransactionEnd) -> None:
         """A marker voids what was verified before it, unless it ends the transaction before the guarded one.

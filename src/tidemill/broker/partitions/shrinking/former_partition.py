@@ -70,6 +70,10 @@ class FormerPartition:
         self._passing_on.close()
 
     @property
+    def guards(self) -> FormerPartition:
+        return self
+
+    @property
     def appender(self) -> FormerPartition:
         return self
 

@@ -371,18 +371,18 @@ async def _confirm(broker: Broker, call: Call, request: TxnOffsetCommitRequest) 
         raise ApiError(error)
     writer = Writer(request.producer_id, request.producer_epoch)
     adds = call.version >= _TXN_COMMIT_ADDS_SINCE
-    guard = partition.appender.guard_for_writer(writer, adds=adds)
+    guard = partition.appender.guards.guard_for_writer(writer, adds=adds)
     if guard is None:
         return
     codes = await broker.verification.check(request.transactional_id, *writer, [place], adds=adds)
     code = codes[place]
     if code is ErrorCode.INVALID_PRODUCER_EPOCH:
-        partition.appender.drop_guard(writer.producer_id, guard)
+        partition.appender.guards.drop(writer.producer_id, guard)
     if code is ErrorCode.TRANSACTION_ABORTABLE and call.version < _TXN_COMMIT_ABORTABLE_SINCE:
         code = ErrorCode.INVALID_TXN_STATE
     if code:
         raise ApiError(code)
-    partition.appender.check_writer(writer, guard)
+    partition.appender.guards.check_writer(writer, guard)
 
 
 @serves(DescribeGroupsRequest)

@@ -393,7 +393,7 @@ class TransactionalProduce:
         is_added_elsewhere = self._adds and appender.is_decommissioned
         guard = None
         if header is not None and not is_added_elsewhere:
-            guard = appender.guard_for(header, adds=self._adds)
+            guard = appender.guards.guard_for(header, adds=self._adds)
         if header is None or guard is None:
             self._append(place, batch, None)
             return
