@@ -14,8 +14,8 @@ from tests.unit.controller.test_fewer_partitions import four_partitions
 from tidemill.broker.coordinators import marker_writer
 from tidemill.broker.partitions import replicas
 from tidemill.broker.partitions.appending import appender
-from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.leadership import Leadership
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking import passing_on, places
 from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere
 from tidemill.controller import configs, difference

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from tidemill.broker.partitions.appending.refusals import Refusals
-from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
+from tidemill.broker.partitions.appending.former_partition import FormerPartition
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import PassingOn, Settle
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Answered
 from tidemill.config import TopicConfig

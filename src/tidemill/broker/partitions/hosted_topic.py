@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tidemill.broker.metrics.registry import TopicCounts
+from tidemill.broker.partitions.appending.former_partition import FormerPartition, FormerPartitionHost
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.shrinking.former_partition import FormerPartition, FormerPartitionHost
 from tidemill.broker.partitions.shrinking.places import storing_partition
 from tidemill.config import TopicConfig
 from tidemill.types import TopicPartition

@@ -3,15 +3,19 @@
 What is proposed while a request is in flight goes with the next one. Without a decision (no controller, a broker epoch that
 is not known yet) the same proposals are sent again. The partition decides whether they still hold: it ignores answers that
 it does not wait for.
+
+Leaders of decommissioned partitions that are empty propose to remove them, as a change of the ISR, too (decision 18).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from tidemill.broker.partitions.partition import Partition
+from tidemill.controller.image import MetadataImage
+from tidemill.controller.topics.fewer_partitions import going_together
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.brokers import (
     AlterPartitionRequest,
@@ -135,6 +139,25 @@ class IsrChanges:
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
+
+
+def retirements(
+    partitions: Iterable[Partition], image: MetadataImage
+) -> Iterator[tuple[Partition, ProposeIsr]]:
+    """What the leaders of empty decommissioned partitions propose. The highest partitions of a topic go first."""
+    for partition in list(partitions):
+        passing_on = partition.appender.passing_on
+        topic = image.topics_by_name.get(partition.name.topic)
+        if passing_on is None or topic is None:
+            continue
+        going = going_together(image.topic_config(topic.name), len(topic.partitions))
+        if partition.index not in going:
+            continue
+        proposal = partition.leadership.retirement()
+        has_producers = partition.log is not None and len(partition.log.producers) > 0
+        kept_ms = partition.config.tidemill_partitions_kept_ms if has_producers else 0
+        if passing_on.may_go(is_empty=proposal is not None, kept_ms=kept_ms) and proposal is not None:
+            yield partition, proposal
 
 
 def _ids(proposal: ProposeIsr) -> list[int]:

@@ -16,12 +16,12 @@ from typing import Protocol
 from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.appender import Appender, AppenderHost
-from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.delayed_operations import DelayedOperations
 from tidemill.broker.partitions.delivery import DelayedDelivery, DeliveryHost
 from tidemill.broker.partitions.flush import LogFlush
 from tidemill.broker.partitions.leadership import Leadership, LeadershipHost
 from tidemill.broker.partitions.reader import PartitionReader
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import PassingOn
 from tidemill.config import TopicConfig
 from tidemill.controller.image import PartitionImage

@@ -25,15 +25,14 @@ from tidemill.broker.disk.syncer import Syncer
 from tidemill.broker.metrics.registry import Metrics
 from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address
-from tidemill.broker.partitions.appending.refusals import EarlyRefusals
+from tidemill.broker.partitions.appending.former_partition import FormerPartition
 from tidemill.broker.partitions.fetchers import Fetchers
 from tidemill.broker.partitions.hosted_topic import HostedTopic
-from tidemill.broker.partitions.isr_changes import Ask, IsrChanges
+from tidemill.broker.partitions.isr_changes import Ask, IsrChanges, retirements
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.refusals import EarlyRefusals
 from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
-from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
 from tidemill.broker.partitions.shrinking.places import storing_partition
-from tidemill.broker.partitions.shrinking.retirement import retirements
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, stored_for
 from tidemill.broker.partitions.succession import Succession
 from tidemill.broker.partitions.throttles import Throttles

@@ -1,1 +1,1 @@
-"""Appending to a partition: the rules for produced batches, transactions that are about to begin, refused batches."""
+"""Appending to a partition: rules for produced batches, transactions about to begin, batches for former partitions."""

@@ -27,9 +27,9 @@ from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.guards import NO_SEQUENCE, Guard, Guards
 from tidemill.broker.partitions.appending.held_batches import HeldBatches
 from tidemill.broker.partitions.appending.produce_rules import Inspected, ProduceRules
-from tidemill.broker.partitions.appending.refusals import Refusals
 from tidemill.broker.partitions.leadership import Leadership
 from tidemill.broker.partitions.reader import PartitionReader
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import (
     PassingOn,
     PassingOnHost,

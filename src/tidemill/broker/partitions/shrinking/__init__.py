@@ -1,1 +1,1 @@
-"""Fewer partitions of a topic (decision 18): batches for decommissioned partitions are passed on, empty ones removed."""
+"""Fewer partitions of a topic (decision 18): where records are stored instead, and how batches get there."""

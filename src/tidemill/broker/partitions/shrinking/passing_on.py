@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from tidemill.broker.partitions.appending.refusals import Refusals
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.errors import ErrorCode
 from tidemill.log.producer_state.producers import AppendedBatch, Producers, later_sequence, next_sequence
 from tidemill.protocol.produce import ProduceResult

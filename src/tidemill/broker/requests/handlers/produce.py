@@ -34,10 +34,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.net.request_order import Order
+from tidemill.broker.partitions.appending.former_partition import FormerPartition
 from tidemill.broker.partitions.appending.guards import Guard
 from tidemill.broker.partitions.delayed_operations import Waiter
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.shrinking.former_partition import FormerPartition
 from tidemill.broker.requests.dispatch import Call, serves_raw
 from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
 from tidemill.broker.requests.security.access import Access

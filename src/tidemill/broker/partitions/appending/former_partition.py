@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 
 from tidemill.broker.partitions.appending.guards import Guard
 from tidemill.broker.partitions.appending.produce_rules import ProduceRules
-from tidemill.broker.partitions.appending.refusals import Refusals
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import PassingOn, PassingOnHost
 from tidemill.broker.partitions.shrinking.places import storing_partition, storing_partitions
 from tidemill.broker.partitions.shrinking.stored_elsewhere import StoredElsewhere, StoredElsewhereHost
