@@ -23,7 +23,7 @@ from tidemill.broker.net.network import (
     Peer,
     ServerLimits,
 )
-from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.calls import Call
 from tidemill.errors import ProtocolError
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis

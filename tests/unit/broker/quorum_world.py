@@ -18,7 +18,7 @@ from tidemill.broker.net.channel import Channels
 from tidemill.broker.net.network import Address, Link
 from tidemill.broker.platform import Platform
 from tidemill.broker.quorum.quorum import Quorum
-from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.calls import Call
 from tidemill.config import BrokerConfig, load_broker_config
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.brokers import Listener

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.dispatch import Call
 from tidemill.broker.requests.handlers.controller import envelope
 from tidemill.config import SecurityConfig
 from tidemill.errors import ApiError, ErrorCode

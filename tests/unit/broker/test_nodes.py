@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tidemill.broker.net.network import Peer
+from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.dispatch import Call
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.security.node_proof import comes_from
 from tidemill.config import ListenerSecurity, SecurityConfig

@@ -16,7 +16,7 @@ from tidemill.protocol.fetch import Fetched, Payload
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, TimerHandle
 
-    from tidemill.broker.requests.dispatch import Call
+    from tidemill.broker.requests.calls import Call
 
 RecordsT = TypeVar("RecordsT", bound=Payload)
 Answer = tuple[WireKey, Fetched, RecordsT | None]

@@ -23,8 +23,8 @@ from tidemill.protocol.api.data import FetchRequest
 from tidemill.protocol.steps import Steps
 
 if TYPE_CHECKING:
+    from tidemill.broker.requests.calls import Call
     from tidemill.broker.requests.context import Broker
-    from tidemill.broker.requests.dispatch import Call
 
 # What one fetch looks through before the next one's turn.
 _PIECE_BYTES = 1 << 20

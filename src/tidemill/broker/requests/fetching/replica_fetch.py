@@ -28,8 +28,8 @@ from tidemill.protocol.records import InvalidBatch, split_batches
 from tidemill.types import BrokerId
 
 if TYPE_CHECKING:
+    from tidemill.broker.requests.calls import Call
     from tidemill.broker.requests.context import Broker
-    from tidemill.broker.requests.dispatch import Call
 
 
 class ReplicaFetch:

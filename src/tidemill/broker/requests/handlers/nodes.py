@@ -14,7 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.net.network import Peer
-from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.security.node_proof import claimed_hosts, comes_from, is_authenticated_node
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis

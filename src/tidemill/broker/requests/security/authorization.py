@@ -27,8 +27,8 @@ from tidemill.security.acls import Operation
 from tidemill.types import TopicId
 
 if TYPE_CHECKING:
+    from tidemill.broker.requests.calls import Call
     from tidemill.broker.requests.context import Broker
-    from tidemill.broker.requests.dispatch import Call
 
 TOPIC_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 GROUP_DENIED = ErrorCode.GROUP_AUTHORIZATION_FAILED

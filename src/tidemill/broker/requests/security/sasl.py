@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from tidemill.broker.clock import Clock
 from tidemill.broker.net.network import Dispatch, Peer
-from tidemill.broker.requests.dispatch import Call
+from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.security.bearer_keys import BearerKeys
 from tidemill.config import Login, SaslSettings
 from tidemill.errors import ProtocolError
