@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 from tidemill.broker.requests import handlers
-from tidemill.broker.requests.dispatch import TABLE, Scope
+from tidemill.broker.requests.api_table import TABLE, Scope
 from tidemill.protocol.api import API_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -36,9 +36,10 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.lifecycle import LastRegistration, Lifecycle
 from tidemill.broker.quorum.quorum import Quorum
 from tidemill.broker.requests import handlers
+from tidemill.broker.requests.api_table import Scope
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.dispatch import Dispatcher, Scope
+from tidemill.broker.requests.dispatch import Dispatcher
 from tidemill.broker.requests.fetching.fetch_sessions import FetchSessions
 from tidemill.broker.requests.quotas import ConnectionRates
 from tidemill.broker.requests.security.entrances import Entrances

@@ -11,7 +11,8 @@ from typing import Any
 from tests.unit.broker.node_client import group_config
 from tidemill.broker.net.network import Part, Reply
 from tidemill.broker.node import Node
-from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests.api_table import TABLE, Scope
+from tidemill.broker.requests.dispatch import Dispatcher
 from tidemill.log.files import FileSlice
 from tidemill.protocol import api as apis
 from tidemill.protocol.api import admin, security

@@ -21,7 +21,8 @@ from tidemill.broker.net.network import ServerLimits
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.requests import handlers
-from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests.api_table import TABLE, Scope
+from tidemill.broker.requests.dispatch import Dispatcher
 from tidemill.broker.requests.fetching.fetch_sessions import FetchSessions
 from tidemill.config import load_broker_config
 from tidemill.controller.delta import MetadataDelta

@@ -29,8 +29,7 @@ from tests.unit.broker.authorized_node import (
     WRITE,
     Authorized,
 )
-from tidemill.broker.requests import dispatch
-from tidemill.broker.requests.dispatch import TABLE
+from tidemill.broker.requests.api_table import TABLE, serves
 from tidemill.broker.requests.security import authorization
 from tidemill.controller.image import MetadataImage
 from tidemill.errors import ErrorCode
@@ -65,7 +64,7 @@ def test_api_without_an_entry_cannot_be_registered(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(authorization.NEEDS, 18)
     monkeypatch.delitem(TABLE, 18)
     with pytest.raises(ValueError, match="does not say what it needs"):
-        dispatch.serves(cluster.ApiVersionsRequest)(lambda *_: cluster.ApiVersionsResponse())
+        serves(cluster.ApiVersionsRequest)(lambda *_: cluster.ApiVersionsResponse())
     assert 18 not in TABLE
 
 

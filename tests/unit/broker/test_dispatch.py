@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tidemill.broker.requests import handlers
-from tidemill.broker.requests.dispatch import TABLE, Dispatcher, Scope
+from tidemill.broker.requests.api_table import TABLE, Scope
+from tidemill.broker.requests.dispatch import Dispatcher
 from tidemill.broker.requests.quotas import ClientQuotas
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis

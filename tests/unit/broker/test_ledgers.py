@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.broker.requests import handlers
-from tidemill.broker.requests.dispatch import TABLE, Api
+from tidemill.broker.requests.api_table import TABLE, Api
 
 _FOLDER = Path(handlers.__file__).parent
 _MODULES = sorted(handlers.__all__)

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.broker.net.request_order import InFlight, Order, order_in, order_of
 from tidemill.broker.requests import handlers
-from tidemill.broker.requests.dispatch import TABLE, Scope
+from tidemill.broker.requests.api_table import TABLE, Scope
 
 assert handlers  # importing them fills the dispatch table
 

@@ -13,7 +13,7 @@ from bench.diff.compare import differences_of
 from bench.diff.messages import encode, versions_known
 
 from tidemill.broker.requests import handlers
-from tidemill.broker.requests.dispatch import TABLE, Scope
+from tidemill.broker.requests.api_table import TABLE, Scope
 from tidemill.protocol.api import API_NAMES
 
 assert handlers  # importing them fills the table

@@ -1,12 +1,7 @@
 """From a request frame to its handler, and from what the handler returns to a reply.
 
-The table is filled by the handler modules themselves: `@serves(MetadataRequest)` beside the function is all there is to
-adding an API, and `docs/compatibility.md` is generated from the same table. A handler gets the decoded message and returns
-the response, or a coroutine that does; version differences live in the codec. The two hot APIs, Produce and Fetch,
-register with `@serves_raw` and read the frame themselves.
-
-Each API has a scope: a listener serves the broker's APIs, the controller's, or both, and announces only those. An API
-out of scope is answered like one that does not exist.
+`api_table.py` names the handlers. An API that is out of the scope of a listener is answered there like one that does not
+exist.
 
 Whatever a client sends, it gets the protocol's own answer. An API that is not served gets UNSUPPORTED_VERSION in a
 layout that the client can read. A bug in a handler gets UNKNOWN_SERVER_ERROR, and a traceback in the log. The error
@@ -19,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Flag
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.net.network import Peer
-from tidemill.broker.net.request_order import Order, declare, order_in
+from tidemill.broker.net.request_order import Order, order_in
+from tidemill.broker.requests.api_table import TABLE, Api, Scope
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.security import authorization
@@ -40,123 +34,12 @@ from tidemill.protocol.frames import (
     has_flexible_response_header,
     parse_request_header,
 )
-from tidemill.protocol.schema import Request, Response, VersionRange, decode, encode
+from tidemill.protocol.schema import Request, Response, decode, encode
 
 if TYPE_CHECKING:
     from tidemill.broker.requests.context import Broker
 
 logger = logging.getLogger(__name__)
-
-RequestT = TypeVar("RequestT", bound=Request)
-
-
-class Scope(Flag):
-    """Where an API is served, and what a listener serves."""
-
-    BROKER = 1
-    CONTROLLER = 2
-    BOTH = 3
-
-
-MessageHandler = Callable[["Broker", Call, Any], Response | Awaitable[Response]]
-RawHandler = Callable[["Broker", Call], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Api:
-    key: int
-    name: str
-    request: type[Request]
-    versions: VersionRange
-    # What ApiVersions says when it differs from what is served.
-    advertised: VersionRange
-    handler: MessageHandler | RawHandler
-    is_raw: bool
-    gaps: tuple[str, ...]
-    scope: Scope
-
-
-TABLE: dict[int, Api] = {}
-
-
-def serves(
-    request: type[RequestT],
-    *,
-    versions: tuple[int, int] | None = None,
-    gaps: Sequence[str] = (),
-    scope: Scope = Scope.BROKER,
-    independent_since: int | None = None,
-) -> Callable[[Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]], Any]:
-    """Register the handler of an API. `gaps` are behaviours of Kafka's that are missing, for the docs.
-
-    `independent_since` is the first version that only nodes of the cluster send. What only controllers serve is independent
-    anyway.
-    """
-    order = Order.INDEPENDENT if scope is Scope.CONTROLLER else Order.ALONE
-
-    def register(handler: Callable[[Broker, Call, RequestT], Response | Awaitable[Response]]) -> Any:
-        _register(
-            request,
-            handler,
-            versions=versions,
-            gaps=gaps,
-            scope=scope,
-            order=order,
-            independent_since=independent_since,
-        )
-        return handler
-
-    return register
-
-
-def serves_raw(
-    request: type[Request],
-    *,
-    order: Order,
-    advertised: tuple[int, int] | None = None,
-    gaps: Sequence[str] = (),
-    scope: Scope = Scope.BROKER,
-) -> Callable[[RawHandler], RawHandler]:
-    """Register a handler that reads the frame and answers by itself."""
-
-    def register(handler: RawHandler) -> RawHandler:
-        _register(request, handler, advertised=advertised, gaps=gaps, scope=scope, order=order, is_raw=True)
-        return handler
-
-    return register
-
-
-def _register(
-    request: type[Request],
-    handler: MessageHandler | RawHandler,
-    *,
-    versions: tuple[int, int] | None = None,
-    advertised: tuple[int, int] | None = None,
-    gaps: Sequence[str],
-    scope: Scope,
-    order: Order,
-    independent_since: int | None = None,
-    is_raw: bool = False,
-) -> None:
-    assert request.api_key not in TABLE, f"{request.__name__} is served twice"
-    if request.api_key not in authorization.NEEDS:
-        raise ValueError(f"{request.__name__} cannot be served: authorization.py does not say what it needs")
-    stable = request.versions
-    if request.latest_version_unstable:
-        stable = VersionRange(stable.min, stable.max - 1)
-    served = VersionRange(*versions) if versions else stable
-    TABLE[request.api_key] = Api(
-        request.api_key,
-        apis.API_NAMES[request.api_key],
-        request,
-        served,
-        VersionRange(*advertised) if advertised else served,
-        handler,
-        is_raw,
-        tuple(gaps),
-        scope,
-    )
-    declare(request.api_key, order, independent_since)
 
 
 class _Route(NamedTuple):

@@ -32,8 +32,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import Scope, serves
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.controller.image import PartitionImage, TopicImage
 from tidemill.controller.topics.topic_names import is_valid_topic_name

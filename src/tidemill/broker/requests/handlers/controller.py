@@ -59,8 +59,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.requests import loggers
+from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import Scope, serves
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.mutations import within_quota
 from tidemill.broker.requests.security.access import Access, access_of

@@ -41,8 +41,8 @@ from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.views import View
+from tidemill.broker.requests.api_table import Scope, serves_raw
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import Scope, serves_raw
 from tidemill.broker.requests.fetching.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.fetching.fetch_sessions import (
     INITIAL_EPOCH,

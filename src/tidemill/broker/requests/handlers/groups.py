@@ -97,8 +97,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode

@@ -37,8 +37,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.log.log import Log
 from tidemill.log.time_search import LogChanged, TimestampedOffset, search_newest, search_time

@@ -38,8 +38,8 @@ from tidemill.broker.partitions.appending.former_partition import FormerPartitio
 from tidemill.broker.partitions.appending.guards import Guard
 from tidemill.broker.partitions.delayed_operations import Waiter
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.requests.api_table import serves_raw
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves_raw
 from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
 from tidemill.broker.requests.security.access import Access
 from tidemill.broker.requests.security.node_proof import is_authenticated_node

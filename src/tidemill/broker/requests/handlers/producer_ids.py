@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves
 from tidemill.broker.requests.handlers.transactions import caller_of
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse

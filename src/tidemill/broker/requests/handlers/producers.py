@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Question, question_in, to_described
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves
 from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.transactions import (

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import Scope, serves
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.security import (
     SaslAuthenticateRequest,

@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import Scope, serves
 from tidemill.broker.requests.handlers.controller import ask_controller
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.net.network import Part
 from tidemill.broker.net.request_order import Order
+from tidemill.broker.requests.api_table import serves, serves_raw
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves, serves_raw
 from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.broker.share.fetching import DelayedShareFetch, SharedRecords, Wanted

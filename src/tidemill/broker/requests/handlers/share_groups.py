@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves
 from tidemill.broker.requests.handlers.groups import asked, caller_of, show_operations
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.errors import ApiError, ErrorCode

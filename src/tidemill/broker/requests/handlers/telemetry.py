@@ -14,9 +14,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.client_metrics import ACCEPTED_COMPRESSIONS, SERIES_PER_CLIENT_MAX, is_reserved
-from tidemill.broker.requests.dispatch import serves
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.api.telemetry import (
     GetTelemetrySubscriptionsRequest,

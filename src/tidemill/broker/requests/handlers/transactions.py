@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.dispatch import serves
 from tidemill.broker.requests.security.access import access_of
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.listing import check_pattern

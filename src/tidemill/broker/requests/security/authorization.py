@@ -1,4 +1,4 @@
-"""The table of the operations that each API needs; dispatch registers no API without an entry.
+"""The table of the operations that each API needs; `api_table.py` registers no API without an entry.
 
 An entry has checks, which refuse the whole request, and may have a split. A split answers entries of the request that
 are refused with their error, and the handler sees only the others. What a handler must do by itself (leave names out of
