@@ -36,7 +36,6 @@ from tidemill.protocol.api.brokers import (
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
 )
-from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
 from tidemill.protocol.api.data import (
     FetchPartition,
     FetchRequest,
@@ -283,14 +282,8 @@ class World:
             address_of=lambda broker, _connection: next(
                 (endpoint.host, endpoint.port) for endpoint in broker.endpoints.values()
             ),
-            api_versions=lambda _listener: ApiVersionsResponse(
-                api_keys=[
-                    ApiVersion(
-                        api_key=api.key, min_version=api.advertised.min, max_version=api.advertised.max
-                    )
-                    for api in TABLE.values()
-                ]
-            ),
+            kraft_version=0,
+            is_controller_listener=lambda _name: False,
         )
         dispatcher = Dispatcher(host.broker, {"PLAINTEXT": Scope.BOTH})
         listening = platform.network.listen(dispatcher.dispatch, ServerLimits(1 << 26, 1000, 1000, 600_000))

@@ -24,7 +24,6 @@ from tidemill.broker.net.network import Peer
 from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.quorum import Quorum
-from tidemill.broker.requests.api_table import TABLE, Scope
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.fetching.fetch_sessions import FetchSessions
 from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
@@ -34,18 +33,10 @@ from tidemill.broker.share.partitions import SharePartitions
 from tidemill.config import BrokerConfig
 from tidemill.controller.image import BrokerImage, MetadataImage
 from tidemill.log.datadir import DataDir
-from tidemill.protocol.api.cluster import (
-    ApiVersion,
-    ApiVersionsResponse,
-    FinalizedFeatureKey,
-    SupportedFeatureKey,
-)
 from tidemill.raft.voters import KRAFT_VERSION_MAX
 from tidemill.security.acls import AclBinding
 from tidemill.security.authorizer import Authorizer, parse_super_users
 from tidemill.security.principals import Principal
-
-_KRAFT_VERSION = "kraft.version"
 
 
 @dataclass(slots=True)
@@ -140,32 +131,6 @@ class Broker:
 
     def is_controller_listener(self, name: str) -> bool:
         return any(listener.name == name for listener in self.config.network.controller_listeners)
-
-    def api_versions(self, listener_name: str) -> ApiVersionsResponse:
-        """The role of a listener. One that serves brokers and controllers has the broker's role for clients."""
-        image = self.image
-        supported = {name: (level, level) for name, level in image.features.items()}
-        supported[_KRAFT_VERSION] = (0, KRAFT_VERSION_MAX)
-        finalized = dict(image.features)
-        if self.kraft_version:
-            finalized[_KRAFT_VERSION] = self.kraft_version
-        scope = Scope.CONTROLLER if self.is_controller_listener(listener_name) else Scope.BROKER
-        return ApiVersionsResponse(
-            api_keys=[
-                ApiVersion(api_key=api.key, min_version=api.advertised.min, max_version=api.advertised.max)
-                for _, api in sorted(TABLE.items())
-                if api.scope & scope
-            ],
-            supported_features=[
-                SupportedFeatureKey(name=name, min_version=low, max_version=high)
-                for name, (low, high) in sorted(supported.items())
-            ],
-            finalized_features_epoch=image.end_offset,
-            finalized_features=[
-                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-                for name, level in sorted(finalized.items())
-            ],
-        )
 
     def address_of(self, broker: BrokerImage, connection: Peer) -> tuple[str, int]:
         """Where this client should dial a broker.

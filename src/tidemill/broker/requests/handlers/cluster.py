@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidemill.broker.requests.api_table import Scope, serves
+from tidemill.broker.requests.api_table import TABLE, Scope, serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.controller.image import PartitionImage, TopicImage
@@ -40,6 +40,7 @@ from tidemill.controller.topics.topic_names import is_valid_topic_name
 from tidemill.errors import ErrorCode
 from tidemill.internal_topics import INTERNAL_TOPICS
 from tidemill.protocol.api.cluster import (
+    ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
     Cursor,
@@ -50,14 +51,17 @@ from tidemill.protocol.api.cluster import (
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
+    FinalizedFeatureKey,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+    SupportedFeatureKey,
 )
 from tidemill.protocol.schema import NO_UUID
+from tidemill.raft.voters import KRAFT_VERSION_MAX
 from tidemill.security.acls import CLUSTER, Operation, Resource, ResourceType
 from tidemill.types import TopicId
 
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
 _ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 _ALL_CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 _UNKNOWN_OPERATIONS = -0x80000000
+_KRAFT_VERSION = "kraft.version"
 # First versions, as in the ledger above.
 _SOFTWARE_NAMES_SINCE = 3
 _NULL_IS_ALL_TOPICS_SINCE = 1
@@ -83,7 +88,34 @@ def api_versions(broker: Broker, call: Call, request: ApiVersionsRequest) -> Api
         if not _is_software_name(name, version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         broker.client_metrics.note_software(call.connection, name, version)
-    return broker.api_versions(call.connection.listener_name)
+    return _served_at(broker, call.connection.listener_name)
+
+
+def _served_at(broker: Broker, listener_name: str) -> ApiVersionsResponse:
+    """The role of a listener. One that serves brokers and controllers has the broker's role for clients."""
+    image = broker.image
+    supported = {name: (level, level) for name, level in image.features.items()}
+    supported[_KRAFT_VERSION] = (0, KRAFT_VERSION_MAX)
+    finalized = dict(image.features)
+    if broker.kraft_version:
+        finalized[_KRAFT_VERSION] = broker.kraft_version
+    scope = Scope.CONTROLLER if broker.is_controller_listener(listener_name) else Scope.BROKER
+    return ApiVersionsResponse(
+        api_keys=[
+            ApiVersion(api_key=api.key, min_version=api.advertised.min, max_version=api.advertised.max)
+            for _, api in sorted(TABLE.items())
+            if api.scope & scope
+        ],
+        supported_features=[
+            SupportedFeatureKey(name=name, min_version=low, max_version=high)
+            for name, (low, high) in sorted(supported.items())
+        ],
+        finalized_features_epoch=image.end_offset,
+        finalized_features=[
+            FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in sorted(finalized.items())
+        ],
+    )
 
 
 def _is_software_name(name: str, version: str) -> bool:
