@@ -40,7 +40,7 @@ from tidemill.broker.requests.api_table import Scope
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.dispatch import Dispatcher
-from tidemill.broker.requests.fetching.fetch_sessions import FetchSessions
+from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.quotas import ConnectionRates
 from tidemill.broker.requests.security.entrances import Entrances
 from tidemill.broker.requests.topic_creation import TopicCreation

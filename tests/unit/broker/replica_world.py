@@ -23,7 +23,7 @@ from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.requests import handlers
 from tidemill.broker.requests.api_table import TABLE, Scope
 from tidemill.broker.requests.dispatch import Dispatcher
-from tidemill.broker.requests.fetching.fetch_sessions import FetchSessions
+from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.config import load_broker_config
 from tidemill.controller.delta import MetadataDelta
 from tidemill.controller.image import MetadataImage, PartitionImage

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tidemill.broker.partitions.delayed_operations import Grew
+from tidemill.broker.requests.fetch_sessions import CachedPartition
 from tidemill.broker.requests.fetching.delayed_fetch import Answer, respond_or_delay
-from tidemill.broker.requests.fetching.fetch_sessions import CachedPartition
 from tidemill.errors import ErrorCode
 from tidemill.log.files import FileSlice
 from tidemill.protocol.api.data import FetchPartition, FetchRequest

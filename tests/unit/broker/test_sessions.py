@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 from tests.unit.broker.replica_world import World
-from tidemill.broker.requests.fetching.fetch_sessions import FetchSession, FetchSessions, ReplicaSession
+from tidemill.broker.requests.fetch_sessions import FetchSession, FetchSessions, ReplicaSession
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import FetchRequest
 

@@ -25,7 +25,7 @@ from tidemill.broker.partitions.replicas import Replicas
 from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.quorum import Quorum
 from tidemill.broker.requests.client_metrics import ClientMetrics
-from tidemill.broker.requests.fetching.fetch_sessions import FetchSessions
+from tidemill.broker.requests.fetch_sessions import FetchSessions
 from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
 from tidemill.broker.requests.security.node_proof import NodeLanes
 from tidemill.broker.requests.topic_creation import TopicCreation

@@ -1,1 +1,1 @@
-"""Fetches of consumers and followers: sessions, delayed fetches, and fetches of views."""
+"""Fetches of consumers and followers: delayed fetches, and fetches of views."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.broker.requests.fetching.delayed_fetch import Answer, RecordsT
-from tidemill.broker.requests.fetching.fetch_sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.log.files import FileSlice
 from tidemill.log.log import OffsetOutOfRange

@@ -43,8 +43,7 @@ from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.views import View
 from tidemill.broker.requests.api_table import Scope, serves_raw
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.fetching.delayed_fetch import Answer, respond_or_delay
-from tidemill.broker.requests.fetching.fetch_sessions import (
+from tidemill.broker.requests.fetch_sessions import (
     INITIAL_EPOCH,
     TOPIC_IDS_SINCE,
     CachedPartition,
@@ -53,6 +52,7 @@ from tidemill.broker.requests.fetching.fetch_sessions import (
     is_replica,
     replica_of,
 )
+from tidemill.broker.requests.fetching.delayed_fetch import Answer, respond_or_delay
 from tidemill.broker.requests.fetching.filtered_fetch import FilteredFetch, flattened
 from tidemill.broker.requests.fetching.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.broker.requests.quotas import RequestUsage
