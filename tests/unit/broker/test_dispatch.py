@@ -43,7 +43,7 @@ class _Lanes:
     def __init__(self) -> None:
         self.claims: list[object] = []
 
-    def claim(self, _broker: object, connection: object, _hosts: object) -> None:
+    def claim(self, connection: object, _hosts: object) -> None:
         self.claims.append(connection)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.context import Broker
-from tidemill.broker.requests.security.node_proof import NodeLanes, hosts_of_replica, known_hosts
+from tidemill.broker.requests.node_proof import NodeLanes
+from tidemill.broker.requests.security.node_hosts import hosts_of_replica, known_hosts
 from tidemill.config import SecurityConfig
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request
@@ -76,13 +77,16 @@ class _World:
                 loop=self.loop,
                 image=SimpleNamespace(brokers=self.registered),
                 quorum=SimpleNamespace(voters=VoterSet([voter])),
-                is_controller_listener=lambda name: name == "CONTROLLER",
             ),
         )
-        self.lanes = NodeLanes()
+        self.lanes = NodeLanes(
+            cast(asyncio.AbstractEventLoop, self.loop),
+            self.broker.config.security,
+            lambda name: name == "CONTROLLER",
+        )
 
     def claim(self, peer: _Peer, hosts: Callable[[], Sequence[str]]) -> bool:
-        self.lanes.claim(self.broker, cast(Peer, peer), hosts)
+        self.lanes.claim(cast(Peer, peer), hosts)
         return peer.is_node
 
     def send(self, peer: _Peer, request: Request) -> bool:

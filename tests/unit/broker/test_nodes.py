@@ -14,7 +14,7 @@ from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.nodes import for_nodes
-from tidemill.broker.requests.security.node_proof import comes_from
+from tidemill.broker.requests.node_proof import comes_from
 from tidemill.config import ListenerSecurity, SecurityConfig
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api import brokers, quorum

@@ -26,8 +26,8 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.broker.quorum.quorum import Quorum
 from tidemill.broker.requests.client_metrics import ClientMetrics
 from tidemill.broker.requests.fetch_sessions import FetchSessions
+from tidemill.broker.requests.node_proof import NodeLanes
 from tidemill.broker.requests.quotas import ClientQuotas, limits_clients
-from tidemill.broker.requests.security.node_proof import NodeLanes
 from tidemill.broker.requests.topic_creation import TopicCreation
 from tidemill.broker.share.partitions import SharePartitions
 from tidemill.config import BrokerConfig
@@ -65,7 +65,7 @@ class Broker:
     quorum: Quorum = field(init=False)
     # (address, API) of connections that were refused for not being a node's, as far as they were logged.
     refused_as_nodes: set[tuple[str, int]] = field(default_factory=set)
-    lanes: NodeLanes = field(default_factory=NodeLanes)
+    lanes: NodeLanes = field(init=False)
     # None without `authorizer.class.name`: everything is allowed then.
     authorizer: Authorizer | None = field(init=False, default=None)
     # None while the metadata has no quota for clients.
@@ -75,6 +75,7 @@ class Broker:
     _acls: Mapping[bytes, AclBinding] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.lanes = NodeLanes(self.loop, self.config.security, self.is_controller_listener)
         self._super_users = parse_super_users(self.config.authorization.super_users)
         self.follow_security(self.image)
 

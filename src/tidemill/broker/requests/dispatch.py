@@ -23,7 +23,7 @@ from tidemill.broker.requests.api_table import TABLE, Api, Scope
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.security import authorization
-from tidemill.broker.requests.security.node_proof import known_hosts
+from tidemill.broker.requests.security.node_hosts import known_hosts
 from tidemill.errors import ApiError, ErrorCode, ProtocolError
 from tidemill.protocol import api as apis
 from tidemill.protocol.api.cluster import ApiVersion, ApiVersionsResponse
@@ -111,7 +111,7 @@ class Dispatcher:
         request = decode(served.request, call.version, call.frame, call.header.body_position)
         if order_in(served.key, call.version) is Order.INDEPENDENT:
             broker = self._broker
-            broker.lanes.claim(broker, call.connection, lambda: known_hosts(broker, request))
+            broker.lanes.claim(call.connection, lambda: known_hosts(broker, request))
         call.expect_reply()
         try:
             if self._broker.authorizer is None:

@@ -57,7 +57,7 @@ from tidemill.broker.requests.fetching.filtered_fetch import FilteredFetch, flat
 from tidemill.broker.requests.fetching.replica_fetch import ReplicaFetch, by_topic, leader_endpoints
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.security.access import Access
-from tidemill.broker.requests.security.node_proof import hosts_of_replica
+from tidemill.broker.requests.security.node_hosts import hosts_of_replica
 from tidemill.errors import ErrorCode, StorageError
 from tidemill.internal_topics import METADATA_TOPIC, METADATA_TOPIC_ID
 from tidemill.log.files import FileSlice
@@ -142,7 +142,7 @@ def _is_refused(broker: Broker, call: Call, request: FetchRequest) -> bool:
 
 
 def _claim_lane(broker: Broker, call: Call, request: FetchRequest) -> None:
-    broker.lanes.claim(broker, call.connection, lambda: hosts_of_replica(broker, replica_of(request)[0]))
+    broker.lanes.claim(call.connection, lambda: hosts_of_replica(broker, replica_of(request)[0]))
 
 
 def _is_of_metadata(request: FetchRequest) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.calls import Call
-from tidemill.broker.requests.security.node_proof import claimed_hosts, comes_from, is_authenticated_node
+from tidemill.broker.requests.node_proof import comes_from, is_authenticated_node
+from tidemill.broker.requests.security.node_hosts import claimed_hosts
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.schema import Request, Response
@@ -39,7 +40,11 @@ def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, Respon
     async def guarded(broker: Broker, call: Call, request: RequestT) -> ResponseT:
         connection = call.connection
         # With an authorizer the connection's principal has ClusterAction, or the request does not come this far.
-        is_node = True if broker.authorizer is not None else is_authenticated_node(broker, connection)
+        is_node = (
+            True
+            if broker.authorizer is not None
+            else is_authenticated_node(broker.config.security, connection)
+        )
         if is_node is False:
             _tell(broker, connection, request.api_key)
             raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

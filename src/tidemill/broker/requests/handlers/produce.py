@@ -41,8 +41,8 @@ from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.api_table import serves_raw
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
+from tidemill.broker.requests.node_proof import is_authenticated_node
 from tidemill.broker.requests.security.access import Access
-from tidemill.broker.requests.security.node_proof import is_authenticated_node
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import (
     BatchIndexAndErrorMessage,
@@ -470,7 +470,7 @@ def _may_pass_on(broker: Broker, call: Call) -> bool:
 
     On a listener without logins no peer can prove it. A client there may write what it likes anyway.
     """
-    return is_authenticated_node(broker, call.connection) is not False
+    return is_authenticated_node(broker.config.security, call.connection) is not False
 
 
 def _transactional_header(batch: memoryview) -> BatchHeader | None:

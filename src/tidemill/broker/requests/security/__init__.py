@@ -1,1 +1,1 @@
-"""Authentication and authorisation of requests: listeners' gates, logins, proofs of nodes, and what each API needs."""
+"""Authentication and authorisation of requests: listeners' gates, logins, hosts of nodes, and what each API needs."""

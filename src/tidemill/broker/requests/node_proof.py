@@ -1,9 +1,9 @@
 """Proves that a connection is that of a node of this cluster: by its login, or by the address from which it comes.
 
 Where a listener authenticates its peers, the principal decides. Elsewhere a request speaks for a node, and the metadata
-says where that node is. What this proves, and what it does not, is in docs/decisions/0010. Two things rest on it: whether a
-request that only nodes may send is served (`handlers/nodes.py`), and whether a connection need not wait in line with clients
-(`NodeLanes`, `turns.py`).
+says where that node is (`security/node_hosts.py`). What this proves, and what it does not, is in docs/decisions/0010. Two
+things rest on it: whether a request that only nodes may send is served (`handlers/nodes.py`), and whether a connection need
+not wait in line with clients (`NodeLanes`, `turns.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
 
-from tidemill.protocol.api import brokers, quorum
-from tidemill.protocol.schema import Request
-from tidemill.types import BrokerId
-
-if TYPE_CHECKING:
-    from tidemill.broker.net.network import Peer
-    from tidemill.broker.requests.context import Broker
+from tidemill.broker.net.network import Peer
+from tidemill.config import SecurityConfig
 
 # The machine of this node, by whichever of its addresses.
 _HERE = "here"
@@ -41,28 +35,36 @@ class NodeLanes:
     for which its request speaks. Names are looked up beside the request, which does not wait for that.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        security: SecurityConfig,
+        is_controller_listener: Callable[[str], bool],
+    ) -> None:
+        self._loop = loop
+        self._security = security
+        self._is_controller_listener = is_controller_listener
         # By the connection's peer, when its next claim is looked at: never again when one was true.
         self._due_s: dict[str, float] = {}
         self._lookups: set[asyncio.Task[None]] = set()
 
-    def claim(self, broker: Broker, connection: Peer, hosts: Callable[[], Sequence[str]]) -> None:
+    def claim(self, connection: Peer, hosts: Callable[[], Sequence[str]]) -> None:
         """`hosts` says where the node is for which the connection speaks."""
         peer = connection.peer
         due_s = self._due_s.get(peer)
         if due_s is None:
             connection.close_callbacks.append(partial(self._forget, peer))
             due_s = 0.0
-        now_s = broker.loop.time()
+        now_s = self._loop.time()
         if now_s < due_s:
             return
         self._due_s[peer] = now_s + _CLAIMED_AGAIN_S
-        is_node = is_authenticated_node(broker, connection)
+        is_node = is_authenticated_node(self._security, connection)
         if is_node is not None:
             if is_node:
                 self._grant(connection)
             return
-        if broker.is_controller_listener(connection.listener_name):
+        if self._is_controller_listener(connection.listener_name):
             self._grant(connection)
             return
         where = hosts()
@@ -72,7 +74,7 @@ class NodeLanes:
         if is_there:
             self._grant(connection)
         elif names:
-            lookup = broker.loop.create_task(self._look_up(broker.loop, connection, names))
+            lookup = self._loop.create_task(self._look_up(connection, names))
             self._lookups.add(lookup)
             lookup.add_done_callback(self._lookups.discard)
 
@@ -83,73 +85,20 @@ class NodeLanes:
         self._due_s[connection.peer] = inf
         connection.mark_as_node()
 
-    async def _look_up(self, loop: asyncio.AbstractEventLoop, connection: Peer, names: Sequence[str]) -> None:
-        if await _is_at_any(loop, connection, names) and not connection.is_closed:
+    async def _look_up(self, connection: Peer, names: Sequence[str]) -> None:
+        if await _is_at_any(self._loop, connection, names) and not connection.is_closed:
             self._grant(connection)
 
 
-def is_authenticated_node(broker: Broker, connection: Peer) -> bool | None:
+def is_authenticated_node(security: SecurityConfig, connection: Peer) -> bool | None:
     """Whether the peer has logged in as a node or a super user; None where the listener knows no logins.
 
     Without a login an address is all that can be proven.
     """
-    security = broker.config.security
     listener = security.listeners.get(connection.listener_name)
     if listener is None or not listener.authenticates:
         return None
     return str(connection.principal) in security.node_principals
-
-
-def known_hosts(broker: Broker, request: Request) -> Sequence[str]:
-    """Where the cluster knows the node for which a request speaks. One that registers is not known yet."""
-    if isinstance(request, brokers.BrokerRegistrationRequest | brokers.ControllerRegistrationRequest):
-        return ()
-    return claimed_hosts(broker, request) or ()
-
-
-def hosts_of_replica(broker: Broker, node_id: int) -> list[str]:
-    """Where a node is that fetches, as a broker or as a voter."""
-    return _hosts_of_brokers(broker, [node_id]) + _hosts_of_voters(broker, [node_id])
-
-
-def claimed_hosts(broker: Broker, request: Request) -> Sequence[str] | None:
-    """The hosts of the node for which the request speaks; empty where no node could send it.
-
-    None, where it speaks for a broker that is not registered: that the controller refuses by itself.
-    """
-    match request:
-        case quorum.VoteRequest():
-            return _hosts_of_voters(broker, _ids(request.topics, "replica_id"))
-        case quorum.BeginQuorumEpochRequest() | quorum.EndQuorumEpochRequest():
-            return _hosts_of_voters(broker, _ids(request.topics, "leader_id"))
-        case quorum.UpdateRaftVoterRequest():
-            return _hosts_of_voters(broker, [request.voter_id])
-        case brokers.BrokerRegistrationRequest() | brokers.ControllerRegistrationRequest():
-            return [each.host for each in request.listeners]
-        case (
-            brokers.BrokerHeartbeatRequest()
-            | brokers.AlterPartitionRequest()
-            | brokers.AllocateProducerIdsRequest()
-        ):
-            is_known = BrokerId(request.broker_id) in broker.image.brokers
-            return _hosts_of_brokers(broker, [request.broker_id]) if is_known else None
-    return _hosts_of_brokers(broker, broker.image.brokers)
-
-
-def _ids(topics: Iterable[object], field: str) -> list[int]:
-    return [getattr(part, field) for topic in topics for part in topic.partitions]  # type: ignore[attr-defined]
-
-
-def _hosts_of_voters(broker: Broker, ids: Iterable[int]) -> list[str]:
-    """Of other nodes: this one has no connection to itself."""
-    voters = [broker.quorum.voters.get(each) for each in ids if each != broker.config.node_id]
-    return [endpoint.host for voter in voters if voter is not None for endpoint in voter.endpoints]
-
-
-def _hosts_of_brokers(broker: Broker, ids: Iterable[int]) -> list[str]:
-    known = broker.image.brokers
-    others = [known[BrokerId(each)] for each in ids if each != broker.config.node_id and each in known]
-    return [endpoint.host for other in others for endpoint in other.endpoints.values()]
 
 
 async def comes_from(loop: asyncio.AbstractEventLoop, connection: Peer, hosts: Iterable[str]) -> bool:
