@@ -24,7 +24,7 @@ from tidemill.controller.image import (
     TopicImage,
     topic_resource,
 )
-from tidemill.controller.security.image import SECURITY_RECORDS, SecurityDelta
+from tidemill.controller.security_image import SECURITY_RECORDS, SecurityDelta
 from tidemill.protocol.api.metadata import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.config import VIEW_SOURCE, BrokerLayers
-from tidemill.controller.security.image import SecurityImage
+from tidemill.controller.security_image import SecurityImage
 from tidemill.types import (
     NO_BROKER,
     BrokerEpoch,

@@ -15,7 +15,7 @@ from tidemill.controller.image import (
     PartitionImage,
     TopicImage,
 )
-from tidemill.controller.security.image import security_records
+from tidemill.controller.security_image import security_records
 from tidemill.protocol.api.metadata import (
     BrokerEndpoint,
     BrokerFeature,

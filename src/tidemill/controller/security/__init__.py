@@ -1,1 +1,1 @@
-"""Decisions about ACLs, SCRAM credentials and client quotas, and what the metadata image holds of them."""
+"""Decisions about ACLs, SCRAM credentials and client quotas."""

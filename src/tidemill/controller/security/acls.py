@@ -10,7 +10,7 @@ from collections.abc import Callable, Sized
 
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record
-from tidemill.controller.security.image import acl_record
+from tidemill.controller.security_image import acl_record
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.metadata import RemoveAccessControlEntryRecord

@@ -6,7 +6,7 @@ import ipaddress
 
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record
-from tidemill.controller.security.image import quota_record
+from tidemill.controller.security_image import quota_record
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.admin import (

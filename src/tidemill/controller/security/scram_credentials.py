@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tidemill.controller.image import MetadataImage
 from tidemill.controller.records import Record
-from tidemill.controller.security.image import ScramKey, credential_record
+from tidemill.controller.security_image import ScramKey, credential_record
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.machine import Decision
 from tidemill.protocol.api.metadata import RemoveUserScramCredentialRecord
