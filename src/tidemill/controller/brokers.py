@@ -211,17 +211,6 @@ def _offline_directories(
     ]
 
 
-def check_broker_epoch(image: MetadataImage, broker_id: int, epoch: int) -> BrokerImage:
-    broker = image.brokers.get(BrokerId(broker_id))
-    if broker is None:
-        raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"Broker {broker_id} is not registered")
-    if broker.epoch != epoch:
-        raise ApiError(
-            ErrorCode.STALE_BROKER_EPOCH, f"Broker {broker_id} has epoch {broker.epoch}, not {epoch}"
-        )
-    return broker
-
-
 def fence_broker(replication: Replication, broker: BrokerImage) -> list[Record]:
     """The records that fence a broker; none when it is fenced."""
     return [] if broker.is_fenced else _fence(replication, broker)
@@ -275,7 +264,7 @@ def allocate_producer_ids(
     image: MetadataImage, request: AllocateProducerIdsRequest
 ) -> Decision[Record, AllocateProducerIdsResponse]:
     """Allocate a block of producer ids to one broker."""
-    broker = check_broker_epoch(image, request.broker_id, request.broker_epoch)
+    broker = image.broker_in_epoch(request.broker_id, request.broker_epoch)
     start = image.next_producer_id
     record = ProducerIdsRecord(
         broker_id=broker.id, broker_epoch=broker.epoch, next_producer_id=start + PRODUCER_ID_BLOCK_LENGTH

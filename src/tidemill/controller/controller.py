@@ -234,7 +234,7 @@ class Controller:
     def _heartbeat(
         self, request: broker_api.BrokerHeartbeatRequest, context: RequestContext
     ) -> Decision[Record, broker_api.BrokerHeartbeatResponse]:
-        broker = brokers.check_broker_epoch(self.image, request.broker_id, request.broker_epoch)
+        broker = self.image.broker_in_epoch(request.broker_id, request.broker_epoch)
         session = self._sessions.renew(broker.id, context.steady_ms, request.current_metadata_offset)
         return brokers.heartbeat(
             self._replication(), self._sessions, broker, session, request, context.next_offset

@@ -6,13 +6,14 @@ Topics are found by name and by id, partitions by their index in the topic's tup
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.config import VIEW_SOURCE, BrokerLayers
 from tidemill.controller.security_image import SecurityImage
+from tidemill.errors import ApiError, ErrorCode
 from tidemill.types import (
     NO_BROKER,
     BrokerEpoch,
@@ -28,6 +29,11 @@ _FIRST_PARTITION_EPOCH = PartitionEpoch(0)
 _FIRST_PRODUCER_ID = ProducerId(0)
 
 NO_DIRECTORY = bytes(16)
+
+
+def only_directory(log_dirs: Collection[bytes]) -> bytes:
+    """The log directory of every replica on a broker that has one; with several, the controller does not know it."""
+    return next(iter(log_dirs)) if len(log_dirs) == 1 else NO_DIRECTORY
 
 
 class ResourceType(IntEnum):
@@ -190,6 +196,17 @@ class MetadataImage:
         if found is None or not 0 <= index < len(found.partitions):
             return None
         return found.partitions[index]
+
+    def broker_in_epoch(self, broker_id: int, epoch: int) -> BrokerImage:
+        """The broker that registered with this epoch. `ApiError` when there is none."""
+        broker = self.brokers.get(BrokerId(broker_id))
+        if broker is None:
+            raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"Broker {broker_id} is not registered")
+        if broker.epoch != epoch:
+            raise ApiError(
+                ErrorCode.STALE_BROKER_EPOCH, f"Broker {broker_id} has epoch {broker.epoch}, not {epoch}"
+            )
+        return broker
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the image contradicts itself."""

@@ -9,7 +9,6 @@ The leader of a decommissioned partition that is empty proposes an empty ISR: th
 
 from __future__ import annotations
 
-from tidemill.controller.brokers import check_broker_epoch
 from tidemill.controller.delta import merge_change
 from tidemill.controller.image import MetadataImage, PartitionImage, TopicImage
 from tidemill.controller.partitions.partition_changes import RECOVERED, RECOVERING
@@ -36,7 +35,7 @@ def alter_partition(
     replication: Replication, request: AlterPartitionRequest
 ) -> Decision[Record, AlterPartitionResponse]:
     image = replication.image
-    leader = check_broker_epoch(image, request.broker_id, request.broker_epoch)
+    leader = image.broker_in_epoch(request.broker_id, request.broker_epoch)
     records: list[Record] = []
     response = AlterPartitionResponse()
     for wanted in request.topics:

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tidemill.config import BrokerConfig
-from tidemill.controller.image import MetadataImage, PartitionImage, TopicImage
+from tidemill.controller.image import MetadataImage, PartitionImage, TopicImage, only_directory
 from tidemill.controller.partitions.partition_changes import Election
-from tidemill.controller.partitions.replication import Replication, only_directory
+from tidemill.controller.partitions.replication import Replication
 from tidemill.controller.records import Record
 from tidemill.controller.topics.placement import UsableBroker, extend_replicas
 from tidemill.errors import ApiError, ErrorCode

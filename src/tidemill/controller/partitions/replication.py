@@ -11,7 +11,14 @@ from collections.abc import Callable, Collection, Iterator
 
 from tidemill.config import TOPIC_KEYS_BY_NAME, BrokerLayers
 from tidemill.config.topics import effective_topic_text
-from tidemill.controller.image import NO_DIRECTORY, BrokerImage, MetadataImage, PartitionImage, TopicImage
+from tidemill.controller.image import (
+    NO_DIRECTORY,
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    only_directory,
+)
 from tidemill.controller.partitions.partition_changes import Election, PartitionChange
 from tidemill.controller.records import Record
 from tidemill.types import BrokerId
@@ -192,11 +199,6 @@ class Replication:
                 if len(records) >= ELECTIONS_PER_DECISION:
                     break
         return records
-
-
-def only_directory(log_dirs: Collection[bytes]) -> bytes:
-    """The log directory of every replica on a broker that has one; with several, the controller does not know it."""
-    return next(iter(log_dirs)) if len(log_dirs) == 1 else NO_DIRECTORY
 
 
 def _collect(records: list[Record], change: PartitionChange) -> None:

@@ -24,9 +24,9 @@ from tidemill.controller.image import (
     MetadataImage,
     PartitionImage,
     TopicImage,
+    only_directory,
     topic_resource,
 )
-from tidemill.controller.partitions.replication import only_directory
 from tidemill.controller.records import Record, partition_record
 from tidemill.controller.topics.fewer_partitions import active_partitions, first_leader_epoch
 from tidemill.controller.topics.placement import PlacementError, UsableBroker, place_replicas
