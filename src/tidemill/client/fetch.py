@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster, known_code
 from tidemill.client.connections.connection import Connection
+from tidemill.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
 from tidemill.errors import ApiError, ErrorCode, ProtocolError, TidemillError
 from tidemill.protocol import wire
 from tidemill.protocol.api.data import FetchPartition, FetchRequest, FetchTopic
@@ -337,12 +337,11 @@ class _RangeReader:
 
     def _explain_out_of_range(self) -> None:
         """Raises what it means; returns when the log holds the offset by now, so that it is asked for again."""
-        admin = Admin(self._cluster)
-        log_start_offset = admin.start_offsets([self._partition])[self._partition]
+        log_start_offset = self._offset_at(EARLIEST_TIMESTAMP)
         if self.position < log_start_offset:
             lost_end = min(log_start_offset, self._end_offset)
             raise OffsetsLost(self._partition, self.position, lost_end, log_start_offset)
-        log_end_offset = admin.end_offsets([self._partition])[self._partition]
+        log_end_offset = self._offset_at(LATEST_TIMESTAMP)
         if self.position > log_end_offset:
             raise LogTruncated(
                 f"{self._partition}: offset {self.position} is above the end of the log, {log_end_offset} "
@@ -353,6 +352,9 @@ class _RangeReader:
         raise ApiError(
             ErrorCode.LEADER_NOT_AVAILABLE, f"{self._partition}: no leader has offset {self.position} now"
         )
+
+    def _offset_at(self, timestamp_ms: int) -> int:
+        return list_offsets(self._cluster, {self._partition: timestamp_ms})[self._partition].offset
 
     def _not_reached(self, fetched: FetchedRecords) -> OffsetsNotReached:
         reason = "records up to there are not written or not replicated yet"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 from tidemill.client.cluster import Cluster, PartitionAnswer, check
 from tidemill.client.connections.connection import Connection
+from tidemill.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FoundOffset, list_offsets
 from tidemill.client.retry import UnknownTopic
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.admin import (
@@ -46,10 +46,6 @@ from tidemill.protocol.api.data import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopic,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
 )
 from tidemill.protocol.api.replicas import (
     DescribableLogDirTopic,
@@ -59,9 +55,6 @@ from tidemill.protocol.api.replicas import (
 )
 from tidemill.protocol.isolation import READ_UNCOMMITTED
 from tidemill.types import TopicPartition
-
-LATEST_TIMESTAMP = -1
-EARLIEST_TIMESTAMP = -2
 
 
 class ResourceType(IntEnum):
@@ -75,13 +68,6 @@ class ResourceType(IntEnum):
 class _Operation(IntEnum):
     SET = 0
     DELETE = 1
-
-
-class FoundOffset(NamedTuple):
-    """The answer to a search by timestamp; both are -1 when no record is as young as that."""
-
-    offset: int
-    timestamp_ms: int
 
 
 class Admin:
@@ -269,30 +255,7 @@ class Admin:
         self, timestamps_ms: Mapping[TopicPartition, int], isolation_level: int = READ_UNCOMMITTED
     ) -> dict[TopicPartition, FoundOffset]:
         """The first offset at or after each timestamp; LATEST_TIMESTAMP and EARLIEST_TIMESTAMP are the ends."""
-
-        def ask(
-            connection: Connection, partitions: list[TopicPartition]
-        ) -> Iterator[PartitionAnswer[FoundOffset]]:
-            topics: dict[str, ListOffsetsTopic] = {}
-            for topic, index in partitions:
-                topics.setdefault(topic, ListOffsetsTopic(name=topic)).partitions.append(
-                    ListOffsetsPartition(
-                        partition_index=index, timestamp=timestamps_ms[TopicPartition(topic, index)]
-                    )
-                )
-            message = ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=isolation_level,
-                topics=list(topics.values()),
-                timeout_ms=self._timeout_ms,
-            )
-            for answered in connection.request(message, ListOffsetsResponse).topics:
-                for each in answered.partitions:
-                    partition = TopicPartition(answered.name, each.partition_index)
-                    found = FoundOffset(each.offset, each.timestamp)
-                    yield PartitionAnswer(partition, each.error_code, found)
-
-        return self.cluster.per_leader(timestamps_ms, ask)
+        return list_offsets(self.cluster, timestamps_ms, isolation_level)
 
     def start_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         found = self.list_offsets(dict.fromkeys(partitions, EARLIEST_TIMESTAMP))

@@ -30,8 +30,8 @@ from typing import Any, Generic, TypeVar
 from tidemill.client.admin.cluster import Quorum
 from tidemill.client.admin.health import Severity, minima
 from tidemill.client.admin.probes import Probes
-from tidemill.client.admin.topics import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidemill.client.connections.connection import Address, Connection
+from tidemill.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidemill.gateway.cluster import inquiries
 from tidemill.gateway.cluster.backend import CLIENT_ID, Admins, Backend
 from tidemill.gateway.cluster.facts import ByPartition, GroupFact, Topology
