@@ -23,6 +23,7 @@ from tidemill.claims.errors import (
 )
 from tidemill.claims.streams import Stream, rewindable
 from tidemill.errors import ConfigError
+from tidemill.objects.opening import open_store
 from tidemill.objects.store import (
     CHUNK_BYTES,
     ObjectNotFound,
@@ -30,7 +31,6 @@ from tidemill.objects.store import (
     ObjectStore,
     StoreError,
     StoreUnavailable,
-    open_store,
 )
 
 THRESHOLD_BYTES = 512 * 1024

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from tidemill.errors import ConfigError, TidemillError
+from tidemill.errors import TidemillError
 
 CHUNK_BYTES = 1024 * 1024
 # How an object is named while it is written. A crash leaves it behind.
 PARTIAL_SUFFIX = ".partial"
-
-_REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 
 
 class StoreError(TidemillError):
@@ -69,24 +67,3 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None:
         """An object that is not there is no error."""
         ...
-
-
-def open_store(location: str, **options: object) -> ObjectStore:
-    """The store at a path, at `file:///path`, or at the URL of a bucket: `s3://bucket/prefix`, `gs://…`, `az://…`.
-
-    Options are those of obstore for that kind of store. Nothing is connected yet.
-    """
-    scheme, separator, rest = location.partition("://")
-    if not separator or scheme == "file":
-        from tidemill.objects.folder import FolderStore
-
-        if options:
-            raise ConfigError(f"object store {location}: a folder has no options, got {', '.join(options)}")
-        return FolderStore(rest if separator else location)
-    if scheme in _REMOTE_SCHEMES:
-        from tidemill.objects.remote import RemoteStore
-
-        return RemoteStore(location, options)
-    raise ConfigError(
-        f"object store {location}: a path, or a URL that begins with {', '.join(_REMOTE_SCHEMES)} or file"
-    )

@@ -10,11 +10,11 @@ import pytest
 
 from tidemill.errors import ConfigError
 from tidemill.objects.folder import FolderStore
+from tidemill.objects.opening import open_store
 from tidemill.objects.store import (
     ObjectNotFound,
     ObjectRefused,
     StoreUnavailable,
-    open_store,
 )
 
 KEY = "orders/2026-11-17/" + "ab" * 32

@@ -17,7 +17,8 @@ from tidemill.claims.errors import ClaimCorrupt, ClaimMissing
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.claims.sweep import Standing, Sweep
 from tidemill.errors import ConfigError
-from tidemill.objects.store import ObjectNotFound, ObjectStore, StoreUnavailable, open_store
+from tidemill.objects.opening import open_store
+from tidemill.objects.store import ObjectNotFound, ObjectStore, StoreUnavailable
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'tidemill[claims]'")
 

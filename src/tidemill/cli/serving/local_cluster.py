@@ -47,7 +47,7 @@ from tidemill.client.connections.connection import Address
 from tidemill.config import load_broker_config, parse_properties
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.log.files import FOLDER_MODE
-from tidemill.objects.store import open_store
+from tidemill.objects.opening import open_store
 
 _HOST = "127.0.0.1"
 _DEFAULT_BASE_PORT = 9092

@@ -50,7 +50,7 @@ from tidemill.cli.serving.logs import add_log_arguments, configure_logging
 from tidemill.client.connections.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError
-from tidemill.objects.store import open_store
+from tidemill.objects.opening import open_store
 
 logger = logging.getLogger("tidemill")
 

@@ -18,7 +18,7 @@ from tidemill.cli.prompt import confirm
 from tidemill.cli.table import plural, print_table, size_text
 from tidemill.client.admin.claims import ClaimRecord, ClaimScan, Sweeper
 from tidemill.client.cluster import Cluster
-from tidemill.objects.store import open_store
+from tidemill.objects.opening import open_store
 
 _LISTED = "TOPIC", "PARTITION", "OFFSET", "SIZE", "URI"
 
