@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from amqp.exceptions import IrrecoverableChannelError, NotFound
 from amqp.protocol import queue_declare_ok_t
@@ -24,9 +24,6 @@ from tidemill.celery.inboxes import Inbox, QueueInbox, StreamInbox, TransientQue
 from tidemill.celery.routing import Binding
 from tidemill.client.share.deliveries import Capacity
 from tidemill.client.share.session import Acknowledge
-
-if TYPE_CHECKING:
-    from tidemill.celery.transport import Transport
 
 # Where a consumer sets no prefetch count.
 _PREFETCH_DEFAULT = 500
@@ -55,11 +52,25 @@ class Unacknowledged(virtual.QoS):
         self._on_collect.cancel()
 
 
+class ChannelHost(Protocol):
+    """What a channel needs of its transport. The names with an underscore are kombu's."""
+
+    transients: dict[str, TransientQueue]
+    _callbacks: dict[str, Any]
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def is_forked(self) -> bool: ...
+    def wake(self) -> None: ...
+    def _deliver(self, message: Any, queue: str) -> None: ...
+
+
 class Channel(virtual.Channel):
     QoS = Unacknowledged
-    connection: Transport
+    connection: ChannelHost
 
-    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+    def __init__(self, connection: ChannelHost, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._backend: Backend = connection.backend
         self._capacity = Capacity(_PREFETCH_DEFAULT)
