@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tidemill.client.cluster import known_code
 from tidemill.client.connections.connection import Address, Connection
@@ -16,10 +16,7 @@ from tidemill.client.retry import may_retry
 from tidemill.client.share.membership import SharePlace
 from tidemill.client.share.session import FetchTurns, Outcome, ShareSession
 from tidemill.errors import ApiError, ErrorCode, TidemillError
-from tidemill.protocol.api.share import ShareAcknowledgeResponse, ShareFetchResponse
-
-if TYPE_CHECKING:
-    from tidemill.client.share.consumer import ShareConsumer
+from tidemill.protocol.api.share import ShareAcknowledgeResponse, ShareFetchPartitionData, ShareFetchResponse
 
 LOGGER = logging.getLogger("tidemill.client")
 
@@ -40,10 +37,48 @@ STALE = frozenset(
 FORBIDDEN = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 
+class NodeThreadHost(Protocol):
+    """What the thread of a broker needs of its consumer. All but `open`, `ready` and `stop` are for holders of the lock."""
+
+    group: str
+    member_id: str
+
+    @property
+    def lock(self) -> threading.Condition: ...
+    @property
+    def is_closing(self) -> bool: ...
+    def open(self, address: Address) -> Connection: ...
+    def has_room(self) -> bool: ...
+    def reserve(self) -> tuple[int, int]:
+        """How many records the next fetch may bring, and how long it may wait, in milliseconds."""
+
+    def give_back(self, count: int) -> None:
+        """The fetch that this room was kept for is over."""
+
+    def arrived(
+        self,
+        node: NodeThread,
+        answers: Sequence[tuple[SharePlace, ShareFetchPartitionData]],
+        lock_timeout_ms: int,
+    ) -> None: ...
+    def settle(self, outcomes: Sequence[Outcome], lock_timeout_ms: int) -> list[Callable[[], None]]:
+        """What is returned is called without the lock."""
+
+    def renew_locks(self, node: NodeThread) -> None:
+        """Renewals of what ends soon go with the node's next request."""
+
+    def forget_session(self, node_id: int, session: int) -> None: ...
+    def refresh(self) -> None:
+        """Leaders may have moved."""
+
+    def ready(self) -> None: ...
+    def stop(self, failure: TidemillError) -> None: ...
+
+
 class NodeThread:
     """The thread that speaks with one broker."""
 
-    def __init__(self, consumer: ShareConsumer, node_id: int) -> None:
+    def __init__(self, consumer: NodeThreadHost, node_id: int) -> None:
         self.node_id = node_id
         self.address: Address | None = None
         self.session = ShareSession(consumer.group, consumer.member_id)
