@@ -27,7 +27,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.claims.large_payloads import THRESHOLD_BYTES, LargePayloads
-from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.failures import CommandError
 from tidemill.cli.options import (
     BOOTSTRAP_VARIABLE,
@@ -42,7 +41,7 @@ from tidemill.cli.serving.addresses import bound, dialled
 from tidemill.cli.serving.gateway_access import has_login
 from tidemill.cli.serving.gateway_child import FROM_PARENT, INSTALL_HINT, missing_packages
 from tidemill.cli.serving.http_listeners import HttpListener, check_exposure, http_listener
-from tidemill.cli.serving.logs import add_log_arguments, configure_logging
+from tidemill.cli.serving.process import add_log_arguments, configure_logging, raise_file_limit
 from tidemill.client.connections.connection import Address
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ import uvloop
 from tidemill import __version__
 from tidemill.broker.node import Node
 from tidemill.broker.status.server import StatusServer
-from tidemill.cli.checks.machine import raise_file_limit
 from tidemill.cli.options import add_examples, default_bootstrap, properties_file
 from tidemill.cli.serving.addresses import check_free
 from tidemill.cli.serving.gateway_access import gateway_access, has_login, reached
@@ -46,7 +45,7 @@ from tidemill.cli.serving.http_listeners import (
     refuse_unknown_keys,
 )
 from tidemill.cli.serving.http_listeners import KEYS as HTTP_KEYS
-from tidemill.cli.serving.logs import add_log_arguments, configure_logging
+from tidemill.cli.serving.process import add_log_arguments, configure_logging, raise_file_limit
 from tidemill.client.connections.connection import Address
 from tidemill.config import BrokerConfig, Listener, load_broker_config, parse_properties
 from tidemill.errors import ConfigError

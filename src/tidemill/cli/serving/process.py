@@ -1,12 +1,23 @@
-"""Logging of long-running commands: on standard error, one line an entry, as text or JSON, in UTC."""
+"""What a long-running command sets for its process: the limit of open files, and its log.
+
+Logging is on standard error, one line an entry, as text or JSON, in UTC.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
+import resource
 import sys
 import time
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files to what the system allows: segments and connections need many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
