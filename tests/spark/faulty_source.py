@@ -23,10 +23,10 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tests.spark.processes import kill_family
+from tidemill.spark.data_source import TidemillDataSource
 from tidemill.spark.sink import two_phase
 from tidemill.spark.sink.commits import Commits
 from tidemill.spark.sink.writers import StreamWriter
-from tidemill.spark.source.data_source import TidemillDataSource
 
 POINTS = {
     "before": "driver before its decision",

@@ -62,9 +62,9 @@ from tidemill.errors import TidemillError
 from tidemill.spark.sink import two_phase
 from tidemill.spark.sink.options import SinkOptions
 from tidemill.spark.sink.writers import StreamWriter, Task, Written
-from tidemill.spark.source.data_source import StreamReader
 from tidemill.spark.source.options import Query as QueryKind
 from tidemill.spark.source.options import SourceOptions
+from tidemill.spark.source.readers import StreamReader
 from tidemill.spark.source.work import Work
 from tidemill.types import TopicPartition
 

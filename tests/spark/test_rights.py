@@ -10,8 +10,8 @@ from tests.spark.sinks import options, rows, write_batch
 from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.cluster import Cluster
 from tidemill.spark.sink.writers import Task
-from tidemill.spark.source.data_source import StreamReader
 from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.readers import StreamReader
 from tidemill.spark.source.work import Work
 from tidemill.spark.versions import ReadAllAvailable
 from tidemill.testing import InProcessBroker, Security

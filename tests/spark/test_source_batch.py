@@ -30,8 +30,8 @@ from tests.spark.conftest import Fed, Feed, Read
 from tidemill.client.admin.topics import Admin
 from tidemill.client.cluster import Cluster
 from tidemill.errors import TidemillError
-from tidemill.spark.source.data_source import BatchReader
 from tidemill.spark.source.options import COLUMNS, Query, SourceOptions
+from tidemill.spark.source.readers import BatchReader
 from tidemill.spark.source.work import Work
 
 CREATED_MS = 1_700_000_000_000

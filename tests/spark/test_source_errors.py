@@ -16,8 +16,8 @@ from tests.unit.spark.test_java_regex import NAMES, PATTERNS
 from tidemill.client.admin.topics import Admin
 from tidemill.errors import TidemillError
 from tidemill.spark.session import failure_line
-from tidemill.spark.source.data_source import BatchReader, StreamReader
 from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.readers import BatchReader, StreamReader
 from tidemill.spark.source.work import Work
 
 

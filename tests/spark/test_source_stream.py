@@ -20,8 +20,8 @@ from tidemill.client.admin.groups import GroupAdmin
 from tidemill.client.admin.topics import Admin, ResourceType
 from tidemill.errors import TidemillError
 from tidemill.spark.behind import offsets_behind_latest
-from tidemill.spark.source.data_source import StreamReader
 from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.readers import StreamReader
 from tidemill.spark.source.work import Work
 from tidemill.spark.versions import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from tidemill.types import TopicPartition

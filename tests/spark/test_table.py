@@ -26,8 +26,8 @@ from tidemill.log.datadir import parse_checkpoint
 from tidemill.protocol.records import Header
 from tidemill.spark.pipelines.archive import write_share
 from tidemill.spark.source.archive import Archive, ArchiveWork
-from tidemill.spark.source.data_source import BatchReader, StreamReader
 from tidemill.spark.source.options import COLUMNS, Query, SourceOptions
+from tidemill.spark.source.readers import BatchReader, StreamReader
 from tidemill.spark.source.segments import SegmentWork
 from tidemill.spark.source.work import BrokerWork, DataLost, Work
 from tidemill.spark.versions import ReadAllAvailable

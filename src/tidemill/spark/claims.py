@@ -17,7 +17,6 @@ from tidemill.claims.claim import CLAIM_HEADERS, CLAIM_VALUE, Claim, Place, pars
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.errors import TidemillError
 from tidemill.spark.arrow.fields import HEADERS
-from tidemill.spark.source.work import ARROW_BYTES
 
 _NEEDED = ("value", "headers", "topic", "partition", "offset")
 
@@ -35,12 +34,18 @@ def columns_to_read(columns: Sequence[str]) -> list[str]:
 
 
 def resolved(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[str], large_payloads: LargePayloads
+    batches: Iterable[pa.RecordBatch],
+    columns: Sequence[str],
+    large_payloads: LargePayloads,
+    bytes_max: int,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with payloads in place of claims, and only these columns. `batches` have `columns_to_read`."""
+    """The rows with payloads in place of claims, and only these columns. `batches` have `columns_to_read`.
+
+    The payloads in one batch have about `bytes_max`, or are one.
+    """
     for rows in batches:
         claims = _claims(rows) if "value" in columns else {}
-        for first, end in _cuts(rows.num_rows, claims):
+        for first, end in _cuts(rows.num_rows, claims, bytes_max):
             inside = {index - first: claim for index, claim in claims.items() if first <= index < end}
             part = rows.slice(first, end - first)
             yield (_with_payloads(part, inside, large_payloads) if inside else part).select(list(columns))
@@ -57,11 +62,11 @@ def _claims(rows: pa.RecordBatch) -> dict[int, Claim]:
     return claims
 
 
-def _cuts(row_count: int, claims: dict[int, Claim]) -> Iterator[tuple[int, int]]:
-    """First and end of runs of rows whose payloads have about `ARROW_BYTES`, or are one."""
+def _cuts(row_count: int, claims: dict[int, Claim], bytes_max: int) -> Iterator[tuple[int, int]]:
+    """First and end of runs of rows whose payloads have about `bytes_max`, or are one."""
     first = size = 0
     for index, claim in claims.items():
-        if size and size + claim.size > ARROW_BYTES:
+        if size and size + claim.size > bytes_max:
             yield first, index
             first, size = index, 0
         size += claim.size

@@ -54,7 +54,7 @@ def test_claims_become_values_and_other_rows_stay_as_they_are(large: LargePayloa
     batch = read_batch(
         [(b"own", None), (b"", claim.headers()), (None, claim.headers()), (b"", [("trace", b"1")])]
     )
-    (rows,) = resolved([batch], ["key", "value"], large)
+    (rows,) = resolved([batch], ["key", "value"], large, ARROW_BYTES)
     assert rows.schema.names == ["key", "value"]
     assert values([rows]) == [b"own", b"payload" * 50, None, b""]
 
@@ -62,7 +62,7 @@ def test_claims_become_values_and_other_rows_stay_as_they_are(large: LargePayloa
 def test_headers_of_claims_are_left_out_where_the_column_is_read(large: LargePayloads) -> None:
     claim = large.put("orders", b"payload" * 50)
     batch = read_batch([(b"", [("trace", b"1"), *claim.headers()]), (b"own", None), (b"own", [("a", None)])])
-    (rows,) = resolved([batch], ["value", "headers"], large)
+    (rows,) = resolved([batch], ["value", "headers"], large, ARROW_BYTES)
     assert rows.column("headers").to_pylist() == [
         [{"key": "trace", "value": b"1"}],
         None,
@@ -73,7 +73,7 @@ def test_headers_of_claims_are_left_out_where_the_column_is_read(large: LargePay
 def test_query_without_values_reads_no_payload(large: LargePayloads) -> None:
     assert columns_to_read(["key", "offset"]) == ["key", "offset"]
     batch = read_batch([(b"", Claim("https://evil.example/x", 5, "ab" * 32).headers())])
-    (rows,) = resolved([batch], ["key"], large)
+    (rows,) = resolved([batch], ["key"], large, ARROW_BYTES)
     assert rows.column("key").to_pylist() == [b"k"]
 
 
@@ -81,7 +81,7 @@ def test_batch_is_cut_so_that_payloads_of_one_part_stay_small(large: LargePayloa
     size = ARROW_BYTES // 2
     claims = [large.put("orders", bytes([number]) * size) for number in range(5)]
     batch = read_batch([(b"first", None), *((b"", claim.headers()) for claim in claims), (b"last", None)])
-    parts = list(resolved([batch], ["value"], large))
+    parts = list(resolved([batch], ["value"], large, ARROW_BYTES))
     assert [part.num_rows for part in parts] == [3, 2, 2]
     assert values(parts) == [b"first", *(bytes([number]) * size for number in range(5)), b"last"]
 
@@ -96,7 +96,7 @@ def test_missing_forged_and_large_payloads_fail_and_name_their_record(
     for bad, error in ((claim, ClaimMissing), (forged, ClaimForged), (huge, ClaimTooLarge)):
         batch = read_batch([(b"own", None), (b"", bad.headers())])
         with pytest.raises(error, match=r"^orders-3 at offset 11: "):
-            list(resolved([batch], ["value"], large))
+            list(resolved([batch], ["value"], large, ARROW_BYTES))
 
 
 def test_large_values_of_the_sink_become_claims_that_the_source_resolves(large: LargePayloads) -> None:
@@ -107,7 +107,7 @@ def test_large_values_of_the_sink_become_claims_that_the_source_resolves(large: 
     headers = written.column("headers").to_pylist()
     assert (headers[0], headers[2]) == (None, None)
     pairs = [(each["key"], each["value"]) for each in headers[1]]
-    (read,) = resolved([read_batch([(b"", pairs)])], ["value"], large)
+    (read,) = resolved([read_batch([(b"", pairs)])], ["value"], large, ARROW_BYTES)
     assert values([read]) == [b"large " * 50]
 
 

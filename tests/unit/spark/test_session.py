@@ -121,7 +121,7 @@ def test_the_package_holds_both_modules(tmp_path: Path) -> None:
         names = set(package.namelist())
     assert {
         "pyspark_tidemill/__init__.py",
-        "tidemill/spark/source/data_source.py",
+        "tidemill/spark/data_source.py",
         "tidemill/client/cluster.py",
     } <= names
     assert all(name.endswith(".py") for name in names)

@@ -1,7 +1,4 @@
-"""`format("tidemill")`: what Spark asks a data source for, answered from options, offsets, work and progress.
-
-A data source is made anew in every process: to tell the schema, to plan a batch, to drive a stream, to read in a task.
-What needs no broker is checked when Spark asks for the schema, that is at `load()`; the rest when the query is planned.
+"""The readers of batches and streams that Spark asks for, over options, offsets, work and progress.
 
 A batch is planned once: where each partition starts and ends, cut into tasks. A task of Python costs 50 ms before it
 reads a record, so partitions are not cut unless `minPartitions` or `maxRecordsPerPartition` says so. There is no
@@ -30,31 +27,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
     InputPartition,
-)
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
 
 from tidemill.claims.large_payloads import LargePayloads
 from tidemill.client.cluster import Cluster
 from tidemill.client.fetch import OffsetsLost
 from tidemill.client.retry import UnknownTopic
-from tidemill.errors import ConfigError
-from tidemill.spark import catalog, freeze_imports
+from tidemill.spark import freeze_imports
 from tidemill.spark.source.offsets import (
     AtOffsets,
     Log,
@@ -66,16 +48,15 @@ from tidemill.spark.source.offsets import (
     split,
     to_json,
 )
-from tidemill.spark.source.options import Query, SourceOptions
+from tidemill.spark.source.options import SourceOptions
 from tidemill.spark.source.progress import GroupProgress, InitialOffsets
-from tidemill.spark.source.work import BrokerWork, Work, report_loss
+from tidemill.spark.source.work import ARROW_BYTES, BrokerWork, Work, report_loss
 from tidemill.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
-    stream_reader,
 )
 from tidemill.types import TopicPartition
 
@@ -86,62 +67,6 @@ logger = logging.getLogger("tidemill.spark")
 
 # Spark asks for the latest offsets every 10 ms while a stream has nothing to do; which partitions there are may be older.
 _PARTITIONS_AGE_S = 1.0
-
-_TYPES: dict[str, DataType] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-}
-
-
-class TidemillDataSource(DataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "tidemill"
-
-    def schema(self) -> StructType:
-        definition = catalog.defined(self.options)
-        told = self.options if definition is None else definition
-        schema = _schema(SourceOptions.parse(catalog.of_source(told)).columns)
-        return schema if definition is None else catalog.carrying(schema, definition)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._checked(schema, Query.BATCH))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return stream_reader(StreamReader(self._checked(schema, Query.STREAM)))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from tidemill.spark.sink.writers import BatchWriter
-
-        options, is_table = catalog.with_table(schema, self.options)
-        writer = BatchWriter(schema, catalog.of_sink(options), overwrite)
-        return catalog.TableWriter(writer) if is_table else writer
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from tidemill.spark.sink.writers import StreamWriter
-
-        # The columns of a stream carry the options of the table that it reads, never of one that it writes to.
-        return StreamWriter(schema, catalog.of_sink(self.options), overwrite)
-
-    def _checked(self, schema: StructType, query: Query) -> SourceOptions:
-        told, _ = catalog.with_table(schema, self.options)
-        options = SourceOptions.parse(catalog.of_source(told), query)
-        if catalog.plain(schema) != _schema(options.columns):
-            raise ConfigError(
-                "the columns of this source are fixed and schema() cannot change them; "
-                "choose some of them with the option columns, and convert them with DataFrame functions"
-            )
-        return options
-
-
-def _schema(columns: Sequence[str]) -> StructType:
-    return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -154,7 +79,7 @@ def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.Reco
     from tidemill.spark.claims import columns_to_read, resolved
 
     store = LargePayloads(options.large_payloads, limit_bytes=options.large_payload_bytes_max)
-    return resolved(partition.read(columns_to_read(options.columns)), options.columns, store)
+    return resolved(partition.read(columns_to_read(options.columns)), options.columns, store, ARROW_BYTES)
 
 
 def _works(options: SourceOptions, cluster: Cluster, ranges: Sequence[OffsetRange]) -> list[Work]:
