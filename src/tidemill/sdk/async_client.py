@@ -372,9 +372,9 @@ class AsyncClient:
             lambda on_ready: Workshop(
                 self._core, topic, group, prefetch, concurrency, start, dead_letters, on_ready
             ),
-            lambda queue: self._core.forget_workshop(queue.workshop),
+            lambda queue: self._core.forget_queue(queue.workshop),
         )
-        self._core.workshops.append(queue.workshop)
+        self._core.open_queues.append(queue.workshop)
         return queue
 
     # -- the end ---------------------------------------------------------------------------------------------

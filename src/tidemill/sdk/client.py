@@ -186,8 +186,8 @@ class Client:
         `dead_letters`, if there is one. `start` is where a new group begins.
         """
         workshop = Workshop(self._core, topic, group, prefetch, concurrency, start, dead_letters)
-        self._core.workshops.append(workshop)
-        return Queue(workshop, self._core.forget_workshop)
+        self._core.open_queues.append(workshop)
+        return Queue(workshop, self._core.forget_queue)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

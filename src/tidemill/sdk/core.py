@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
@@ -37,7 +37,6 @@ from tidemill.sdk.kafka_errors import cause, translated
 from tidemill.sdk.publishing.hot_keys import HotKeys
 from tidemill.sdk.publishing.publisher import Publisher
 from tidemill.sdk.publishing.transactions import Transactions
-from tidemill.sdk.queues.queue import Workshop
 from tidemill.sdk.records import Serializer
 from tidemill.sdk.settings import LOGGER, Settings, properties
 from tidemill.sdk.waiting import Health, patiently
@@ -46,6 +45,12 @@ _MAX_BATCH_MAX = 1_000_000
 _TRANSACTION_TIMEOUT_MS = 60_000
 _RETRY_TRANSACTION_TIMEOUT_MS = 10_000
 _PAUSE_S = 0.02
+
+
+class OpenQueue(Protocol):
+    """A queue, which is closed with the client."""
+
+    def close(self) -> None: ...
 
 
 class Core:
@@ -67,8 +72,7 @@ class Core:
         self._admin: AdminClient | None = None
         self._health = Health(bootstrap)
         self._readers: list[Reader] = []
-        # Queues that are open.
-        self.workshops: list[Workshop] = []
+        self.open_queues: list[OpenQueue] = []
         self._is_closed = False
 
     def publisher(self) -> Publisher:
@@ -299,9 +303,9 @@ class Core:
             if reader in self._readers:
                 self._readers.remove(reader)
 
-    def forget_workshop(self, workshop: Workshop) -> None:
-        if workshop in self.workshops:
-            self.workshops.remove(workshop)
+    def forget_queue(self, queue: OpenQueue) -> None:
+        if queue in self.open_queues:
+            self.open_queues.remove(queue)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -313,8 +317,8 @@ class Core:
             self._is_closed = True
             readers, self._readers = self._readers, []
         failures: list[ClientError] = []
-        for workshop in self.workshops:
-            workshop.close()
+        for queue in self.open_queues:
+            queue.close()
         for reader in readers:
             try:
                 reader.close(is_done=False)

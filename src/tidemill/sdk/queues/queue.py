@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, get_args
+from typing import Self, get_args
 
 from tidemill.client.admin.share_groups import ShareGroupAdmin
 from tidemill.client.admin.topics import Admin
@@ -27,15 +27,13 @@ from tidemill.client.share.session import Acknowledge
 from tidemill.errors import ApiError, ErrorCode, TidemillError
 from tidemill.sdk.claims import ClaimedRecord
 from tidemill.sdk.consuming.positions import Place
+from tidemill.sdk.core import Core
 from tidemill.sdk.errors import ClientError, Closed, InvalidSetting, NotAuthorized, UnknownTopic, Unreachable
 from tidemill.sdk.publishing.publisher import Publication
 from tidemill.sdk.queues.jobs import AsyncJob, BaseJob, Job, Settling, message_of, record_of
 from tidemill.sdk.records import NewRecord, Record
 from tidemill.sdk.settings import LOGGER
 from tidemill.sdk.tokens import security_of
-
-if TYPE_CHECKING:
-    from tidemill.sdk.core import Core
 
 _COUNT_MAX = 10_000
 _STEP_S = 0.1
