@@ -26,7 +26,7 @@ from tidemill.log.producer_state import producers
 from tidemill.log.segments import segment
 from tidemill.raft import elections, tracker
 from tidemill.replication import follower, leader
-from tidemill.sim.world import Plan
+from tidemill.sim.stage import Plan
 
 # Short and rough: what a bug needs to show comes sooner than in ten quiet minutes.
 ROUGH = Plan(duration_s=150.0, pause_s_max=1.0, mean_fault_interval_s=5.0, has_transactions=False)

@@ -20,7 +20,7 @@ from tidemill.log import log
 from tidemill.log.producer_state import producers
 from tidemill.log.recovery import replay
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
-from tidemill.sim.world import Plan
+from tidemill.sim.stage import Plan
 
 # Mostly transactions: whatever else goes on is slow.
 TRANSACTIONAL = Plan(

@@ -22,7 +22,8 @@ from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import IdempotentProducer
 from tidemill.sim.cluster import CONTROLLER_PORT, Machine, Shape, host_of
 from tidemill.sim.platform.loops import SimulatedLoop
-from tidemill.sim.world import SETTINGS, Outcome, Plan, World
+from tidemill.sim.stage import Plan
+from tidemill.sim.world import SETTINGS, Outcome, World
 from tidemill.types import TopicPartition
 
 TOPIC = "orders"

@@ -11,7 +11,8 @@ import pytest
 
 from tidemill.sim.cluster import Shape
 from tidemill.sim.crowds.guarded import GuardedCrowd
-from tidemill.sim.world import Outcome, Plan, World
+from tidemill.sim.stage import Plan
+from tidemill.sim.world import Outcome, World
 
 _ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from tidemill.sim.cluster import Shape
-from tidemill.sim.world import Outcome, Plan, World
+from tidemill.sim.stage import Plan
+from tidemill.sim.world import Outcome, World
 
 # The shapes that seeds take in turn: mostly three combined nodes, sometimes another.
 _SHAPES = (

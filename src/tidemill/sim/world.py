@@ -12,32 +12,28 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from tidemill.broker.coordinators import markers
-from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.broker.partitions import delivery
 from tidemill.broker.partitions.shrinking import passing_on
 from tidemill.broker.quorum import driver
 from tidemill.broker.requests.security import sasl as gate
-from tidemill.coordinator.partitions import partition_for_group
-from tidemill.internal_topics import OFFSETS_TOPIC
 from tidemill.security import scram
 from tidemill.sim.checks.checker import Died, Drained, MemberName, check
 from tidemill.sim.checks.decisions import check_decisions
-from tidemill.sim.checks.invariants import Invariants
 from tidemill.sim.checks.keyed import check_keyed
 from tidemill.sim.checks.shares import check_shares
 from tidemill.sim.checks.transactions import Ended, check_transactions
 from tidemill.sim.clients.admin import Admin
-from tidemill.sim.clients.base import Client, Record
+from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.consumer import Auditor, Reader, ViewReader
 from tidemill.sim.clients.member import Member
 from tidemill.sim.clients.producer import CarelessProducer, IdempotentProducer
-from tidemill.sim.cluster import Cluster, Machine, Shape, host_of
+from tidemill.sim.cluster import Shape
 from tidemill.sim.crowds.delays import DELAY_CONFIGS, DELAY_TOPICS, DelayedCrowd, check_delays
 from tidemill.sim.crowds.guarded import GUARDED_TOPICS, GuardedCrowd
 from tidemill.sim.crowds.shares import (
@@ -56,11 +52,10 @@ from tidemill.sim.crowds.transactional import (
 )
 from tidemill.sim.crowds.two_phase import TWO_PHASE_CONFIGS, TWO_PHASE_TOPICS, TwoPhaseCrowd
 from tidemill.sim.faults import Faults
-from tidemill.sim.guarding import login_of, node_settings, salted_password
-from tidemill.sim.platform.loops import Livelock, Scheduler, SimulatedLoop
-from tidemill.sim.platform.network import Wires
-from tidemill.sim.trace import Trace
-from tidemill.types import BrokerId, TopicPartition
+from tidemill.sim.guarding import salted_password
+from tidemill.sim.platform.loops import Livelock, SimulatedLoop
+from tidemill.sim.stage import Plan, Stage, described
+from tidemill.types import TopicPartition
 
 _TOPIC = "orders"
 _LOOSE_TOPIC = "loose"
@@ -72,7 +67,6 @@ _GROUP = "billing"
 _START_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
 _MEMBER_LIFE_S = 120.0
-_VIOLATIONS_MAX = 20
 _DELAYS_SNAPSHOT_BYTES = 3_000
 _SNAPSHOT_AFTER_RECORDS = 60
 _MARKERS_TIMEOUT_S = 2.0
@@ -98,35 +92,6 @@ SETTINGS = {
 }
 
 
-_THREE = Shape()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The size, duration and fault rate of a world."""
-
-    shape: Shape = _THREE
-    duration_s: float = 600.0
-    partitions: int = 2
-    pause_s_max: float = 4.0
-    mean_fault_interval_s: float = 12.0
-    latency_s_max: float = 0.001
-    has_faults: bool = True
-    has_transactions: bool = True
-    has_two_phase: bool = False
-    has_delays: bool = False
-    has_shares: bool = False
-    # Whether a topic gets fewer partitions, and more again.
-    has_shrinking: bool = False
-    shrink_pause_s_max: float = 30.0
-    # Whether nodes and clients log in, and ACLs and passwords change.
-    has_authentication: bool = False
-    transaction_pause_s_max: float = 8.0
-    # The mean interval between faults of the transactional clients.
-    mean_upset_interval_s: float = 20.0
-    settings: dict[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a world."""
@@ -148,28 +113,12 @@ class Outcome:
         return cls(seed, "", [reason], [], 0, 0, 0.0, 0, 0)
 
 
-class World:
-    """The world of one seed."""
+class World(Stage):
+    """A stage, the clients and faults on it, and the verdict."""
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
-        self.seed = seed
-        self.plan = plan = plan or Plan()
-        self.violations: list[str] = []
-        self.scheduler = Scheduler(Random(f"{seed}/turns"))
-        self.trace = Trace(lambda: self.scheduler.now_s)
-        self.wires = Wires(self.scheduler, Random(f"{seed}/network"), self.trace.note)
-        self.wires.weather.latency_s_max = plan.latency_s_max
-        self.cluster = Cluster(
-            self.scheduler, self.wires, self.trace, plan.shape, str(seed), self.accuse, self._on_exception
-        )
-        if plan.has_authentication:
-            self.cluster.security = node_settings()
-        self.record = Record(
-            lambda: self.scheduler.now_s, self.accuse, coordinator_host=self._coordinator_host
-        )
-        self._client_loops: dict[str, SimulatedLoop] = {}
+        super().__init__(seed, plan)
         self._rng = Random(f"{seed}/world")
-        self._tasks: list[asyncio.Task[Any]] = []
         self._members_made = 0
         self._has_topics = False
         self._delays = DelayedCrowd(self)
@@ -179,35 +128,6 @@ class World:
         ] = []
         self._shrinking = ShrinkingCrowd(self, Random(f"{seed}/shrinking"))
         self._shares = ShareCrowd(self, Random(f"{seed}/shares"))
-
-    # -- what is wrong ---------------------------------------------------------------------------------------
-
-    def accuse(self, what: str) -> None:
-        if len(self.violations) < _VIOLATIONS_MAX:
-            self.violations.append(f"at {self.scheduler.now_s:.3f} s: {what}")
-            self.trace.add("world", f"VIOLATION {what}")
-
-    def _on_exception(self, loop: SimulatedLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self.accuse(f"{loop.name}: {context.get('message')}: {_described(error)}")
-
-    # -- clients ---------------------------------------------------------------------------------------------
-
-    def client(self, name: str, *, rng: Random | None = None, login: LinkSecurity | None = None) -> Client:
-        """A client of the process of that name. In a world with authentication it is a super user, unless `rng` is given:
-        then it has `login`, or none.
-        """
-        loop = self._client_loops.get(name)
-        if loop is None:
-            loop = self._client_loops[name] = self.scheduler.new_loop(name, self._on_exception)
-        if rng is None:
-            rng = Random(f"{self.seed}/{name}")
-            login = login_of(Random(f"{self.seed}/{name}/login")) if self.plan.has_authentication else None
-        network = self.wires.of(loop, name)
-        return Client(name, loop, network, rng, self.cluster.bootstrap, self.record, login)
-
-    def spawn(self, client: Client, coroutine: Coroutine[Any, Any, None]) -> None:
-        client.loop.call_soon(lambda: self._tasks.append(client.loop.create_task(coroutine)))
 
     # -- the course of events --------------------------------------------------------------------------------
 
@@ -248,16 +168,14 @@ class World:
                 self.trace.lines,
                 sum(isinstance(event, Ended) and event.is_commit for event in self.record.transactions),
             )
-            self._dispose()
+            self.dispose()
         return outcome
 
     def _run(self) -> None:
         plan, scheduler = self.plan, self.scheduler
         self._producers: list[IdempotentProducer] = []
         shared = SHARE_SETTINGS if plan.has_shares else {}
-        self.cluster.build({**SETTINGS, **shared, **_safety(plan.shape), **plan.settings})
-        invariants = self.invariants = Invariants(self.cluster, self.accuse)
-        scheduler.after_turn = invariants.after_turn
+        self.build({**SETTINGS, **shared, **_safety(plan.shape), **plan.settings})
         for machine in self.cluster.machines.values():
             scheduler.after(self._rng.random(), lambda machine=machine: self.cluster.start_if_down(machine))  # type: ignore[misc]
         admin_client = self.client("admin")
@@ -374,20 +292,6 @@ class World:
         self._add_member()
         self.scheduler.after(self._rng.expovariate(1 / _MEMBER_LIFE_S), self._replace_member)
 
-    def client_loop(self, name: str) -> SimulatedLoop:
-        return self._client_loops[name]
-
-    def kill_client(self, name: str, *, is_silent: bool) -> None:
-        loop = self._client_loops[name]
-        loop.kill()
-        self.wires.process_died(loop, is_silent=is_silent)
-
-    def wait_for(self, condition: Callable[[], bool], limit_s: float, what: str) -> bool:
-        self.scheduler.run_until(self.scheduler.now_s + limit_s, lambda: bool(self.violations) or condition())
-        if not self.violations and not condition():
-            self.accuse(f"not within {limit_s:g} s: {what}")
-        return not self.violations
-
     def _finish(self) -> None:
         """Finish all workloads; without faults they must end soon."""
         if not self.wait_for(self.is_healthy, _END_LIMIT_S, "all nodes are up and all replicas in sync"):
@@ -425,59 +329,6 @@ class World:
             committed.update(member.committed)
         return all(committed.get(tp) == ends[tp] for tp in self.partitions)
 
-    # -- health ----------------------------------------------------------------------------------------------
-
-    def is_healthy(self) -> bool:
-        return self.health() == ""
-
-    def health(self) -> str:
-        """Why the cluster is not healthy; empty when every node is up and every replica in sync."""
-        for machine in self.cluster.machines.values():
-            node = machine.node
-            if node is None or machine.process is None or machine.process.loop.is_paused:
-                return f"{machine.host} is not up"
-            if node._quorum.log.is_incomplete:
-                return f"{machine.host} lacks metadata that it had"
-        for machine in self.cluster.brokers():
-            assert machine.node is not None
-            image = machine.node.broker.image
-            for broker_id in self.plan.shape.broker_ids:
-                broker = image.brokers.get(BrokerId(broker_id))
-                if broker is None or broker.is_fenced:
-                    return f"{machine.host} believes that broker {broker_id} is fenced"
-            for topic in image.topics_by_name.values():
-                for index, partition in enumerate(topic.partitions):
-                    if partition.leader < 0 or sorted(partition.isr) != sorted(partition.replicas):
-                        return (
-                            f"{topic.name}-{index} of {machine.host}: leader {partition.leader}, "
-                            f"ISR {list(partition.isr)} of {list(partition.replicas)}"
-                        )
-        return ""
-
-    def _coordinator_host(self, group: str) -> str | None:
-        known = []
-        for machine in self.cluster.brokers():
-            topic = machine.node and machine.node.broker.image.topics_by_name.get(OFFSETS_TOPIC)
-            if topic:
-                known.append(topic.partitions[partition_for_group(group, len(topic.partitions))])
-        newest = max(known, key=lambda partition: partition.leader_epoch, default=None)
-        return None if newest is None or newest.leader < 0 else host_of(newest.leader)
-
-    def may_be_killed(self, machine: Machine) -> bool:
-        """Whether every node is up, and every partition has another ISR member, in every node's view."""
-        for other in self.cluster.machines.values():
-            if other.node is None:
-                return False
-            for topic in other.node.broker.image.topics_by_name.values():
-                if any(set(partition.isr) <= {machine.id} for partition in topic.partitions):
-                    return False
-        return True
-
-    def _dispose(self) -> None:
-        self.cluster.dispose()
-        for loop in self._client_loops.values():
-            loop.dispose()
-
 
 @contextlib.contextmanager
 def _hurry() -> Iterator[None]:
@@ -506,18 +357,6 @@ def _safety(shape: Shape) -> dict[str, str]:
     return {"log.flush.interval.messages": "1"} if shape.replicas == 1 else {}
 
 
-def _described(error: object) -> str:
-    if not isinstance(error, BaseException):
-        return repr(error)
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    if traceback is None:
-        return repr(error)
-    code = traceback.tb_frame.f_code
-    return f"{error!r} in {code.co_qualname} line {traceback.tb_lineno}"
-
-
 class _LogCapture(logging.Handler):
     """Adds the nodes' log lines to the trace, with the name of the running process."""
 
@@ -544,4 +383,4 @@ class _LogCapture(logging.Handler):
         self._world.trace.add(name, f"{record.levelname} {text}")
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, OSError):
-            self._world.accuse(f"{name} logged {text!r}: {_described(error)}")
+            self._world.accuse(f"{name} logged {text!r}: {described(error)}")

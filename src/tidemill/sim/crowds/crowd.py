@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING
 
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.consumer import TransactionReader
+from tidemill.sim.stage import Stage
 from tidemill.types import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.sim.world import World
 
 END_LIMIT_S = 300.0
 _OUT_OF_TOUCH_S_MAX = 15.0
@@ -27,10 +24,10 @@ class Crowd:
     """The clients of one workload."""
 
     def __init__(
-        self, world: World, rng: Random, partitions: list[TopicPartition], reader_kind: str = "reader"
+        self, stage: Stage, rng: Random, partitions: list[TopicPartition], reader_kind: str = "reader"
     ) -> None:
         """`partitions` are the partitions that the readers read."""
-        self._world = world
+        self._stage = stage
         self._reader_kind = reader_kind
         self._rng = rng
         self._read = partitions
@@ -39,52 +36,52 @@ class Crowd:
 
     def _client(self, kind: str) -> Client:
         self._made += 1
-        return self._world.client(f"{kind}-{self._made}")
+        return self._stage.client(f"{kind}-{self._made}")
 
     def _add_reader(self, *, is_read_committed: bool, rack: str = "") -> TransactionReader:
         client = self._client(self._reader_kind)
         reader = TransactionReader(client, self._read, is_read_committed=is_read_committed, rack=rack)
         self._readers.append(reader)
-        self._world.spawn(client, reader.run())
+        self._stage.spawn(client, reader.run())
         return reader
 
     # -- upsets ----------------------------------------------------------------------------------------------
 
     def _upset_later(self, upset: Callable[[], None]) -> None:
-        mean_s = self._world.plan.mean_upset_interval_s
-        self._world.scheduler.after(self._rng.expovariate(1 / mean_s), upset)
+        mean_s = self._stage.plan.mean_upset_interval_s
+        self._stage.scheduler.after(self._rng.expovariate(1 / mean_s), upset)
 
     def _kill(self, name: str) -> None:
-        self._world.trace.add(name, "is killed")
-        self._world.kill_client(name, is_silent=self._rng.random() < 0.5)
+        self._stage.trace.add(name, "is killed")
+        self._stage.kill_client(name, is_silent=self._rng.random() < 0.5)
 
     def _fall_asleep(self, name: str) -> None:
-        loop = self._world.client_loop(name)
+        loop = self._stage.client_loop(name)
         duration_s = self._rng.uniform(0.5, _SLEEP_S_MAX)
-        self._world.trace.add(name, f"sleeps for {duration_s:.1f} s")
+        self._stage.trace.add(name, f"sleeps for {duration_s:.1f} s")
         loop.pause()
-        self._world.scheduler.after(duration_s, loop.resume)
+        self._stage.scheduler.after(duration_s, loop.resume)
 
     def _lose_touch(self, name: str) -> None:
         """Cut a client off from one broker for a while: its requests arrive after it has given up."""
-        broker = self._rng.choice(self._world.cluster.brokers()).host
+        broker = self._rng.choice(self._stage.cluster.brokers()).host
         duration_s = self._rng.uniform(1, _OUT_OF_TOUCH_S_MAX)
-        self._world.trace.add(name, f"does not reach {broker} for {duration_s:.1f} s")
-        wires = self._world.cluster.wires
+        self._stage.trace.add(name, f"does not reach {broker} for {duration_s:.1f} s")
+        wires = self._stage.cluster.wires
         wires.cut(name, broker)
-        self._world.scheduler.after(duration_s, lambda: wires.heal(name, broker))
+        self._stage.scheduler.after(duration_s, lambda: wires.heal(name, broker))
 
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _wait_stable(self) -> bool:
-        if self._world.wait_for(lambda: not self._unstable(), _STABLE_LIMIT_S, "no transaction is left open"):
+        if self._stage.wait_for(lambda: not self._unstable(), _STABLE_LIMIT_S, "no transaction is left open"):
             return True
-        self._world.accuse(f"open for ever: {'; '.join(self._unstable())}")
+        self._stage.accuse(f"open for ever: {'; '.join(self._unstable())}")
         return False
 
     def _unstable(self) -> list[str]:
         found = []
-        for machine in self._world.cluster.brokers():
+        for machine in self._stage.cluster.brokers():
             if machine.node is None:
                 return [f"{machine.host} is not up"]
             for partition in machine.node.broker.replicas.partitions():
@@ -102,7 +99,7 @@ class Crowd:
     def _ends(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The end offsets as the leaders know them, after all writers have stopped."""
         ends: dict[TopicPartition, int] = {}
-        for machine in self._world.cluster.brokers():
+        for machine in self._stage.cluster.brokers():
             if machine.node is None:
                 continue
             for tp in tps:
@@ -117,7 +114,7 @@ class Crowd:
         ends = self._ends(self._read)
         for reader in self._readers:
             reader.end_offsets = ends
-        return self._world.wait_for(
+        return self._stage.wait_for(
             lambda: all(reader.is_done for reader in self._readers), END_LIMIT_S, "readers reach the end"
         )
 

@@ -18,11 +18,11 @@ from tidemill.sim.checks.checker import MessageId, Violation
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.fetching import Position, message_of
 from tidemill.sim.clients.producer import Batch, IdempotentProducer
+from tidemill.sim.stage import Stage
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.protocol.api.data import PartitionProduceResponse
-    from tidemill.sim.world import World
 
 DELAY_TOPIC = "later"
 DELAY_CONFIGS = {DELAY_TOPIC: {"tidemill.delays.enable": "true"}}
@@ -148,34 +148,34 @@ class DelayedReader:
 class DelayedCrowd:
     """All clients of this workload."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
         self.events: list[Event] = []
         self._producers: list[DelayedProducer] = []
         self._readers: list[tuple[TopicPartition, DelayedReader]] = []
 
     def start(self) -> None:
-        world = self._world
+        stage = self._stage
         for index in range(_PARTITIONS):
             tp = TopicPartition(DELAY_TOPIC, index)
-            client = world.client(f"delaying-{index}")
-            producer = DelayedProducer(client, tp, 2 * world.plan.pause_s_max, self.events)
+            client = stage.client(f"delaying-{index}")
+            producer = DelayedProducer(client, tp, 2 * stage.plan.pause_s_max, self.events)
             self._producers.append(producer)
-            world.spawn(client, producer.run())
+            stage.spawn(client, producer.run())
             for rack in ("", "rack-1"):
-                client = world.client(f"delayed-reader-{index}{rack and '-near'}")
+                client = stage.client(f"delayed-reader-{index}{rack and '-near'}")
                 reader = DelayedReader(client, tp, self.events, rack)
                 self._readers.append((tp, reader))
-                world.spawn(client, reader.run())
+                stage.spawn(client, reader.run())
 
     def finish(self) -> bool:
         """Wait until everything that is to be delivered was seen, and a little longer."""
-        world = self._world
-        if not world.wait_for(
+        stage = self._stage
+        if not stage.wait_for(
             lambda: all(each.is_done for each in self._producers), _END_LIMIT_S, "writers end"
         ):
             return False
-        for machine in world.cluster.machines.values():
+        for machine in stage.cluster.machines.values():
             machine.clock.skew_ms = 0
         missing = self._missing()
 
@@ -185,12 +185,12 @@ class DelayedCrowd:
                 missing.pop()
             return not missing
 
-        if not world.wait_for(is_delivered, _END_LIMIT_S, "delayed records are delivered"):
+        if not stage.wait_for(is_delivered, _END_LIMIT_S, "delayed records are delivered"):
             never = [message for message, reader in missing if message not in reader.seen]
-            world.accuse(f"never delivered: {never[:3]}")
+            stage.accuse(f"never delivered: {never[:3]}")
             return False
-        world.scheduler.run_until(world.scheduler.now_s + _QUIET_S, lambda: bool(world.violations))
-        return not world.violations
+        stage.scheduler.run_until(stage.scheduler.now_s + _QUIET_S, lambda: bool(stage.violations))
+        return not stage.violations
 
     def _missing(self) -> list[tuple[MessageId, DelayedReader]]:
         """What was taken and not seen, and by which reader. Nothing more is taken when the producers are done."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from tidemill.broker.net.link_security import LinkSecurity
 from tidemill.security.acls import Permission
@@ -18,9 +17,7 @@ from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.visitors import Guest, Stranger, Visitor, Warden, rule
 from tidemill.sim.guarding import NODE, VAULT, Acknowledged, Burglar, Guards, login_of
 from tidemill.sim.platform.loops import SimulatedLoop
-
-if TYPE_CHECKING:
-    from tidemill.sim.world import World
+from tidemill.sim.stage import Stage
 
 AfterTurn = Callable[[SimulatedLoop], None]
 
@@ -33,10 +30,10 @@ _NOBODY, _IMPOSTOR = "mallory", "impostor"
 class GuardedCrowd:
     """The clients around the vault."""
 
-    def __init__(self, world: World, rng: Random) -> None:
-        self._world = world
+    def __init__(self, stage: Stage, rng: Random) -> None:
+        self._stage = stage
         self._rng = rng
-        self.guards = Guards(world.cluster, world.accuse)
+        self.guards = Guards(stage.cluster, stage.accuse)
         # What the next client of the guest logs in with, and what the one at work does.
         self._guest = self._worn = ("guest-0", "not yet")
         self._visitors: list[Visitor] = []
@@ -46,12 +43,12 @@ class GuardedCrowd:
 
     def start(self, *, has_upsets: bool) -> None:
         del has_upsets
-        world, guards = self._world, self.guards
-        world.scheduler.after_turn = _both(world.invariants.after_turn, guards.after_turn)
+        stage, guards = self._stage, self.guards
+        stage.scheduler.after_turn = _both(stage.invariants.after_turn, guards.after_turn)
         guards.users.append(_NOBODY)
-        client = world.client("warden")
-        world.spawn(client, self._rule(client))
-        place = (guards, world.cluster.bootstrap, self._topic_id)
+        client = stage.client("warden")
+        stage.spawn(client, self._rule(client))
+        place = (guards, stage.cluster.bootstrap, self._topic_id)
         visitors = {
             "stranger": Stranger(lambda: self._dressed("stranger"), *place),
             _IMPOSTOR: Stranger(lambda: self._dressed(_IMPOSTOR, NODE, "a guess"), *place),
@@ -60,20 +57,20 @@ class GuardedCrowd:
         }
         for name, visitor in visitors.items():
             self._visitors.append(visitor)
-            world.spawn(world.client(name), visitor.run())
+            stage.spawn(stage.client(name), visitor.run())
 
     def _dressed(self, name: str, user: str = "", password: str = "") -> Client:
         """A new client with such a login, in the process of its visitor."""
         self._made += 1
-        rng = Random(f"{self._world.seed}/{name}/{self._made}")
+        rng = Random(f"{self._stage.seed}/{name}/{self._made}")
         if name == "guest":
             self._worn = (user, password)
         kind = Burglar if name == _IMPOSTOR else LinkSecurity
         login = login_of(rng, user, password, kind) if user else None
-        return self._world.client(name, rng=rng, login=login)
+        return self._stage.client(name, rng=rng, login=login)
 
     def _topic_id(self) -> bytes:
-        for machine in self._world.cluster.brokers():
+        for machine in self._stage.cluster.brokers():
             topic = machine.node and machine.node.broker.image.topics_by_name.get(VAULT)
             if topic:
                 return bytes(topic.id)
@@ -98,36 +95,36 @@ class GuardedCrowd:
                 acknowledged = self.guards.acknowledged
                 acknowledged[:] = [each for each in acknowledged if each.binding != allowed]
                 await warden.delete(allowed)
-                self._world.trace.add("warden", f"has removed the rule of {user}")
+                self._stage.trace.add("warden", f"has removed the rule of {user}")
             await asyncio.sleep(rng.uniform(1, _STAGE_S_MAX))
         self._is_warden_done = True
 
     async def _set_password(self, warden: Warden, user: str, password: str) -> None:
         await warden.set_password(user, password)
         self._guest = (user, password)
-        self._world.trace.add("warden", f"has set the password {password} of {user}")
+        self._stage.trace.add("warden", f"has set the password {password} of {user}")
 
     async def _create(self, warden: Warden, user: str, permission: Permission) -> None:
         binding = rule(user, permission)
         await warden.create(binding)
-        end = self._world.invariants.committed_metadata_end()
+        end = self._stage.invariants.committed_metadata_end()
         self.guards.acknowledged.append(Acknowledged(binding, end))
-        self._world.trace.add("warden", f"has made it so: {binding}")
+        self._stage.trace.add("warden", f"has made it so: {binding}")
 
     def finish(self) -> bool:
         """Finish the workload. Returns whether it ended well."""
-        world = self._world
-        if not world.wait_for(lambda: self._is_warden_done, _END_LIMIT_S, "the warden is done"):
+        stage = self._stage
+        if not stage.wait_for(lambda: self._is_warden_done, _END_LIMIT_S, "the warden is done"):
             return False
-        if not world.wait_for(
+        if not stage.wait_for(
             lambda: all(each.is_done for each in self._visitors), _END_LIMIT_S, "visitors leave"
         ):
             return False
-        return world.wait_for(self._is_known_everywhere, _END_LIMIT_S, "every broker goes by the last rules")
+        return stage.wait_for(self._is_known_everywhere, _END_LIMIT_S, "every broker goes by the last rules")
 
     def _is_known_everywhere(self) -> bool:
         ends = [each.metadata_end for each in self.guards.acknowledged]
-        for machine in self._world.cluster.brokers():
+        for machine in self._stage.cluster.brokers():
             if machine.node is None or machine.node.broker.image.end_offset < max(ends, default=0):
                 return False
         return True

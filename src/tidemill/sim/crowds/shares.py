@@ -27,11 +27,11 @@ from tidemill.sim.clients.fetching import Position, message_of
 from tidemill.sim.clients.producer import Batch, IdempotentProducer
 from tidemill.sim.clients.share_member import ShareMember
 from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd, partitions_of
+from tidemill.sim.stage import Stage
 from tidemill.types import TopicPartition
 
 if TYPE_CHECKING:
     from tidemill.protocol.api.data import PartitionProduceResponse
-    from tidemill.sim.world import World
 
 _TOPIC = "jobs"
 _DEAD_TOPIC = "jobs-dead"
@@ -151,9 +151,9 @@ class _OffsetsAdmin:
 class ShareCrowd(Crowd):
     """The producers of jobs and the members of the group."""
 
-    def __init__(self, world: World, rng: Random) -> None:
+    def __init__(self, stage: Stage, rng: Random) -> None:
         self._partitions = partitions_of(SHARE_TOPICS, _TOPIC)
-        super().__init__(world, rng, [], "job-reader")
+        super().__init__(stage, rng, [], "job-reader")
         self.events: list[ShareEvent] = []
         self._producers: list[_JobProducer] = []
         self._members: dict[str, ShareMember] = {}
@@ -163,12 +163,12 @@ class ShareCrowd(Crowd):
         self._is_altering = False
 
     def start(self, *, has_upsets: bool) -> None:
-        world = self._world
+        stage = self._stage
         for tp in self._partitions:
-            client = world.client(f"job-producer-{tp.partition}")
-            producer = _JobProducer(client, tp, 2 * world.plan.pause_s_max, self.events)
+            client = stage.client(f"job-producer-{tp.partition}")
+            producer = _JobProducer(client, tp, 2 * stage.plan.pause_s_max, self.events)
             self._producers.append(producer)
-            world.spawn(client, producer.run())
+            stage.spawn(client, producer.run())
         for _ in range(_MEMBERS):
             self._add_member()
         if has_upsets:
@@ -177,11 +177,11 @@ class ShareCrowd(Crowd):
     def _add_member(self) -> None:
         client = self._client("share-member")
         member = self._members[client.name] = ShareMember(client, SHARE_GROUP, _TOPIC, self.events)
-        self._world.spawn(client, member.beat())
-        self._world.spawn(client, member.run())
+        self._stage.spawn(client, member.beat())
+        self._stage.spawn(client, member.run())
 
     def _upset(self) -> None:
-        if self._world.record.is_ending:
+        if self._stage.record.is_ending:
             return
         self._upset_later(self._upset)
         if self._is_altering:
@@ -193,7 +193,7 @@ class ShareCrowd(Crowd):
             del self._members[name]
             self._add_member()
         elif chance < 0.45:
-            self._world.trace.add(name, "leaves")
+            self._stage.trace.add(name, "leaves")
             self._leave(name)
             self._add_member()
         elif chance < 0.7:
@@ -203,7 +203,7 @@ class ShareCrowd(Crowd):
         else:
             client = self._client("share-admin")
             self._is_altering = True
-            self._world.spawn(client, self._alter_offsets(client))
+            self._stage.spawn(client, self._alter_offsets(client))
 
     def _leave(self, name: str) -> None:
         member = self._members.pop(name)
@@ -224,8 +224,8 @@ class ShareCrowd(Crowd):
         else:
             starts = dict.fromkeys(self._partitions, 0)
             await admin.delete()
-        self._world.trace.add(client.name, f"offsets are altered: {starts}")
-        self.events.append(OffsetsAltered(self._world.scheduler.now_s, starts))
+        self._stage.trace.add(client.name, f"offsets are altered: {starts}")
+        self.events.append(OffsetsAltered(self._stage.scheduler.now_s, starts))
         for _ in range(_MEMBERS):
             self._add_member()
         self._is_altering = False
@@ -234,26 +234,26 @@ class ShareCrowd(Crowd):
 
     def finish(self) -> bool:
         """Drain the group: members accept everything until all that was written is done."""
-        world = self._world
-        if not world.wait_for(
+        stage = self._stage
+        if not stage.wait_for(
             lambda: all(each.is_done for each in self._producers) and not self._is_altering,
             END_LIMIT_S,
             "jobs end, and the group has members",
         ):
             return False
-        if not world.wait_for(lambda: not self._open(), END_LIMIT_S, "the share group is drained"):
-            world.accuse(f"not done: {'; '.join(self._open())}")
+        if not stage.wait_for(lambda: not self._open(), END_LIMIT_S, "the share group is drained"):
+            stage.accuse(f"not done: {'; '.join(self._open())}")
             return False
         ends = self._ends(self._partitions)
         for tp in self._partitions:
-            event = Settled(world.scheduler.now_s, tp, ends[tp], _DELIVERY_COUNT_MAX, _BACKOFF_MS)
+            event = Settled(stage.scheduler.now_s, tp, ends[tp], _DELIVERY_COUNT_MAX, _BACKOFF_MS)
             self.events.append(event)
         for member in self._members.values():
             member.is_stopping = True
-        client = world.client("dead-letter-reader")
+        client = stage.client("dead-letter-reader")
         reader = _LetterReader(client, partitions_of(SHARE_TOPICS, _DEAD_TOPIC), self.events)
-        world.spawn(client, reader.run())
-        return world.wait_for(
+        stage.spawn(client, reader.run())
+        return stage.wait_for(
             lambda: reader.is_done and all(each.is_done for each in self._members.values()),
             END_LIMIT_S,
             "share members stop, and dead letters are read",
@@ -275,7 +275,7 @@ class ShareCrowd(Crowd):
     def _state_of(self, tp: TopicPartition) -> PartitionState | None:
         """The state as the share coordinator of the newest epoch has it."""
         states = []
-        for machine in self._world.cluster.brokers():
+        for machine in self._stage.cluster.brokers():
             if machine.node is None:
                 continue
             broker = machine.node.broker

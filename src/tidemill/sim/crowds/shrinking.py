@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from tidemill.config import PARTITIONS_KEPT_MS
 from tidemill.sim.checks.keyed import KeyedHistory
@@ -18,10 +17,8 @@ from tidemill.sim.clients.keyed import KeyedProducer, RenewedMember
 from tidemill.sim.clients.shrinker import Shrinker, find_records
 from tidemill.sim.clients.transactional import TransactionalProducer
 from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd
+from tidemill.sim.stage import Stage
 from tidemill.types import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.sim.world import World
 
 _TOPIC = "accounts"
 SHRINKING_TOPICS = {_TOPIC: 4}
@@ -42,9 +39,9 @@ class _KeyedTransactions(TransactionalProducer):
 
 
 class ShrinkingCrowd(Crowd):
-    def __init__(self, world: World, rng: Random) -> None:
-        super().__init__(world, rng, [])
-        self.history = KeyedHistory(_TOPIC, transactions=world.record.transactions)
+    def __init__(self, stage: Stage, rng: Random) -> None:
+        super().__init__(stage, rng, [])
+        self.history = KeyedHistory(_TOPIC, transactions=stage.record.transactions)
         self._producers: dict[str, KeyedProducer] = {}
         self._transactions: dict[str, tuple[str, _KeyedTransactions]] = {}
         self._members: dict[str, RenewedMember] = {}
@@ -54,28 +51,28 @@ class ShrinkingCrowd(Crowd):
     # -- coming and going ------------------------------------------------------------------------------------
 
     def start(self, *, has_upsets: bool) -> None:
-        world = self._world
+        stage = self._stage
         for number, learns in enumerate((True, False)):
             client = self._client("accountant")
             keys = range(number, _KEYS, 2)
             producer = KeyedProducer(
-                client, _TOPIC, keys, world.plan.pause_s_max, self.history, learns=learns
+                client, _TOPIC, keys, stage.plan.pause_s_max, self.history, learns=learns
             )
             self._producers[client.name] = producer
-            world.spawn(client, producer.run())
+            stage.spawn(client, producer.run())
         for number in range(2):
             self._add_transactions(f"account-{number}")
         for _ in range(_MEMBERS):
             self._add_member()
         client = self._client("shrinker")
-        pause_s_max = world.plan.shrink_pause_s_max
+        pause_s_max = stage.plan.shrink_pause_s_max
         self._shrinker = Shrinker(client, _TOPIC, self.history, self._note, pause_s_max)
-        world.spawn(client, self._shrinker.run())
+        stage.spawn(client, self._shrinker.run())
         if has_upsets:
             self._upset_later(self._upset)
 
     def _note(self, what: str) -> None:
-        self._world.trace.add("shrinker", what)
+        self._stage.trace.add("shrinker", what)
 
     def _add_transactions(self, transactional_id: str) -> None:
         client = self._client("account-payer")
@@ -83,20 +80,20 @@ class ShrinkingCrowd(Crowd):
             client,
             transactional_id,
             [TopicPartition(_TOPIC, 0)],
-            self._world.plan.transaction_pause_s_max,
+            self._stage.plan.transaction_pause_s_max,
         )
         self._transactions[client.name] = (transactional_id, producer)
-        self._world.spawn(client, producer.run())
+        self._stage.spawn(client, producer.run())
 
     def _add_member(self) -> None:
         client = self._client("bookkeeper")
         member = self._members[client.name] = RenewedMember(client, _GROUP, _TOPIC, self.history)
-        self._world.spawn(client, member.run())
+        self._stage.spawn(client, member.run())
 
     # -- upsets ----------------------------------------------------------------------------------------------
 
     def _upset(self) -> None:
-        if self._world.record.is_ending:
+        if self._stage.record.is_ending:
             return
         self._upset_later(self._upset)
         rng = self._rng
@@ -119,7 +116,7 @@ class ShrinkingCrowd(Crowd):
 
     def finish(self) -> bool:
         """Finish the workload. Returns whether it ended well."""
-        world, shrinker = self._world, self._shrinker
+        stage, shrinker = self._stage, self._shrinker
         assert shrinker is not None
         producers = list(self._producers.values())
         transactions = [producer for _, producer in self._transactions.values()]
@@ -131,16 +128,16 @@ class ShrinkingCrowd(Crowd):
                 and all(each.is_done for each in transactions)
             )
 
-        if not world.wait_for(are_done, END_LIMIT_S, "the writers of accounts are done"):
+        if not stage.wait_for(are_done, END_LIMIT_S, "the writers of accounts are done"):
             return False
         if not self._wait_stable():
             return False
         client = self._client("account-auditor")
-        world.spawn(client, self._find_all(client))
-        if not world.wait_for(lambda: self._is_found, END_LIMIT_S, "accounts can be read to their ends"):
+        stage.spawn(client, self._find_all(client))
+        if not stage.wait_for(lambda: self._is_found, END_LIMIT_S, "accounts can be read to their ends"):
             return False
         found = set(self.history.found.values())
-        if not world.wait_for(
+        if not stage.wait_for(
             lambda: self.history.delivered.issuperset(found), END_LIMIT_S, "the group has read all accounts"
         ):
             return False
@@ -148,7 +145,7 @@ class ShrinkingCrowd(Crowd):
         for member in self._members.values():
             member.is_stopping = True
         members = self._members.values()
-        return world.wait_for(
+        return stage.wait_for(
             lambda: all(each.is_done for each in members), END_LIMIT_S, "the bookkeepers stop"
         )
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING
 
 from tidemill.sim.checks.checker import Died, MemberName
 from tidemill.sim.checks.transactions import Transformed
 from tidemill.sim.clients.transactional import TransactionalProducer
 from tidemill.sim.clients.transformer import Transformer
 from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd, partitions_of
+from tidemill.sim.stage import Stage
 from tidemill.types import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.sim.world import World
 
 PAYMENTS = "payments"
 SHIPMENTS = "shipments"
@@ -36,10 +33,10 @@ TRANSACTION_SETTINGS = {
 class TransactionalCrowd(Crowd):
     """The clients of the payments workload."""
 
-    def __init__(self, world: World, rng: Random) -> None:
+    def __init__(self, stage: Stage, rng: Random) -> None:
         self._payments = partitions_of(TRANSACTION_TOPICS, PAYMENTS)
         self._shipments = partitions_of(TRANSACTION_TOPICS, SHIPMENTS)
-        super().__init__(world, rng, [*self._payments, *self._shipments])
+        super().__init__(stage, rng, [*self._payments, *self._shipments])
         # By client process: those that were not killed, including paused ones and zombies.
         self._producers: dict[str, tuple[str, TransactionalProducer]] = {}
         self._transformers: dict[str, tuple[str, Transformer]] = {}
@@ -57,10 +54,10 @@ class TransactionalCrowd(Crowd):
     def _add_producer(self, transactional_id: str) -> None:
         client = self._client("payer")
         producer = TransactionalProducer(
-            client, transactional_id, self._payments, self._world.plan.transaction_pause_s_max
+            client, transactional_id, self._payments, self._stage.plan.transaction_pause_s_max
         )
         self._producers[client.name] = (transactional_id, producer)
-        self._world.spawn(client, producer.run())
+        self._stage.spawn(client, producer.run())
 
     def _add_transformer(self, transactional_id: str) -> None:
         client = self._client("shipper")
@@ -70,15 +67,15 @@ class TransactionalCrowd(Crowd):
             transactional_id,
             [PAYMENTS],
             self._shipments,
-            self._world.plan.transaction_pause_s_max,
+            self._stage.plan.transaction_pause_s_max,
         )
         self._transformers[client.name] = (transactional_id, transformer)
-        self._world.spawn(client, transformer.run())
+        self._stage.spawn(client, transformer.run())
 
     # -- upsets ----------------------------------------------------------------------------------------------
 
     def _upset(self) -> None:
-        if self._world.record.is_ending:
+        if self._stage.record.is_ending:
             return
         rng = self._rng
         is_producer = rng.random() < 0.6
@@ -113,20 +110,20 @@ class TransactionalCrowd(Crowd):
             self._add_transformer(transactional_id)
 
     def _kill(self, name: str) -> None:
-        world = self._world
+        stage = self._stage
         self._producers.pop(name, None)
         if self._transformers.pop(name, None) is not None:
-            world.record.history.append(Died(world.scheduler.now_s, MemberName(_GROUP, name)))
+            stage.record.history.append(Died(stage.scheduler.now_s, MemberName(_GROUP, name)))
         super()._kill(name)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
         """Finish the workload. Returns whether it ended well."""
-        world = self._world
+        stage = self._stage
         producers = [producer for _, producer in self._producers.values()]
         return (
-            world.wait_for(lambda: all(each.is_done for each in producers), END_LIMIT_S, "transactions end")
+            stage.wait_for(lambda: all(each.is_done for each in producers), END_LIMIT_S, "transactions end")
             and self._wait_stable()
             and self._finish_transforming()
             and self._wait_stable()
@@ -134,18 +131,18 @@ class TransactionalCrowd(Crowd):
         )
 
     def _finish_transforming(self) -> bool:
-        world = self._world
+        stage = self._stage
         ends = self._ends(self._payments)
-        if not world.wait_for(
+        if not stage.wait_for(
             lambda: self._is_transformed(ends), END_LIMIT_S, "every payment is transformed"
         ):
             return False
         for tp in self._payments:
-            world.record.transactions.append(Transformed(world.scheduler.now_s, tp))
+            stage.record.transactions.append(Transformed(stage.scheduler.now_s, tp))
         transformers = [transformer for _, transformer in self._transformers.values()]
         for transformer in transformers:
             transformer.is_stopping = True
-        return world.wait_for(
+        return stage.wait_for(
             lambda: all(each.is_done for each in transformers), END_LIMIT_S, "the transformers stop"
         )
 

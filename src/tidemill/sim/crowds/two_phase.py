@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemill.sim.clients.base import Client
 from tidemill.sim.clients.two_phase import Attempt, Driver, Query, Task
 from tidemill.sim.crowds.crowd import END_LIMIT_S, Crowd, partitions_of
+from tidemill.sim.stage import Stage
 from tidemill.types import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.sim.world import World
 
 _ROWS = "rows"
 _DECISIONS = "decisions"
@@ -30,10 +28,10 @@ _LAST_LIMIT_S = 120.0
 class TwoPhaseCrowd(Crowd):
     """The clients of the two-phase workload."""
 
-    def __init__(self, world: World, rng: Random) -> None:
+    def __init__(self, stage: Stage, rng: Random) -> None:
         rows = partitions_of(TWO_PHASE_TOPICS, _ROWS)
-        super().__init__(world, rng, rows, "row-reader")
-        self._query = Query("query", rows, TopicPartition(_DECISIONS, 0), world.trace.add)
+        super().__init__(stage, rng, rows, "row-reader")
+        self._query = Query("query", rows, TopicPartition(_DECISIONS, 0), stage.trace.add)
         # By client process: those that were not killed, including paused ones and zombies.
         self._drivers: dict[str, Driver] = {}
         self._executors: dict[str, Client] = {}
@@ -56,9 +54,9 @@ class TwoPhaseCrowd(Crowd):
 
     def _add_driver(self) -> Driver:
         client = self._client("driver")
-        pause_s_max = self._world.plan.transaction_pause_s_max / 2
+        pause_s_max = self._stage.plan.transaction_pause_s_max / 2
         driver = self._drivers[client.name] = Driver(client, self._query, self._start_task, pause_s_max)
-        self._world.spawn(client, driver.run())
+        self._stage.spawn(client, driver.run())
         return driver
 
     def _start_task(self, attempt: Attempt) -> None:
@@ -71,16 +69,16 @@ class TwoPhaseCrowd(Crowd):
 
     def _look_after_driver(self) -> None:
         """Replace a driver that is dead."""
-        if self._world.record.is_ending:
+        if self._stage.record.is_ending:
             return
         if all(driver.is_done for driver in self._drivers.values()):
             self._add_driver()
-        self._world.scheduler.after(_LOOK_S, self._look_after_driver)
+        self._stage.scheduler.after(_LOOK_S, self._look_after_driver)
 
     # -- upsets ----------------------------------------------------------------------------------------------
 
     def _upset(self) -> None:
-        if self._world.record.is_ending:
+        if self._stage.record.is_ending:
             return
         rng = self._rng
         self._upset_later(self._upset)
@@ -118,7 +116,7 @@ class TwoPhaseCrowd(Crowd):
         """Finish the workload. Returns whether it ended well."""
         drivers = list(self._drivers.values())
         return (
-            self._world.wait_for(
+            self._stage.wait_for(
                 lambda: all(each.is_done for each in drivers), END_LIMIT_S, "drivers come to an end"
             )
             and self._wait_idle()
@@ -130,7 +128,7 @@ class TwoPhaseCrowd(Crowd):
         )
 
     def _wait_idle(self) -> bool:
-        return self._world.wait_for(self._is_idle, END_LIMIT_S, "tasks come to an end")
+        return self._stage.wait_for(self._is_idle, END_LIMIT_S, "tasks come to an end")
 
     def _is_idle(self) -> bool:
         return all(task.is_done or task.client.loop.is_dead for task in self._tasks)
@@ -139,5 +137,5 @@ class TwoPhaseCrowd(Crowd):
         """Run the last driver without faults."""
         client = self._client("last-driver")
         driver = Driver(client, self._query, self._start_task, 0.0)
-        self._world.spawn(client, act(driver))
-        return self._world.wait_for(lambda: driver.is_done, _LAST_LIMIT_S, what)
+        self._stage.spawn(client, act(driver))
+        return self._stage.wait_for(lambda: driver.is_done, _LAST_LIMIT_S, what)
