@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tidemill.broker.net.request_order import Order, declare
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.security import authorization
 from tidemill.protocol import api as apis
 from tidemill.protocol.schema import Request, Response, VersionRange
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -34,8 +32,8 @@ class Scope(Flag):
     BOTH = 3
 
 
-MessageHandler = Callable[["Broker", Call, Any], Response | Awaitable[Response]]
-RawHandler = Callable[["Broker", Call], None]
+MessageHandler = Callable[[Broker, Call, Any], Response | Awaitable[Response]]
+RawHandler = Callable[[Broker, Call], None]
 
 
 @dataclass(frozen=True, slots=True)

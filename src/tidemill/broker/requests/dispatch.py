@@ -15,12 +15,13 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.net.request_order import Order, order_in
 from tidemill.broker.requests.api_table import TABLE, Api, Scope
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.quotas import RequestUsage
 from tidemill.broker.requests.security import authorization
 from tidemill.broker.requests.security.node_hosts import known_hosts
@@ -35,9 +36,6 @@ from tidemill.protocol.frames import (
     parse_request_header,
 )
 from tidemill.protocol.schema import Request, Response, decode, encode
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 logger = logging.getLogger(__name__)
 

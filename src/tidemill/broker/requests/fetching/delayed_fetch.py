@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
+from tidemill.broker.requests.calls import Call
 from tidemill.protocol.api.data import FetchRequest
 from tidemill.protocol.fetch import Fetched, Payload
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, TimerHandle
-
-    from tidemill.broker.requests.calls import Call
 
 RecordsT = TypeVar("RecordsT", bound=Payload)
 Answer = tuple[WireKey, Fetched, RecordsT | None]

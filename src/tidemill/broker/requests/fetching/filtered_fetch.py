@@ -13,18 +13,16 @@ from __future__ import annotations
 from asyncio import TimerHandle
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tidemill.broker.net.network import Part
+from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.fetching.delayed_fetch import Fetch
 from tidemill.log.files import FileSlice
 from tidemill.log.filtered_read import Filtered
 from tidemill.protocol.api.data import FetchRequest
 from tidemill.protocol.steps import Steps
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.calls import Call
-    from tidemill.broker.requests.context import Broker
 
 # What one fetch looks through before the next one's turn.
 _PIECE_BYTES = 1 << 20

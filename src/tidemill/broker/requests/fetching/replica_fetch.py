@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemill.broker.partitions.delayed_operations import Grew, WireKey
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.fetch_sessions import CachedPartition, ReplicaSession, replica_of
 from tidemill.broker.requests.fetching.delayed_fetch import Answer, RecordsT
 from tidemill.errors import ErrorCode, StorageError
@@ -26,10 +28,6 @@ from tidemill.protocol.api.data import FetchPartition, FetchRequest, NodeEndpoin
 from tidemill.protocol.fetch import Fetched, pack_fetched
 from tidemill.protocol.records import InvalidBatch, split_batches
 from tidemill.types import BrokerId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.calls import Call
-    from tidemill.broker.requests.context import Broker
 
 
 class ReplicaFetch:

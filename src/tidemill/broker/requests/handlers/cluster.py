@@ -30,10 +30,10 @@ Versions, and what each one changed:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.api_table import TABLE, Scope, serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.controller.image import PartitionImage, TopicImage
 from tidemill.controller.topics.topic_names import is_valid_topic_name
@@ -64,9 +64,6 @@ from tidemill.protocol.schema import NO_UUID
 from tidemill.raft.voters import KRAFT_VERSION_MAX
 from tidemill.security.acls import CLUSTER, Operation, Resource, ResourceType
 from tidemill.types import TopicId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 # Bit n stands for operation n of Kafka's AclOperation; without ACLs every operation is allowed.
 _ALL_TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))

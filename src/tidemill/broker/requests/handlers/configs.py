@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidemill.broker.requests import loggers
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.security.access import access_of
 from tidemill.config import (
     BrokerLayers,

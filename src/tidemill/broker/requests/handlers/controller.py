@@ -56,11 +56,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tidemill.broker.requests import loggers
 from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.broker.requests.mutations import within_quota
 from tidemill.broker.requests.security.access import Access, access_of
@@ -89,9 +89,6 @@ from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.frames import LENGTH_BYTES, parse_request_header, response_frame
 from tidemill.protocol.schema import Request, Response, decode
 from tidemill.security.acls import Operation
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 @serves(admin.CreateTopicsRequest, versions=(2, 7), scope=Scope.BOTH)

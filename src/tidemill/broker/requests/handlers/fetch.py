@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from tidemill.broker.net.network import Part
 from tidemill.broker.net.request_order import Order
@@ -43,6 +43,7 @@ from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.views import View
 from tidemill.broker.requests.api_table import Scope, serves_raw
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.fetch_sessions import (
     INITIAL_EPOCH,
     TOPIC_IDS_SINCE,
@@ -71,9 +72,6 @@ from tidemill.protocol.schema import decode
 from tidemill.protocol.steps import Steps
 from tidemill.security.acls import Operation
 from tidemill.types import BrokerId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 _NO_EPOCH = -1
 _FOLLOWERS_SERVE_SINCE = 11

@@ -94,11 +94,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tidemill.broker.coordinators.runtime import CoordinatorRuntime
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.coordinator.shard import Caller, Writer, coordinator_error
 from tidemill.errors import ApiError, ErrorCode
@@ -140,9 +141,6 @@ from tidemill.protocol.schema import Request, Response, replace
 from tidemill.protocol.share_state import SharePartitionKey
 from tidemill.security.acls import Operation, Resource, ResourceType
 from tidemill.types import BrokerId, TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
 _BATCHED_FIND_SINCE = 4

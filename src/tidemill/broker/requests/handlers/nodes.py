@@ -11,18 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tidemill.broker.net.network import Peer
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.node_proof import comes_from, is_authenticated_node
 from tidemill.broker.requests.security.node_hosts import claimed_hosts
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
 from tidemill.protocol.schema import Request, Response
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +28,7 @@ _REFUSALS_TOLD_MAX = 1_000
 
 RequestT = TypeVar("RequestT", bound=Request)
 ResponseT = TypeVar("ResponseT", bound=Response)
-Handler = Callable[["Broker", Call, RequestT], Awaitable[ResponseT]]
+Handler = Callable[[Broker, Call, RequestT], Awaitable[ResponseT]]
 
 
 def for_nodes(handler: Handler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:

@@ -34,11 +34,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.log.log import Log
 from tidemill.log.time_search import LogChanged, TimestampedOffset, search_newest, search_time
@@ -60,9 +61,6 @@ from tidemill.protocol.api.data import (
 )
 from tidemill.protocol.compression import DecompressionFailed
 from tidemill.protocol.steps import NotAtOnce, Steps, run_first_step
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 _LATEST = -1
 _EARLIEST = -2

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.partitions.appending.former_partition import FormerPartition
@@ -40,6 +40,7 @@ from tidemill.broker.partitions.delayed_operations import Waiter
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.requests.api_table import serves_raw
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
 from tidemill.broker.requests.node_proof import is_authenticated_node
 from tidemill.broker.requests.security.access import Access
@@ -58,10 +59,6 @@ from tidemill.protocol.schema import encode
 from tidemill.protocol.steps import NotAtOnce
 from tidemill.security.acls import Operation
 from tidemill.types import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
-
 
 _ZSTD_SINCE = 7
 _NAMES_LEADERS_SINCE = 10

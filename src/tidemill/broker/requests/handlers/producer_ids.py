@@ -15,18 +15,14 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.transactions import caller_of
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidemill.protocol.coordinator_responses import error_response
 from tidemill.protocol.schema import Response
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 @serves(InitProducerIdRequest, versions=(0, 6))

@@ -9,12 +9,11 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidemill.broker.partitions.partition import Partition
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Question, question_in, to_described
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.controller.topics.topic_names import check_topic_name
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol.api.transactions import (
@@ -26,9 +25,6 @@ from tidemill.protocol.api.transactions import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 @serves(WriteTxnMarkersRequest, independent_since=WriteTxnMarkersRequest.versions.min)

@@ -26,10 +26,9 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.nodes import for_nodes
 from tidemill.protocol.api.quorum import (
     AddRaftVoterRequest,
@@ -42,9 +41,6 @@ from tidemill.protocol.api.quorum import (
     VoteRequest,
 )
 from tidemill.protocol.schema import Request, Response
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 @serves(VoteRequest, scope=Scope.CONTROLLER)

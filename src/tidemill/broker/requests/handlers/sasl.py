@@ -13,10 +13,9 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.security import (
     SaslAuthenticateRequest,
@@ -24,9 +23,6 @@ from tidemill.protocol.api.security import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 @serves(SaslHandshakeRequest, scope=Scope.BOTH)

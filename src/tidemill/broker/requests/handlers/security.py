@@ -25,10 +25,10 @@ Versions, and what each one changed:
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.api_table import Scope, serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.controller import ask_controller
 from tidemill.errors import ApiError, ErrorCode
 from tidemill.protocol import api as apis
@@ -59,9 +59,6 @@ from tidemill.protocol.schema import Request, Response
 from tidemill.security.acls import AclFilter, check_filter
 from tidemill.security.quotas import QuotaEntity
 from tidemill.security.scram import MECHANISMS
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 _USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
 _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2

@@ -15,12 +15,12 @@ Versions, and what each one changed. Both acquire modes acquire at most `max_rec
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tidemill.broker.net.network import Part
 from tidemill.broker.net.request_order import Order
 from tidemill.broker.requests.api_table import serves, serves_raw
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.fetching.replica_fetch import node_endpoints
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.broker.share.fetching import DelayedShareFetch, SharedRecords, Wanted
@@ -52,9 +52,6 @@ from tidemill.protocol.share_fetch import ShareFetched, pack_share_fetched
 from tidemill.replication.share_messages import AcknowledgedBatch, AcknowledgeType
 from tidemill.security.acls import Operation
 from tidemill.types import TopicId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 _RENEW_SINCE = 2
 _MEMBER_ID_CHARACTERS_MAX = 36

@@ -21,10 +21,11 @@ Versions, and what each one changed:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.handlers.groups import asked, caller_of, show_operations
 from tidemill.broker.requests.security.access import Access, access_of
 from tidemill.errors import ApiError, ErrorCode
@@ -52,9 +53,6 @@ from tidemill.protocol.share_state import (
 )
 from tidemill.security.acls import Operation
 from tidemill.types import TopicId, TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 _UNSEEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 

@@ -13,10 +13,9 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.protocol.api.share_state import (
     DeleteShareGroupStateRequest,
     InitializeShareGroupStateRequest,
@@ -25,9 +24,6 @@ from tidemill.protocol.api.share_state import (
     WriteShareGroupStateRequest,
 )
 from tidemill.protocol.schema import Request, Response
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 @serves(InitializeShareGroupStateRequest, independent_since=0)

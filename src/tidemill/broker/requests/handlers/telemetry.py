@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
 from tidemill.broker.requests.client_metrics import ACCEPTED_COMPRESSIONS, SERIES_PER_CLIENT_MAX, is_reserved
+from tidemill.broker.requests.context import Broker
 from tidemill.errors import ErrorCode, ProtocolError
 from tidemill.protocol.api.telemetry import (
     GetTelemetrySubscriptionsRequest,
@@ -27,9 +27,6 @@ from tidemill.protocol.api.telemetry import (
 from tidemill.protocol.compression import decompress
 from tidemill.protocol.otlp import Point, read_points
 from tidemill.protocol.schema import NO_UUID
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 logger = logging.getLogger(__name__)
 

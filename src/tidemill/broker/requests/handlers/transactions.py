@@ -30,10 +30,11 @@ Versions, and what each one changed:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from tidemill.broker.requests.api_table import serves
 from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.security.access import access_of
 from tidemill.coordinator.shard import Caller
 from tidemill.coordinator.transactions.listing import check_pattern
@@ -58,9 +59,6 @@ from tidemill.protocol.coordinator_responses import (
 from tidemill.protocol.schema import Response, replace
 from tidemill.security.acls import Operation
 from tidemill.types import TopicPartition
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 def caller_of(call: Call) -> Caller:

@@ -7,15 +7,12 @@ Names come from clients: what could end a line or pretend to be another one is e
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from tidemill.broker.net.network import Peer
+from tidemill.broker.requests.context import Broker
 from tidemill.security.acls import CLUSTER, Operation, Resource, ResourceType
 from tidemill.security.authorizer import Decision
 from tidemill.types import TopicId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 audit = logging.getLogger("tidemill.authorizer")
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidemill.broker.requests.calls import Call
+from tidemill.broker.requests.context import Broker
 from tidemill.broker.requests.security.access import Access
 from tidemill.config import VIEW_SOURCE
 from tidemill.controller.image import ResourceType as ConfigType
@@ -25,10 +27,6 @@ from tidemill.protocol.error_responses import error_response
 from tidemill.protocol.schema import NO_UUID, Request, Response, replace
 from tidemill.security.acls import Operation
 from tidemill.types import TopicId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.calls import Call
-    from tidemill.broker.requests.context import Broker
 
 TOPIC_DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 GROUP_DENIED = ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -346,7 +344,7 @@ NEEDS: dict[int, Need] = {
 
 # --- applying it ---
 
-Handler = Callable[["Broker", "Call", Any], Response | Awaitable[Response]]
+Handler = Callable[[Broker, Call, Any], Response | Awaitable[Response]]
 
 
 def serve(broker: Broker, call: Call, request: Request, handler: Handler) -> Response | Awaitable[Response]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from tidemill.broker.requests.context import Broker
 from tidemill.protocol.api import brokers, quorum
 from tidemill.protocol.schema import Request
 from tidemill.types import BrokerId
-
-if TYPE_CHECKING:
-    from tidemill.broker.requests.context import Broker
 
 
 def known_hosts(broker: Broker, request: Request) -> Sequence[str]:
