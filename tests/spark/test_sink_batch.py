@@ -171,6 +171,13 @@ class TestTask:
             write_rows(options(target.bootstrap, topic), task, [rows("a", "b" * 100_000)])
         assert read(target.bootstrap, topic) == []
 
+    def test_record_larger_than_the_batch_size_has_a_batch_of_its_own(
+        self, target: RunningBroker, topic: str, task: Task
+    ) -> None:
+        texts = ["a", "b" * 5_000, "c"]
+        write_batch(options(target.bootstrap, topic, **{"kafka.batch.size": "1000"}), task, [rows(*texts)])
+        assert values(read(target.bootstrap, topic)) == texts
+
     def test_large_batches_of_rows_are_cut_to_what_the_topic_takes(
         self, target: RunningBroker, topic: str, task: Task
     ) -> None:

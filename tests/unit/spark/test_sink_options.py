@@ -39,7 +39,7 @@ class TestOptions:
     def test_defaults(self) -> None:
         options = parse()
         assert (options.topic, options.exactly_once, options.codec) == (None, True, CompressionType.NONE)
-        assert options.batch_bytes_max == 1 << 20
+        assert (options.batch_bytes, options.batch_bytes_max) == (512 << 10, 1 << 20)
         assert options.access.bootstrap == "broker:9092"
 
     def test_names_are_taken_as_spark_gives_them(self) -> None:
@@ -59,7 +59,11 @@ class TestOptions:
             kafka_request_timeout_ms="500",
             kafka_linger_ms="5",
         )
-        assert (options.codec, options.batch_bytes_max) == (CompressionType.LZ4, 1000)
+        assert (options.codec, options.batch_bytes, options.batch_bytes_max) == (
+            CompressionType.LZ4,
+            1000,
+            5000,
+        )
         assert (options.transaction_timeout_ms, options.delivery_timeout_s) == (1500, 2.5)
         assert options.access.timeout_s == 0.5
 

@@ -43,6 +43,8 @@ from tidemill.spark.java_client import NO_EFFECT, warn_of_no_effect
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 REQUEST_BYTES_MAX = 1 << 20
+# Larger batches do not fit the processor's caches, neither here nor in the broker.
+BATCH_BYTES = 512 << 10
 # Longer than a task should take, shorter than the longest that brokers allow: 15 minutes.
 TRANSACTION_TIMEOUT_MS = 300_000
 
@@ -95,7 +97,9 @@ class SinkOptions:
     checkpoint_mark: str = ""
     batch_id: int | None = None
     codec: int = CompressionType.NONE
-    # Of one batch of records, header included; a topic's max.message.bytes may be less.
+    # Of one batch of records, header included: what is gathered, and the most for a single record. A topic's
+    # max.message.bytes may be less.
+    batch_bytes: int = BATCH_BYTES
     batch_bytes_max: int = REQUEST_BYTES_MAX
     delivery_timeout_s: float = 120.0
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
@@ -161,7 +165,8 @@ class _Parser:
             batch_id=self._batch_id(),
             checkpoint_mark=self._checkpoint_mark(),
             codec=self._codec(),
-            batch_bytes_max=min(request_bytes, self._count("kafka.batch.size") or request_bytes),
+            batch_bytes=min(request_bytes, self._count("kafka.batch.size") or BATCH_BYTES),
+            batch_bytes_max=request_bytes,
             delivery_timeout_s=delivery_ms / 1000 if delivery_ms else SinkOptions.delivery_timeout_s,
             transaction_timeout_ms=self._count("kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
             large_payloads=self._options.get("largePayloads") or None,

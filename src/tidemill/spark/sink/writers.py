@@ -253,9 +253,8 @@ def _produce(producer: BatchProducer, options: SinkOptions, rows: _Rows, router:
             if store:
                 records = stored(records, topic, store)
             bytes_max = min(router.bytes_max(topic), options.batch_bytes_max)
-            for batch in encode(
-                records, wall_ms=_wall_ms(), batch_bytes_max=bytes_max - HEADER_SIZE, starts=starts
-            ):
+            records_bytes = min(bytes_max, options.batch_bytes) - HEADER_SIZE
+            for batch in encode(records, wall_ms=_wall_ms(), batch_bytes_max=records_bytes, starts=starts):
                 partition = TopicPartition(topic, partitions[batch.part])
                 _check_size(partition, batch, bytes_max, options)
                 yield partition, batch
