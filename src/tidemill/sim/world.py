@@ -15,9 +15,11 @@ import logging
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from random import Random
+from types import ModuleType
 from typing import Any
 
 from tidemill.broker.coordinators import markers
+from tidemill.broker.disk import long_work
 from tidemill.broker.partitions import delivery
 from tidemill.broker.partitions.shrinking import passing_on
 from tidemill.broker.quorum import driver
@@ -67,10 +69,20 @@ _GROUP = "billing"
 _START_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
 _MEMBER_LIFE_S = 120.0
-_DELAYS_SNAPSHOT_BYTES = 3_000
-_SNAPSHOT_AFTER_RECORDS = 60
-_MARKERS_TIMEOUT_S = 2.0
-_QUIET_AWAITED_MS = 10_000
+# Snapshots, repeated markers, long work that takes time, and producers that wait for the replay of delayed records. Salted
+# passwords are computed once.
+_HURRIED: tuple[tuple[ModuleType, str, object], ...] = (
+    (delivery, "_SNAPSHOT_EVERY_BYTES", 3_000),
+    (delivery, "_LAST_SNAPSHOT_BYTES", 3_000),
+    (long_work, "_PAUSE_S", 0.002),
+    (delivery, "_BEHIND_MAX", 1),
+    (delivery, "_REPLAYED_A_ROUND", 20),
+    (passing_on, "_QUIET_AWAITED_MS", 10_000),
+    (driver, "_SNAPSHOT_AFTER_RECORDS", 60),
+    (markers, "_TIMEOUT_S", 2.0),
+    (scram, "salted_password", salted_password),
+    (gate, "salted_password", salted_password),
+)
 
 # Small files and short timeouts, so that much happens in ten minutes. No setting weakens a guarantee.
 SETTINGS = {
@@ -332,24 +344,15 @@ class World(Stage):
 
 @contextlib.contextmanager
 def _hurry() -> Iterator[None]:
-    """Trigger rare events, such as snapshots and repeated markers, which ten minutes would not show.
-
-    Salted passwords are computed once.
-    """
-    delays_before = delivery._SNAPSHOT_EVERY_BYTES, delivery._LAST_SNAPSHOT_BYTES
-    delivery._SNAPSHOT_EVERY_BYTES = delivery._LAST_SNAPSHOT_BYTES = _DELAYS_SNAPSHOT_BYTES
-    quiet_before, passing_on._QUIET_AWAITED_MS = passing_on._QUIET_AWAITED_MS, _QUIET_AWAITED_MS
-    before = driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S
-    driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = _SNAPSHOT_AFTER_RECORDS, _MARKERS_TIMEOUT_S
-    arithmetic = scram.salted_password
-    vars(scram)["salted_password"] = vars(gate)["salted_password"] = salted_password
+    """Trigger rare events, which ten minutes would not show."""
+    before = [(module, name, vars(module)[name]) for module, name, _ in _HURRIED]
+    for module, name, value in _HURRIED:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        driver._SNAPSHOT_AFTER_RECORDS, markers._TIMEOUT_S = before
-        passing_on._QUIET_AWAITED_MS = quiet_before
-        delivery._SNAPSHOT_EVERY_BYTES, delivery._LAST_SNAPSHOT_BYTES = delays_before
-        vars(scram)["salted_password"] = vars(gate)["salted_password"] = arithmetic
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def _safety(shape: Shape) -> dict[str, str]:

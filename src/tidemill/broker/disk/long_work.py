@@ -20,6 +20,9 @@ from tidemill.protocol.steps import Blocking, Steps
 
 logger = logging.getLogger(__name__)
 
+# Between two steps the loop has a turn. In simulated time a step would take none, and nothing could happen between two.
+_PAUSE_S = 0.0
+
 T = TypeVar("T")
 Done = Callable[[Any, Exception | None], None]
 
@@ -91,7 +94,7 @@ class LongWork:
                 return result
             value, failure = None, None
             if work is None:
-                await asyncio.sleep(0)
+                await asyncio.sleep(_PAUSE_S)
                 continue
             try:
                 value = await self._run_blocking(work)
