@@ -285,6 +285,8 @@ def syncs(s: Script) -> None:
         ask("other protocol name", protocol_name="sticky")
     (twice,) = members(s, group, "b again", member_id=second.member_id, generation=1, protocol_name="range")
     second.begin_sync()
+    # The two have connections of their own. Nothing shows that the first has arrived; a round trip is time enough.
+    await_members(s, group, 2)
     twice.begin_sync()
     second.end_unanswered("replaced by a second sync")
     first.begin_sync({second.member_id: b"yours", "nobody": b"not there"})
