@@ -8,8 +8,10 @@ import pytest
 
 from tests.unit.broker.replica_world import TOPIC, Answer, World, produced
 from tests.wire.batches import Header, encode
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.errors import ErrorCode
 from tidemill.protocol.api.data import PartitionProduceData, ProduceRequest, TopicProduceData
+from tidemill.protocol.records import BatchHeader, header_at
 
 MakeWorld = Callable[..., World]
 REMEMBERED_S = 10
@@ -138,3 +140,18 @@ def test_refusal_before_partition_is_opened_is_taken_over(make_world: MakeWorld)
     world.settle()
     assert outcome(world, send(world, 1)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     expect_in_order(world, 0, 1)
+
+
+def test_refusals_that_are_too_old_do_not_displace_a_new_one() -> None:
+    """Sixteen batches were stored through another broker since (simulation, seed 80280)."""
+    refusals = Refusals()
+
+    def batch(sequence: int) -> BatchHeader:
+        return header_at(encode([b"v"], Header(producer_id=7, producer_epoch=0, base_sequence=sequence)))
+
+    for sequence in range(16):
+        refusals.note(batch(sequence), ErrorCode.NOT_ENOUGH_REPLICAS, 0)
+    later_ms = REMEMBERED_S * 1000 + 1
+    refusals.note(batch(199), ErrorCode.NOT_ENOUGH_REPLICAS, later_ms)
+    assert refusals.before(batch(201), later_ms) is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert refusals.before(batch(199), later_ms) is None

@@ -70,6 +70,9 @@ class Refusals(dict[int, Refused]):
             if len(self) > _PRODUCERS_MAX:
                 del self[next(iter(self))]
         times_ms = refused.times_ms
+        # Old ones may have been stored through another broker, and must not take the place of those that are missing.
+        for sequence in [each for each, at_ms in times_ms.items() if steady_ms - at_ms > _REMEMBERED_MS]:
+            del times_ms[sequence]
         times_ms[header.base_sequence] = steady_ms
         if len(times_ms) > _BATCHES_MAX:
             del times_ms[max(times_ms)]
