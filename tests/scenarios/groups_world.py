@@ -31,6 +31,8 @@ class FakeTopics:
     def __init__(self) -> None:
         self._topics: dict[str, tuple[TopicId, int]] = {}
         self._created = 0
+        # The last leader epoch of partitions that were removed, by topic and index.
+        self.former_epochs: dict[tuple[str, int], int] = {}
 
     def create(self, name: str, partitions: int) -> TopicId:
         self._created += 1
@@ -51,6 +53,9 @@ class FakeTopics:
     def partitions_of(self, name: str) -> int | None:
         found = self._topics.get(name)
         return None if found is None else found[1]
+
+    def former_epoch(self, name: str, partition: int) -> int:
+        return self.former_epochs.get((name, partition), -1)
 
     def id_of(self, name: str) -> TopicId | None:
         found = self._topics.get(name)

@@ -190,6 +190,30 @@ def test_offset_of_a_partition_that_is_gone_is_not_shown_by_a_coordinator_that_m
     assert fetch(world) == -1
 
 
+@pytest.mark.parametrize(
+    ("epoch", "code"),
+    [
+        (2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (3, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (4, ErrorCode.NONE),
+        (-1, ErrorCode.NONE),
+    ],
+)
+def test_position_in_a_partition_that_is_gone_is_not_committed_for_the_one_with_its_index(
+    world: World, epoch: int, code: ErrorCode
+) -> None:
+    world.topics.former_epochs["t", 0] = 3
+    committed = OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=160, committed_leader_epoch=epoch
+    )
+    request = OffsetCommitRequest(
+        group_id="g", topics=[OffsetCommitRequestTopic(name="t", partitions=[committed])]
+    )
+    answer = answer_of(world, "c", request, 9)
+    assert answer.topics[0].partitions[0].error_code == code
+    assert fetch(world) == (42 if code else 160), "42 was committed before"
+
+
 def test_a_late_word_of_a_deletion_spares_what_is_pending_for_the_new_topic(world: World) -> None:
     old_id = world.topics.delete("t")
     world.topics.create("t", 2)

@@ -20,6 +20,7 @@ from tidemill.broker.quorum.driver import ControllerDriver
 from tidemill.config import BrokerConfig
 from tidemill.controller.delta import MetadataDelta, TopicDelta
 from tidemill.controller.image import ConfigResource, MetadataImage, ResourceType
+from tidemill.controller.topics.fewer_partitions import removed_epochs
 from tidemill.coordinator.consumer_groups.protocol import ConsumerGroupProtocol
 from tidemill.coordinator.groups.group import Environment, GroupCall, RebalanceEvent, TopicsChanged
 from tidemill.coordinator.groups.machine import Groups
@@ -263,6 +264,12 @@ class _ImageTopics:
     def partitions_of(self, name: str) -> int | None:
         topic = self._controller.image.topics_by_name.get(name)
         return len(self._controller.image.partitions_of(topic)) if topic else None
+
+    def former_epoch(self, name: str, partition: int) -> int:
+        image = self._controller.image
+        source = image.source_of(name)
+        configs = image.topic_config(name if source is None else source.name)
+        return removed_epochs(configs).get(partition, -1) if configs else -1
 
     def id_of(self, name: str) -> TopicId | None:
         topic = self._controller.image.topics_by_name.get(name)

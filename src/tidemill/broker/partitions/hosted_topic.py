@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.former_partition import FormerPartition, FormerPartitionHost
 from tidemill.broker.partitions.partition import Partition
+from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.places import storing_partition
 from tidemill.config import TopicConfig
 from tidemill.types import TopicPartition
@@ -47,6 +48,17 @@ class HostedTopic(dict[int, Partition]):
                 name = TopicPartition(self.name, index)
                 self._former[index] = FormerPartition(name, count, config, host, passing_on)
         return partition
+
+    def replace_former(self, index: int) -> Refusals | None:
+        """The topic has a partition under this number again. Returns what was refused under it, late batches included.
+
+        A batch that was under way is refused now. The partition must know it before it takes a later one.
+        """
+        former = self._former.pop(index, None)
+        if former is None:
+            return None
+        former.close()
+        return former.refusals
 
     def configure_former(self, count: int, config: TopicConfig) -> None:
         """Follow a change of the topic."""

@@ -52,7 +52,7 @@ class EarlyRefusals:
         if not taken:
             return None
         for more in taken[1:]:
-            taken[0].update(more)
+            taken[0].join(more)
         return taken[0]
 
 
@@ -76,6 +76,15 @@ class Refusals(dict[int, Refused]):
         times_ms[header.base_sequence] = steady_ms
         if len(times_ms) > _BATCHES_MAX:
             del times_ms[max(times_ms)]
+
+    def join(self, others: Refusals) -> None:
+        """Remember what was refused elsewhere, too."""
+        for producer_id, refused in others.items():
+            known = self.get(producer_id)
+            if known is None or known.epoch < refused.epoch:
+                self[producer_id] = refused
+            elif known.epoch == refused.epoch:
+                known.times_ms.update(refused.times_ms)
 
     def forget(self, header: BatchHeader) -> None:
         """A batch was stored: it is not missing any more, nor is one before it."""

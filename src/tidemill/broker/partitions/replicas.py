@@ -30,7 +30,7 @@ from tidemill.broker.partitions.fetchers import Fetchers
 from tidemill.broker.partitions.hosted_topic import HostedTopic
 from tidemill.broker.partitions.isr_changes import Ask, IsrChanges, retirements
 from tidemill.broker.partitions.partition import Partition
-from tidemill.broker.partitions.refusals import EarlyRefusals
+from tidemill.broker.partitions.refusals import EarlyRefusals, Refusals
 from tidemill.broker.partitions.shrinking.batch_transfers import BatchTransfers
 from tidemill.broker.partitions.shrinking.places import storing_partition
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Stored, stored_for
@@ -366,8 +366,18 @@ class Replicas:
             self,
             self._data_dir.high_watermarks.get(tp, 0),
             self.metrics.topic(tp.topic),
-            self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition)),
+            self._refusals_of(tp, topic_id),
         )
+
+    def _refusals_of(self, tp: TopicPartition, topic_id: bytes) -> Refusals | None:
+        """What was refused before the partition was opened: for want of it, or under its number while there was none."""
+        early = self.early_refusals.take((tp.topic, tp.partition), (topic_id, tp.partition))
+        hosted = self.by_name.get(tp.topic)
+        former = None if hosted is None else hosted.replace_former(tp.partition)
+        if early is None or former is None:
+            return former if early is None else early
+        former.join(early)
+        return former
 
     def _open_log(
         self, tp: TopicPartition, topic_id: bytes, config: TopicConfig, *, is_whole_checked: bool = False

@@ -69,6 +69,9 @@ class Topics(Protocol):
     def partitions_of(self, name: str) -> int | None:
         """The number of partitions; None when there is no such topic."""
 
+    def former_epoch(self, name: str, partition: int) -> int:
+        """The last leader epoch of the partition that had this index before; -1 when none had."""
+
     def id_of(self, name: str) -> TopicId | None: ...
 
     def name_of(self, topic_id: TopicId) -> str | None: ...

@@ -173,7 +173,7 @@ class Offsets:
             topic_id = self._topics.id_of(name) if name is not None else None
             answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
             for each in topic.partitions:
-                code = self._check_partition(each, count, caller.api_version) or error
+                code = self._check_partition(each, name, count, caller.api_version) or error
                 if not code and group is not None:
                     code = group.check_offset_commit_partition(
                         request.member_id,
@@ -196,13 +196,18 @@ class Offsets:
     def _check_partition(
         self,
         partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+        name: str | None,
         count: int | None,
         api_version: int,
     ) -> ErrorCode:
-        if count is None:
+        if name is None or count is None:
             by_id = api_version >= _TOPIC_IDS_SINCE
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if not 0 <= partition.partition_index < count:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        epoch = partition.committed_leader_epoch
+        if 0 <= epoch <= self._topics.former_epoch(name, partition.partition_index):
+            # A position in the partition that had this index before. In this one it would skip records (failure 21).
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         metadata = partition.committed_metadata
         if metadata is not None and len(metadata) > self._environment.config.offset_metadata_max_bytes:
@@ -224,7 +229,7 @@ class Offsets:
             answer = TxnOffsetCommitResponseTopic(name=topic.name)
             for each in topic.partitions:
                 index = each.partition_index
-                code = self._check_partition(each, count, _BY_NAME)
+                code = self._check_partition(each, topic.name, count, _BY_NAME)
                 if not code:
                     if group is not None and group.check_offset_commit_partition(
                         request.member_id, request.generation_id_or_member_epoch, topic_id, index

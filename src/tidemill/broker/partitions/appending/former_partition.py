@@ -35,7 +35,7 @@ class FormerPartitionHost(PassingOnHost, StoredElsewhereHost, Protocol):
 class FormerPartition:
     """It takes batches as the `Appender` of a partition does."""
 
-    __slots__ = ("_elsewhere", "_host", "_passing_on", "_refusals", "_rules", "index", "name")
+    __slots__ = ("_elsewhere", "_host", "_passing_on", "_rules", "index", "name", "refusals")
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class FormerPartition:
         if passing_on is None:
             passing_on = PassingOn(name, storing_partition(self.index, count, config), host, Refusals())
         self._passing_on = passing_on
-        self._refusals = passing_on.refusals
+        self.refusals = passing_on.refusals
         self.configure(count, config)
 
     def configure(self, count: int, config: TopicConfig) -> None:
@@ -61,7 +61,7 @@ class FormerPartition:
         target = storing_partition(self.index, count, config)
         if self._passing_on.target != target:
             self._passing_on.close()
-            self._passing_on = PassingOn(self.name, target, self._host, self._refusals)
+            self._passing_on = PassingOn(self.name, target, self._host, self.refusals)
         others = {each for each in storing_partitions(self.index, config) if each < count} - {target}
         self._elsewhere = StoredElsewhere(self.name, tuple(sorted(others)), self._host)
 
@@ -113,7 +113,7 @@ class FormerPartition:
             )
             return
         if duplicate is not None:
-            self._refusals.forget(header)
+            self.refusals.forget(header)
             settled(ProduceResult(self.index, ErrorCode.NONE, -header.record_count))
             return
         self._passing_on.submit(
@@ -126,6 +126,6 @@ class FormerPartition:
             return None, None
         if not self._elsewhere.is_known:
             self._elsewhere.ask()
-            self._refusals.note(header, ErrorCode.NOT_ENOUGH_REPLICAS, self._host.steady_ms())
+            self.refusals.note(header, ErrorCode.NOT_ENOUGH_REPLICAS, self._host.steady_ms())
             raise InvalidBatch(ErrorCode.NOT_ENOUGH_REPLICAS, self._elsewhere.not_known)
         return self._elsewhere.find(header)
