@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tidemill.broker.metrics.registry import TopicCounts
 from tidemill.broker.partitions.appending.former_partition import FormerPartition
+from tidemill.broker.partitions.hosted_topic import HostedTopic
 from tidemill.broker.partitions.refusals import Refusals
 from tidemill.broker.partitions.shrinking.passing_on import PassingOn, Settle
 from tidemill.broker.partitions.shrinking.stored_elsewhere import Answered
@@ -81,3 +83,29 @@ def test_a_batch_overtakes_none_that_was_refused_for_an_earlier_one_which_is_for
     assert send(former, 2) is not ErrorCode.NONE
     assert [send(former, sequence) for sequence in (1, 2)] == [ErrorCode.NONE] * 2
     assert brokers.stored == [1, 2]
+
+
+class _Silent(Brokers):
+    """The leader that stores records does not answer."""
+
+    def pass_on(self, *_batch: object) -> None:
+        return
+
+
+def test_partition_that_is_added_again_knows_that_a_batch_under_way_was_refused() -> None:
+    brokers = _Silent()
+    hosted = HostedTopic("t", TopicCounts())
+    former = hosted.former_partition(NAME.partition, 3, CONFIG, brokers)
+    assert former is not None
+    assert send(former, 0) is ErrorCode.NOT_ENOUGH_REPLICAS
+    brokers.asked.pop()([])
+    batch = build_batch([Record(0, 0, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
+    results: list[ProduceResult] = []
+    former.append_later(memoryview(batch), -1, results.append)
+    assert results == [], "it is under way"
+    refusals = hosted.replace_former(NAME.partition)
+    assert [each.error for each in results] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    later = build_batch([Record(0, 0, None, b"y")], producer_id=7, producer_epoch=0, base_sequence=1)
+    assert refusals is not None
+    assert refusals.before(header_at(later), brokers.now_ms) is not None, "the next batch has to wait for it"
+    assert hosted.replace_former(NAME.partition) is None
